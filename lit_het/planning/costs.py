@@ -22,7 +22,7 @@ def product_flops(function: Callable, *arguments: Any, scope: str = "") -> int:
         arguments: arrays or shapes.
         scope: counts only what is within this `jax.named_scope`, and its gradients; empty for all.
     """
-    return _product_flops(jax.make_jaxpr(function)(*arguments).jaxpr, scope)
+    return traced_flops(jax.make_jaxpr(function)(*arguments).jaxpr, scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +69,14 @@ def tree_bytes(tree: Any) -> int:
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def _product_flops(jaxpr: core.Jaxpr, scope: str) -> int:
+def traced_flops(jaxpr: core.Jaxpr, scope: str = "") -> int:
+    """Returns `product_flops` of a program that is traced already."""
     total = 0
     for eqn in jaxpr.eqns:
         # Names of inner programs start anew: within the scope, all of their operations count.
         left = "" if scope in str(eqn.source_info.name_stack) else scope
         total += 0 if left else _own_flops(eqn)
-        inner = [_product_flops(jaxpr, left) for jaxpr in _inner(eqn)]
+        inner = [traced_flops(jaxpr, left) for jaxpr in _inner(eqn)]
         if eqn.primitive.name == "cond":
             # Only one branch runs; the costs are upper bounds.
             inner = [max(inner)]

@@ -139,10 +139,9 @@ class Step:
     def flops(self) -> tuple[int, int]:
         """Returns `Plan.flops` and `Plan.dispatch_flops`."""
         arguments = self.inputs.state.params, self.inputs.locked, self.inputs.batch
-        gradient = jax.grad(self._loss)
         with jax.set_mesh(self.mesh):  # the grouping of tokens for experts depends on the devices
-            everything, dispatch = (costs.product_flops(gradient, *arguments, scope=scope) for scope in ("", DISPATCH))
-        return everything, dispatch
+            traced = jax.make_jaxpr(jax.grad(self._loss))(*arguments).jaxpr
+        return costs.traced_flops(traced), costs.traced_flops(traced, DISPATCH)
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
         return self._task.loss(parameters.merge(locked, trainable), batch, keys_at(self.config.seed, 0))[0]
