@@ -82,10 +82,10 @@ def _of_blocks(
 
 def _permuted(path: str, array: Float[np.ndarray, "..."], experts: ExpertsConfig) -> Float[np.ndarray, "..."]:
     """Returns a parameter with the experts of each block in a random order, and the columns of their router."""
-    if "/mixture/" not in path:
+    is_shared = "/rank_one/" in path and path.endswith("kernel")
+    if "/mixture/" not in path or is_shared:
         return array
     axis = array.ndim - 2 if "/router/" in path else 0
-    is_shared = "/rank_one/" in path and path.endswith("kernel")
     random = np.random.default_rng(experts.permutation)
     orders = [random.permutation(experts.num_experts) for _ in range(len(array))]
-    return array if is_shared else np.stack([np.take(x, order, axis) for x, order in zip(array, orders, strict=True)])
+    return np.stack([np.take(x, order, axis) for x, order in zip(array, orders, strict=True)])

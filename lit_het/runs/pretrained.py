@@ -26,9 +26,7 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 # The only fields of experts that change the parameters.
-EXPERT_FIELDS = tuple(
-    f"encoder.experts.{name}" for name in ("num_experts", "num_blocks", "blocks", "rank_one", "rank_one.type")
-)
+EXPERT_FIELDS = tuple(f"encoder.experts.{name}" for name in ("num_experts", "num_blocks", "blocks", "rank_one.type"))
 TOWERS = ("image_tower", "text_tower")
 # Fields of towers that may differ: the parameters are resampled.
 RESAMPLED_FIELDS = ("image_size", "patch_size")
@@ -110,18 +108,14 @@ def _load_run(config: ExperimentConfig, source: ExperimentConfig, ours: Any, lik
 
 def _tower_shapes(tower: Any) -> Params:
     """Returns the shapes of a tower's parameters on one device."""
-    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
-    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+    return _on_one_device(nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))))
 
 
 def _adapted(params: Params, theirs: Any, ours: Any, places: Params | None) -> Params:
     """Returns those parameters of our tower that the source's determine, on the devices of ``places``."""
     flat = {path: np.asarray(array) for path, array in parameters.flatten(params).items()}
     found = adapting.adapted(flat, theirs, ours)
-    if places is None:
-        return parameters.unflatten({path: sharding.place_on_devices(array, None) for path, array in found.items()})
-    where = parameters.flatten(places)
+    where = dict.fromkeys(found) if places is None else parameters.flatten(places)
     return parameters.unflatten(
         {path: sharding.place_on_devices(found[path], where[path]) for path in where.keys() & found.keys()}
     )
@@ -221,8 +215,12 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
 
 def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
     """Returns the shapes of a task's parameters on one device, to restore into."""
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), task.shapes)
+    return _on_one_device(task.shapes)
+
+
+def _on_one_device(shapes: Params) -> Params:
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
 
 
 def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:

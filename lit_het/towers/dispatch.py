@@ -70,7 +70,7 @@ def by_products(
     return jnp.stack(mixed).reshape(-1, *tokens.shape)
 
 
-def by_sorting(
+def by_rows(
     config: ExpertsConfig,
     experts: Mlp,
     tokens: Float[Array, "gm t d"],
@@ -79,59 +79,9 @@ def by_sorting(
     *,
     apart: bool,
 ) -> Float[Array, "parts gm t d"]:
-    """Sorts tokens by expert, so that each expert multiplies adjacent rows; returns their sum, or K parts."""
-
-    def outputs(experts: Mlp, tokens: Float[Array, "n d"], expert: Int[Array, "n k"], drop: Any) -> Array:
-        k = expert.shape[1]
-        order = jnp.argsort(expert.reshape(-1))
-        expert = expert.reshape(-1)[order]
-        sizes = jnp.bincount(expert, length=config.num_experts).astype(jnp.int32)
-
-        def apply(layer: nnx.Linear, x: Float[Array, "n i"]) -> Float[Array, "n o"]:
-            assert layer.bias is not None
-            x, kernel, bias = layer.promote_dtype((x, layer.kernel[...], layer.bias[...]), dtype=layer.dtype)
-            # `Mlp` sees stacked kernels here: row i is multiplied by the kernel of its expert, of which there are
-            # sizes[e] rows.
-            return jax.lax.ragged_dot(x, kernel, sizes) + bias[expert]
-
-        # Choice j of token i is row i * k + j before sorting, so ``order // k`` is the token of every sorted row.
-        found = experts(tokens[order // k], apply, drop)
-        return jnp.zeros_like(found).at[order].set(found)
-
-    return _on_devices(config, experts, tokens, choices, key, outputs, apart=apart)
-
-
-def with_shared_kernels(
-    config: ExpertsConfig,
-    experts: Mlp,
-    tokens: Float[Array, "gm t d"],
-    choices: Choices,
-    key: Key[Array, ""] | None,
-    *,
-    apart: bool,
-) -> Float[Array, "parts gm t d"]:
-    """Applies experts that share their kernels, which needs no moves; returns the sum of the outputs, or K parts."""
-
-    def outputs(experts: Mlp, tokens: Float[Array, "n d"], expert: Int[Array, "n k"], drop: Any) -> Array:
-        rows = jnp.repeat(tokens, expert.shape[1], axis=0)
-        return experts(rows, lambda layer, x: layer(x, expert.reshape(-1)), drop)
-
-    return _on_devices(config, experts, tokens, choices, key, outputs, apart=apart)
-
-
-def _on_devices(
-    config: ExpertsConfig,
-    experts: Mlp,
-    tokens: Float[Array, "gm t d"],
-    choices: Choices,
-    key: Key[Array, ""] | None,
-    outputs: Callable[[Mlp, Float[Array, "n d"], Int[Array, "n k"], Any], Float[Array, "nk d"]],
-    *,
-    apart: bool,
-) -> Float[Array, "parts gm t d"]:
-    """Returns the weighted outputs of the chosen experts; each device has its own tokens."""
+    """Applies the chosen experts to rows of tokens, of which each device has its own; returns their sum, or K parts."""
     graph, params = nnx.split(experts)
-    k = config.num_selected
+    k, outputs = config.num_selected, _by_sorting if config.rank_one is None else _with_shared_kernels
 
     # Per device: sorting the tokens of all devices would move them between devices.
     def weighted(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, "n _ d"]:
@@ -146,6 +96,36 @@ def _on_devices(
     chosen = (x.reshape(-1, k) for x in (numbers(config, choices), choices.gate))
     mixed = sharding.map_shards(weighted, (tokens.reshape(-1, tokens.shape[-1]), *chosen), (params, key))
     return jnp.moveaxis(mixed.reshape(-1, *mixed.shape[2:]), 1, 0).reshape(-1, *tokens.shape)
+
+
+def _by_sorting(
+    experts: Mlp, tokens: Float[Array, "n d"], expert: Int[Array, "n k"], drop: Callable[[Array, int], Array]
+) -> Float[Array, "nk d"]:
+    """Returns the outputs of experts; rows are sorted by expert, so that each multiplies adjacent ones."""
+    k = expert.shape[1]
+    order = jnp.argsort(expert.reshape(-1))
+    expert = expert.reshape(-1)[order]
+    num_experts = experts.up.kernel.shape[0]
+    sizes = jnp.bincount(expert, length=num_experts).astype(jnp.int32)
+
+    def apply(layer: nnx.Linear, x: Float[Array, "n i"]) -> Float[Array, "n o"]:
+        assert layer.bias is not None
+        x, kernel, bias = layer.promote_dtype((x, layer.kernel[...], layer.bias[...]), dtype=layer.dtype)
+        # `Mlp` sees stacked kernels here: row i is multiplied by the kernel of its expert, of which there are sizes[e]
+        # rows.
+        return jax.lax.ragged_dot(x, kernel, sizes) + bias[expert]
+
+    # Choice j of token i is row i * k + j before sorting, so ``order // k`` is the token of every sorted row.
+    found = experts(tokens[order // k], apply, drop)
+    return jnp.zeros_like(found).at[order].set(found)
+
+
+def _with_shared_kernels(
+    experts: Mlp, tokens: Float[Array, "n d"], expert: Int[Array, "n k"], drop: Callable[[Array, int], Array]
+) -> Float[Array, "nk d"]:
+    """Returns the outputs of experts of rank one, which need no order: their kernels are the same."""
+    rows = jnp.repeat(tokens, expert.shape[1], axis=0)
+    return experts(rows, lambda layer, x: layer(x, expert.reshape(-1)), drop)
 
 
 def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:

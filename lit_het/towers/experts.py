@@ -124,8 +124,7 @@ class Experts(nnx.Module):
         )
         tokens, num_slots = tokens.astype(self._mlp.up.dtype), tokens.shape[1]
         if config.rank_one is not None or config.dispatch == "ragged":
-            mix = dispatch.by_sorting if config.rank_one is None else dispatch.with_shared_kernels
-            mixed = mix(config, self._mlp, tokens, choices, keys.dropout, apart=apart)
+            mixed = dispatch.by_rows(config, self._mlp, tokens, choices, keys.dropout, apart=apart)
         else:
             # Training drops tokens to save time; evaluation has enough slots to drop hardly any.
             factor = config.eval_capacity_factor if keys.noise is None else config.capacity_factor
