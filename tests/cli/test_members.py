@@ -73,9 +73,9 @@ def test_an_interrupted_ensemble_continues_where_it_was(data, tmp_path, monkeypa
             raise KeyboardInterrupt
         return finish(*arguments, **how)
 
-    with tiny.untrained():
+    with tiny.untrained(), monkeypatch.context() as patched:
         finish = loop.train
-        monkeypatch.setattr("lit_het.runs.training.loop.train", recorded)
+        patched.setattr("lit_het.runs.training.loop.train", recorded)
         assert main(started) == 130
         assert "member_0 already holds a run; continue it with --resume" in refusal(capsys, *started)
         assert main([*started, "--resume"]) == 0
