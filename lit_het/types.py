@@ -144,6 +144,13 @@ class Queries:
             products = products + jnp.einsum("bsr,brm->bsm", self.normals, self.factor_products(keys))
         return products if self.scale is None else products * self.scale[:, :, None]
 
+    def drawn(self) -> Float[Array, "b s d"]:
+        """Returns the S queries of each example."""
+        rows = self.samples
+        if self.normals is not None:
+            rows = rows + jnp.einsum("bsr,brd->bsd", self.normals, self.factors)
+        return rows if self.scale is None else rows * self.scale[:, :, None]
+
     def factor_products(self, keys: Float[Array, "m d"]) -> Float[Array, "b r m"]:
         """Returns the inner products of the factors with all keys."""
         assert self.factors is not None
@@ -162,14 +169,14 @@ class EmbeddingSamples:
     """The output of a contrastive head: noiseless keys and noisy queries (HET-XL Sec. 5.2).
 
     Attributes:
-        image, text: keys, without noise.
+        image, text: keys, without noise; a loss takes an image's keys from the m members of an ensemble ``[b m d]``.
         image_queries, text_queries: samples of the same embeddings with noise; None without noise, where the
             deterministic embeddings are used as queries and as keys.
         temperature: τ, which divides inner products.
         bias: added to logits after the division (sigmoid loss), or None.
     """
 
-    image: Float[Array, "b d"]
+    image: Float[Array, "n *m d"]
     text: Float[Array, "b d"]
     image_queries: Queries | None
     text_queries: Queries | None

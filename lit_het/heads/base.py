@@ -42,7 +42,7 @@ class ContrastiveHead(Protocol):
     bias: nnx.Param | None
 
     def __call__(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+        self, image: Float[Array, "n d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
         """Returns keys and queries; without a random key queries have no noise."""
         ...

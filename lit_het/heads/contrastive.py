@@ -63,7 +63,7 @@ class DeterministicContrastive(nnx.Module):
         self.bias = None if initial_bias is None else nnx.Param(jnp.float32(initial_bias))
 
     def __call__(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+        self, image: Float[Array, "n d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
         """Returns deterministic embeddings, used as queries and as keys; the random key is unused."""
         bias = None if self.bias is None else self.bias[...]
@@ -220,7 +220,7 @@ class HetXLContrastive(nnx.Module):
         self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
 
     def __call__(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+        self, image: Float[Array, "n d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
         """Returns keys and S noisy queries of each side; without a random key deterministic embeddings only."""
         image_queries, text_queries = None, None

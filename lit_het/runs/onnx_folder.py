@@ -33,6 +33,7 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance
 from lit_het.runs.opening import Run
+from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
@@ -100,7 +101,7 @@ def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]
     image, text, model = task.config.image_tower, task.config.text_tower, task.image_classifier(params)
 
     def embed_image(image: UInt8[Array, "b h w c"]) -> dict[str, Array]:
-        return {"embedding": task.embeddings_of(model.embeddings(model.inputs(task.features(params, image))))}
+        return {"embedding": task.embeddings_of(quantities.embeddings(model, task.features(params, image)))}
 
     def embed_text(text: Int[Array, "b l"]) -> dict[str, Array]:
         return {"embedding": task.embeddings_of(task.encode_text(params, text))}

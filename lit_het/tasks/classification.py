@@ -210,7 +210,7 @@ class ClassificationTask:
             log_probabilities=self.config.loss.log_probabilities,
             scores=self.config.loss.scores,
             mean_scores=self.config.loss.mean_scores,
-            embeddings=lambda inputs: inputs,
+            embeddings=lambda inputs: inputs.mean(axis=1),
             noise_norm=head.noise_norm,
             noise_spectrum=head.spectrum,
         )

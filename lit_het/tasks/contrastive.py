@@ -29,7 +29,7 @@ from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViT, ViTConfig
-from lit_het.types import Batch, LogitSamples, Metrics, Params
+from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries
 
 ContrastiveHeadConfig: TypeAlias = (
     DeterministicContrastiveConfig
@@ -62,8 +62,8 @@ class ContrastiveConfig:
 
     Raises:
         UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
-            have separate embeddings, the loss needs other samples than the head draws, images are mixed for a softmax
-            loss, or masking does not fit the head and the towers.
+            have separate embeddings for another loss than the softmax loss, the loss needs other samples than the head
+            draws, images are mixed for a softmax loss, or masking does not fit the head and the towers.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -101,12 +101,22 @@ class ContrastiveConfig:
         for side, tower in self._towers().items():
             if tower.input_size and not isinstance(self.head, BayesVLMContrastiveConfig):
                 raise UserError(f"task.{side}_tower.layer_input is for the head bayes_vlm; set it to False")
-        if self.image_tower.members == "apart":
+        if self.num_keys > 1 and not (
+            isinstance(self.head, DeterministicContrastiveConfig | HetXLContrastiveConfig)
+            and isinstance(self.loss, SoftmaxLoss)
+            and self.loss.likelihood == "samples"
+        ):
             raise UserError(
-                "image_tower.members = 'apart' gives an image several embeddings; take 'mean' or 'concatenated'"
+                "image_tower.members = 'apart' gives an image several keys, which need the head 'deterministic' or "
+                "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
             )
         if self.masking is not None:
             self._check_masking(self.masking)
+
+    @property
+    def num_keys(self) -> int:
+        """M, the keys of an image: one of each member of an ensemble whose embeddings stay apart."""
+        return self.image_tower.num_members if self.image_tower.members == "apart" else 1
 
     def _check_masking(self, masking: MaskingConfig) -> None:
         if not isinstance(self.head, GaussianContrastiveConfig) or not isinstance(self.image_tower, ViTConfig):
@@ -161,8 +171,7 @@ class ContrastiveTask:
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
-        # The members of an e3 image tower produce one embedding.
-        self.num_predictions = 1
+        self.num_predictions = config.num_keys
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
@@ -182,7 +191,7 @@ class ContrastiveTask:
             pixels, mixed = self.config.mixing(batch.image, batch.valid, ids, keys("mixing"))
             batch = dataclasses.replace(batch, image=pixels)
         image, text, outputs = self._embeddings(model, batch, keys)
-        samples = model.head(image, text, keys("noise"))
+        samples = _by_image(model.head(image, text, keys("noise")), self.config.num_keys)
         if mixed is None:
             loss = self.config.loss(samples, batch.valid, ids, batch.weight)
         else:
@@ -193,10 +202,12 @@ class ContrastiveTask:
             values, valid, weight = self._masked_losses(model, batch, image, text, keys("masking"))
             metrics["masked_inclusion_loss"] = masked_mean(values, valid)
             loss = loss + jnp.sum(weights(valid, weight) * values)
-        for name, values in model.head.auxiliary_losses(image, text, keys("dropout")).items():
+        # Heads of images with several members have no auxiliary losses, and the noise of the first is measured.
+        first = image.reshape(len(text), -1, image.shape[1])[:, 0]
+        for name, values in model.head.auxiliary_losses(first, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
             loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
-        metrics |= _noise_metrics(model.head, *(_some_rows(x) for x in (image, text, batch.valid)))
+        metrics |= _noise_metrics(model.head, *(_some_rows(x) for x in (first, text, batch.valid)))
         for name, (_, auxiliary_losses, tower_metrics) in outputs.items():
             metrics |= {f"{name}_{key}": value for key, value in tower_metrics.items()}
             loss = loss + sum(auxiliary_losses.values())
@@ -222,7 +233,7 @@ class ContrastiveTask:
         return masking.weight * values, valid, None if batch.weight is None else masking.rows(batch.weight)
 
     def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
-        """Returns the model as a classifier over texts β with the logits ``(α + ε) · β / τ``.
+        """Returns the model as a classifier over texts β with the logits ``(α + ε) · β / τ``, of each key of an image.
 
         With noise on the image only, as in the ablation of HET-XL App. M; the paper evaluates without noise.
 
@@ -236,13 +247,19 @@ class ContrastiveTask:
             assert classes is not None, "this quantity needs the embeddings of class names"
             return head.logits(image, classes, key, num_samples)
 
+        def embeddings(members: Float[Array, "b m d"]) -> Float[Array, "b key"]:
+            b, m, d = members.shape
+            keys = head.image_key(members.reshape(b * m, d))
+            return keys if m == 1 else head.mean_text_key(keys.reshape(b, m, -1))
+
         return ImageClassifier(
             inputs=self.features.embedding,
             logits=logits,
             log_probabilities=jax.nn.log_softmax,
             scores=lambda logits: logits,
-            mean_scores=lambda scores: scores.mean(axis=1),
-            embeddings=head.image_key,
+            # As in the loss, where the keys of all members are right answers.
+            mean_scores=lambda scores: jax.nn.logmeanexp(scores, axis=1),
+            embeddings=embeddings,
             noise_norm=head.image_noise_norm,
             noise_spectrum=head.image_spectrum,
             pair_bias=0.0 if head.bias is None else head.bias[...],
@@ -271,8 +288,11 @@ class ContrastiveTask:
 
     def _embeddings(
         self, model: TwoTowers, batch: Batch, keys: Keys
-    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"], dict[str, tuple[Float[Array, "b d"], Metrics, Metrics]]]:
-        """Returns the embeddings of images and of texts, and all outputs of the towers that computed them."""
+    ) -> tuple[Float[Array, "bm d"], Float[Array, "b d"], dict[str, tuple[Float[Array, "_ d"], Metrics, Metrics]]]:
+        """Returns the embeddings of images and of texts, and all outputs of the towers that computed them.
+
+        Those of the members of an image are adjacent.
+        """
         assert batch.text is not None
         outputs, parts = {}, self.config.microbatches
         if batch.text_embedding is None:
@@ -287,7 +307,8 @@ class ContrastiveTask:
             image = outputs["image"][0]
         else:
             image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
-        return _finite(image, batch.valid), _finite(text, batch.valid), outputs
+        of_members = jnp.repeat(batch.valid, self.config.num_keys, axis=0)
+        return _finite(image, of_members), _finite(text, batch.valid), outputs
 
     def _model(self, params: Params) -> TwoTowers:
         return nnx.merge(self.graph, params)
@@ -295,6 +316,20 @@ class ContrastiveTask:
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
         """Returns the random key of a tower's experts; None for a locked tower."""
         return keys(f"{tower}_routing") if tower in self.trained else None
+
+
+def _by_image(samples: EmbeddingSamples, num_keys: int) -> EmbeddingSamples:
+    """Returns what the head makes of the members of each image, which are adjacent rows, as keys and queries of it.
+
+    The M members are further samples of a query: its loss is the log of the mean probability over both. Every member is
+    a key, so that the probability of an image is the sum over its keys.
+    """
+    if num_keys == 1:
+        return samples
+    image, queries = samples.image, samples.image_queries
+    if queries is not None:
+        queries = Queries(queries.drawn().reshape(-1, num_keys * queries.num_samples, image.shape[1]))
+    return dataclasses.replace(samples, image=image.reshape(-1, num_keys, image.shape[1]), image_queries=queries)
 
 
 def _noise_metrics(

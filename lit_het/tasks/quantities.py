@@ -27,7 +27,8 @@ class ImageClassifier:
         log_probabilities: logits to log-probabilities, over the last axis.
         scores: logits to a score of each class that does not depend on other classes.
         mean_scores: scores of all members ``[b m k]`` to those of the ensemble.
-        embeddings: inputs to the embeddings that are compared with those of texts; of a classifier the inputs.
+        embeddings: inputs of the members of each image to its embedding, which is compared with those of texts; of a
+            classifier the mean of the inputs.
         noise_norm: inputs to ``sqrt(tr Σ(x))``.
         noise_spectrum: inputs to standard deviations of the noise along its principal axes, descending.
         pair_bias: added to the logit of an image and a text before the sigmoid of the loss (SigLIP).
@@ -38,7 +39,7 @@ class ImageClassifier:
     log_probabilities: Callable[[Float[Array, "*rows k"]], Float[Array, "*rows k"]]
     scores: Callable[[Float[Array, "*rows k"]], Float[Array, "*rows k"]]
     mean_scores: Callable[[Float[Array, "b m k"]], Float[Array, "b k"]]
-    embeddings: Callable[[Float[Array, "n d"]], Float[Array, "n d"]]
+    embeddings: Callable[[Float[Array, "b m d"]], Float[Array, "b d"]]
     noise_norm: Callable[[Float[Array, "n d"]], Float[Array, " n"]]
     noise_spectrum: Callable[[Float[Array, "n d"]], Float[Array, "n _"]]
     pair_bias: Float[Array, ""] | float = 0.0
@@ -106,8 +107,8 @@ def log_normalizer(model: ImageClassifier, features: Float[Array, "b f"]) -> Flo
 
 
 def embeddings(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b d"]:
-    """Returns embeddings without noise; unit vectors for image-text models."""
-    return model.embeddings(model.inputs(features))
+    """Returns embeddings without noise, the mean over members; unit vectors for image-text models."""
+    return model.embeddings(_of_members(model.inputs(features), features))
 
 
 def noise_norm(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, " b"]:

@@ -23,7 +23,9 @@ from lit_het.training.loop import Cadence
 VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.1, capacity_factor=1.5)
 TOWER = ViTConfig(
     image_size=32,
-    patch_size=16,
+    # A single patch, as in `glyph_classifier`: experts are chosen by images. Steps with four patches take twice as long
+    # and lead to about the same error on a validation typeface (docs/ensembles.md).
+    patch_size=32,
     encoder=EncoderConfig(width=96, depth=4, mlp_width=384, num_heads=4, unrolled=True),
     pooling="mean",
     positions="sine_cosine",
@@ -118,7 +120,7 @@ def upstream(source: str, data: Path, run_dir: Path, seed: int, num_words: int) 
             loss=SigmoidCrossEntropy(),
         ),
         data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
-        length=Duration(1000),
+        length=Duration(2000),
         seed=seed,
         cadence=Cadence(log_steps=100, save_steps=10_000),
     )
@@ -135,7 +137,7 @@ def downstream(name: str, data: Path, upstream_run: Path, run_dir: Path, seed: i
         data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
         pretrained=PretrainedConfig(upstream_run),
         length=Duration(steps),
-        schedule=Schedule(learning_rate=2e-3, warmup=Duration(50)),
+        schedule=Schedule(learning_rate=5e-3, warmup=Duration(50)),
         seed=seed,
         cadence=Cadence(log_steps=100, save_steps=10_000),
     )

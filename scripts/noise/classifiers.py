@@ -81,7 +81,7 @@ class FeatureClassifier:
             log_probabilities=jax.nn.log_softmax,
             scores=lambda logits: logits,
             mean_scores=lambda scores: jnp.mean(scores, axis=1),
-            embeddings=lambda inputs: inputs,
+            embeddings=lambda inputs: inputs.mean(axis=1),
             noise_norm=head.noise_norm,
             noise_spectrum=head.spectrum,
         )

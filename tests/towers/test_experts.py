@@ -13,7 +13,6 @@ from lit_het import parameters, sharding
 from lit_het.errors import UserError
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers import routing
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts import ExpertKeys
@@ -243,8 +242,6 @@ def test_a_classifier_on_averaged_members_is_refused():
     with pytest.raises(UserError, match=r"set image_tower.members to 'apart'"):
         ClassificationConfig(image_tower=ensemble)
     ClassificationConfig(image_tower=dataclasses.replace(ensemble, members="apart"))
-    with pytest.raises(UserError, match=r"members = 'apart' gives an image several embeddings"):
-        ContrastiveConfig(dataclasses.replace(ensemble, members="apart"), TextConfig(embedding_size=8))
 
 
 def test_a_text_tower_may_have_experts_but_no_ensemble():

@@ -37,16 +37,16 @@ def softmax(pairs: Pairs) -> Float[Array, ""]:
 def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     """Returns half the sum of both directions of the softmax loss without noise.
 
-    Both directions have one matrix of logits: rows are normalized for one of them, columns for the other.
+    Both directions have one matrix of logits: rows are normalized for one of them, columns for the other. The members
+    of an image are samples of it as a query, and as keys its positives: both take the mean of what they predict.
     """
     weight = pairs.query_examples.weight
-    logits = pairs.masked_logits[:, 0]
+    logits = pairs.masked_logits
     # Columns are sums over queries, so invalid queries are masked too. In rows they only need the weight 0.
-    of_valid_queries = jnp.where(weight[:, None] > 0, logits, MASKED)
-    row, column = jax.nn.logsumexp(logits, axis=1), jax.nn.logsumexp(of_valid_queries, axis=0)
-    row_positive = pairs.positive_logit(logits[:, None])[:, 0]
-    column_positive = pairs.positive_logit(of_valid_queries[:, None], axis=(0, 1))
-    return -jnp.sum(weight * (row_positive + column_positive - row - column)) / 2
+    of_valid_queries = jnp.where(weight[:, None, None] > 0, logits, MASKED)
+    row = pairs.positive_logit(logits) - jax.nn.logsumexp(logits, axis=-1)
+    column = pairs.positive_logit(of_valid_queries, axis=(0, 1)) - jax.nn.logsumexp(of_valid_queries, axis=(0, 1))
+    return -jnp.sum(weight * (jax.nn.logmeanexp(row, axis=1) + column)) / 2
 
 
 def sigmoid(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, ""]:

@@ -214,7 +214,11 @@ def _mean(
     def device_sum(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
         (image, image_queries), (text, text_queries), weight, ids, mixed = rows
         layout = Layout(loss.form, axes, loss.block_size)
-        texts = Examples(weight, layout.global_index(weight.shape[0]), ids)
+        index = layout.global_index(weight.shape[0])
+        if image.ndim == 3:
+            # The members of an image belong to the same text: as keys they are duplicates of one another.
+            ids = (*ids, jnp.stack([index, index], axis=1).astype(jnp.uint32))
+        texts = Examples(weight, index, ids)
         images = dataclasses.replace(texts, mixed=mixed)
         image_to_text = Pairs(_queries(image, image_queries), images, text, texts, *shared)
         if is_noiseless:
@@ -222,7 +226,8 @@ def _mean(
         total = directed(image_to_text, layout)
         # A matrix of its own: the noise is on the queries, so the logits of both directions differ (docs/paper_map.md,
         # 2).
-        text_to_image = Pairs(_queries(text, text_queries), texts, image, images, *shared)
+        keys, key_examples = _flat(image, images)
+        text_to_image = Pairs(_queries(text, text_queries), texts, keys, key_examples, *shared)
         return (total + directed(text_to_image, layout)) / 2
 
     valid = jnp.ones(len(samples.image), bool) if batch.valid is None else batch.valid
@@ -240,6 +245,12 @@ def _mean(
     return jnp.sum(sharding.map_shards(device_sum, rows, shared))
 
 
-def _queries(keys: Float[Array, "n d"], queries: Queries | None) -> Queries:
+def _queries(keys: Float[Array, "n *m d"], queries: Queries | None) -> Queries:
     """Returns the queries; without noise they are the keys."""
-    return Queries(keys[:, None]) if queries is None else queries
+    return Queries(keys.reshape(len(keys), -1, keys.shape[-1])) if queries is None else queries
+
+
+def _flat(keys: Float[Array, "n *m d"], examples: Examples) -> tuple[Float[Array, "nm d"], Examples]:
+    """Returns the keys of all members, each an example."""
+    members = keys[0].size // keys.shape[-1]
+    return keys.reshape(-1, keys.shape[-1]), jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), examples)

@@ -32,8 +32,8 @@ class Normalizers:
 
     row: Float[Array, "n s"]
     row_positive: Float[Array, "n s"]
-    column: Float[Array, " n"]
-    column_positive: Float[Array, " n"]
+    column: Float[Array, " m"]
+    column_positive: Float[Array, " m"]
 
 
 def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""]:

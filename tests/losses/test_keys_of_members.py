@@ -1,0 +1,103 @@
+"""The softmax loss of images with a key of each member of an ensemble, against NumPy and over forms and devices."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het.losses.contrastive import SoftmaxLoss
+from lit_het.types import Queries
+from tests.losses.contrastive_cases import (
+    VALID,
+    B,
+    D,
+    S,
+    assert_equal,
+    compiled,
+    make,
+    mesh_of,
+    numpy_fields,
+    split_rows,
+)
+
+M = 3
+# Whether image queries have noise, and those of texts.
+NOISE = {"deterministic": (False, False), "both sides noisy": (True, True), "noisy texts": (False, True)}
+# Rows 1 and 2, and 8 and 20 have the same image.
+IDS = np.stack([np.arange(B), np.arange(B)], axis=1).astype(np.uint32)
+IDS[2], IDS[20] = IDS[1], IDS[8]
+
+every_kind = pytest.mark.parametrize("kind", NOISE)
+every_ids = pytest.mark.parametrize("ids", [(), (IDS,)], ids=["", "duplicates"])
+
+
+@functools.cache
+def batch(kind):
+    """Returns a batch whose images have M keys, and with noise S queries of each."""
+    random, (image, text) = np.random.default_rng(3), NOISE[kind]
+
+    def draw(*shape):
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+    plain = make("deterministic", b=B)
+    queries = Queries(draw(B, M * S, D)) if image else None
+    text_queries = Queries(draw(B, 1, D), draw(B, 2, D), draw(B, S, 2)) if text else None
+    return dataclasses.replace(plain, image=draw(B, M, D), image_queries=queries, text_queries=text_queries, bias=None)
+
+
+def reference(kind, ids):
+    """Returns the loss, with the logit ``log 1/M Σ_m exp(t · α_m / τ)`` of a text and an image (loops over rows)."""
+    samples = batch(kind)
+    image, text = (np.asarray(x, np.float64) for x in (samples.image, samples.text))
+    queries, text_queries = samples.image_queries, samples.text_queries
+    image_queries = image if queries is None else np.asarray(queries.samples, np.float64)
+    of_texts = text[:, None] if text_queries is None else np.asarray(text_queries.drawn(), np.float64)
+    tau, rows, losses = float(samples.temperature), np.flatnonzero(VALID), []
+    for n in rows:
+        right = [m == n or any((one[m] == one[n]).all() for one in ids) for m in rows]
+        of_image = np.exp(image_queries[n] @ text[rows].T / tau)  # [s m]
+        of_text = np.exp(np.einsum("sd,imd->sim", of_texts[n], image[rows]) / tau).mean(axis=2)
+        shares = [(x[:, right].sum(axis=1) / x.sum(axis=1)).mean() for x in (of_image, of_text)]
+        losses.append(-np.log(shares).mean())
+    return np.mean(losses)
+
+
+@every_kind
+@every_ids
+def test_the_loss_is_that_of_the_mean_over_the_members_of_an_image(kind, ids):
+    loss = SoftmaxLoss("dense")
+    found = loss(batch(kind), jnp.asarray(VALID), tuple(map(jnp.asarray, ids)))
+    np.testing.assert_allclose(found, reference(kind, ids), rtol=1e-5)
+
+
+def test_equal_members_are_one_key():
+    member = make("deterministic", b=B)
+    repeated = dataclasses.replace(member, image=jnp.repeat(member.image[:, None], M, axis=1))
+    expected, gradient = compiled(SoftmaxLoss("dense"))(member, jnp.asarray(VALID))
+    found, of_members = compiled(SoftmaxLoss("dense"))(repeated, jnp.asarray(VALID))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(of_members.image.sum(axis=1), gradient.image, atol=1e-6)
+
+
+@every_kind
+@every_ids
+@pytest.mark.parametrize("form", ["gather", "ring"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_every_form_has_the_value_and_the_gradient_of_the_dense_one(devices, form, ids, kind):
+    ids, valid = tuple(map(jnp.asarray, ids)), jnp.asarray(VALID)
+    expected = compiled(SoftmaxLoss("dense"))(batch(kind), valid, ids)
+    loss, mesh = SoftmaxLoss(form, block_size=2 * M * S), mesh_of(devices)
+    with jax.set_mesh(mesh):
+        found = compiled(loss)(*split_rows((batch(kind), valid, ids), mesh))
+    assert_equal(found, expected, rtol=2e-5)
+
+
+def test_queries_in_factored_form_are_drawn_as_products_are():
+    queries = make("one side noisy", b=4).image_queries
+    assert queries is not None
+    keys = jnp.eye(D)
+    np.testing.assert_allclose(queries.drawn(), queries.products(keys), rtol=1e-5, atol=1e-6)
+    assert numpy_fields(queries).keys() == {"samples", "factors", "normals", "scale"}

@@ -1,0 +1,146 @@
+"""Image-text models whose images have a key of each member of an e3 tower (`image_tower.members` is "apart")."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy import special
+
+from lit_het import distributed, parameters, sharding
+from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastive, HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig
+from lit_het.tasks import quantities
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch
+from tests.heads.references import held_singly
+
+B, M, S, D = 8, 2, 3, 8
+ENCODER = EncoderConfig(width=D, depth=2, mlp_width=12, num_heads=2)
+# Without noise and without limits of the experts, so that members do not depend on the batch.
+EXPERTS = ExpertsConfig(4, 1, num_blocks=1, num_members=M, noise_scale=0.0, auxiliary_weight=0.0, dispatch="ragged")
+TOWER = ViTConfig(8, 4, dataclasses.replace(ENCODER, experts=EXPERTS), pooling="mean", members="apart")
+TEXT = TextConfig(vocabulary_size=20, length=4, embedding_size=D, encoder=ENCODER)
+HET_XL = HetXLContrastiveConfig(CovarianceConfig(2, initial_noise_norm=0.5), num_samples=S)
+CONFIG = ContrastiveConfig(TOWER, TEXT, HET_XL, SoftmaxLoss("gather", 4))
+RANDOM = np.random.default_rng(0)
+VALID = np.array([True, True, False, True, True, True, True, True])
+BATCH = Batch(
+    valid=VALID,
+    image=RANDOM.integers(0, 256, (B, 8, 8, 3), dtype=np.uint8),
+    text=RANDOM.integers(0, 20, (B, 4)).astype(np.int32),
+)
+IMAGES = jnp.asarray(BATCH.image)
+
+
+@functools.cache
+def initial(config=CONFIG):
+    return jax.jit(config.build().initialize)(jax.random.key(0))
+
+
+def loss_and_gradient(mesh, batch=BATCH):
+    params = jax.device_put(initial(), sharding.tree_shardings(initial(), mesh))
+    with jax.set_mesh(mesh):
+        function = jax.jit(jax.value_and_grad(CONFIG.build().loss, has_aux=True))
+        return function(params, distributed.to_global(batch, mesh), keys_at(0, 0))
+
+
+def one_device():
+    return MeshConfig(data=1).build(jax.devices()[:1])
+
+
+def test_the_members_of_an_image_and_their_noise_are_samples_of_its_query_and_every_member_is_a_key():
+    task, keys = CONFIG.build(), keys_at(0, 0)
+    model = nnx.merge(task.graph, initial())
+    assert isinstance(model.head, HetXLContrastive)
+    image, text = model.image_tower(IMAGES).embedding, model.text_tower(jnp.asarray(BATCH.text)).embedding
+    samples = model.head(image, text, keys("noise"))
+    assert samples.image_queries is not None
+    assert samples.text_queries is not None
+    rows, tau = np.flatnonzero(VALID), float(samples.temperature)
+    queries = held_singly(samples.image_queries).reshape(B, M * S, D)
+    text_queries, losses = held_singly(samples.text_queries), []
+    image_keys, text_keys = np.asarray(samples.image).reshape(B, M, D), np.asarray(samples.text)
+    for place, n in enumerate(rows):
+        of_texts = special.softmax(queries[n] @ text_keys[rows].T / tau, axis=1)
+        by_key = text_queries[n] @ image_keys[rows].reshape(-1, D).T / tau
+        of_images = special.softmax(by_key, axis=1).reshape(S, -1, M).sum(axis=2)
+        losses.append(-np.log([p[:, place].mean() for p in (of_texts, of_images)]).mean())
+    (loss, metrics), _ = loss_and_gradient(one_device())
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert metrics["image_noise_norm"] > 0
+
+
+def test_eight_devices_have_the_loss_and_the_gradient_of_one():
+    (expected_loss, _), expected = loss_and_gradient(one_device())
+    (loss, _), gradient = loss_and_gradient(MeshConfig(data=2, fsdp=4).build())
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    expected = parameters.flatten(expected)
+    for path, leaf in parameters.flatten(gradient).items():
+        np.testing.assert_allclose(leaf, expected[path], atol=1e-5 * float(np.abs(expected[path]).max()) + 1e-6)
+
+
+def test_stored_embeddings_of_the_members_train_as_images_do():
+    features = np.asarray(CONFIG.build().features(initial(), IMAGES))
+    assert features.shape == (B, M * D)
+    stored = dataclasses.replace(BATCH, image=None, image_embedding=features)
+    (expected, _), _ = loss_and_gradient(one_device())
+    (loss, _), _ = loss_and_gradient(one_device(), stored)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+def test_probabilities_are_means_over_members_and_scores_logs_of_their_mean_exponentials():
+    task = CONFIG.build()
+    assert task.num_predictions == M
+    names = jnp.asarray(RANDOM.normal(size=(5, D)), jnp.float32)
+    names = names / jnp.linalg.norm(names, axis=1, keepdims=True)
+
+    @jax.jit
+    def found(params):
+        model, features, key = task.image_classifier(params, names), task.features(params, IMAGES), jax.random.key(0)
+        return (
+            features,
+            task.temperature(params),
+            quantities.log_probabilities(model, features, key, 0),
+            quantities.member_log_probabilities(model, features, key, 2),
+            quantities.scores(model, features),
+            quantities.embeddings(model, features),
+        )
+
+    features, tau, log_p, of_samples, scores, embedding = found(initial())
+    keys = np.asarray(features).reshape(B, M, D)
+    keys = keys / np.linalg.norm(keys, axis=2, keepdims=True)
+    logits = keys @ np.asarray(names).T / tau
+    np.testing.assert_allclose(np.exp(log_p), special.softmax(logits, axis=2).mean(axis=1), rtol=1e-4)
+    assert of_samples.shape == (B, 2 * M, 5)
+    np.testing.assert_allclose(scores, np.log(np.exp(logits).mean(axis=1)), rtol=1e-5)
+    mean = keys.mean(axis=1)
+    np.testing.assert_allclose(embedding, mean / np.linalg.norm(mean, axis=1, keepdims=True), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": SigmoidLoss()},
+        {"head": dataclasses.replace(HET_XL, num_samples=0), "loss": SoftmaxLoss(likelihood="delta")},
+        {"head": GaussianContrastiveConfig()},
+    ],
+    ids=["sigmoid", "no samples", "gaussian"],
+)
+def test_other_losses_and_heads_take_one_key_of_an_image(changes):
+    with pytest.raises(UserError, match=r"members = 'apart' gives an image several keys, .*; take 'mean' or"):
+        dataclasses.replace(CONFIG, **changes)
+    averaged = dataclasses.replace(TOWER, members="mean")
+    assert dataclasses.replace(CONFIG, image_tower=averaged, head=DeterministicContrastiveConfig()).num_keys == 1
