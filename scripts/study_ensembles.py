@@ -7,13 +7,11 @@ the held-out typeface is measured. Finished runs are skipped, and processes with
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,9 +29,9 @@ from lit_het.eval.predictions import Predictions, Predictor, member_blocks
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.significance import estimate
 from lit_het.files import write_atomically
-from lit_het.runs.opening import Run, open_run
+from lit_het.runs.experts import with_experts
+from lit_het.runs.opening import open_run
 from lit_het.runs.training import train_unless_done
-from lit_het.tasks.classification import ClassificationConfig
 from scripts.ensembles.methods import METHODS, UPSTREAM, Method, downstream, upstream
 from scripts.noise.paired import cells_of
 
@@ -60,7 +58,7 @@ def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray
 
     The noise samples of each member are averaged.
     """
-    run = _used_with(open_run(run_dir), method.used_with)
+    run = with_experts(open_run(run_dir), method.used_with)
     model = run.model(calibrated=False)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
     opened = sets.open(ImageSet(SET, str(data / SET), split="."))
@@ -71,18 +69,6 @@ def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray
         by_member = log_p.reshape(len(log_p), model.num_predictions, method.samples, -1)
         log_p = np.stack([mean_prediction(member) for member in by_member.swapaxes(0, 1)], axis=1)
     return log_p, labels
-
-
-def _used_with(run: Run, changes: Mapping[str, Any]) -> Run:
-    """Returns a run whose experts are used in another way than in training."""
-    task = run.config.task
-    if not changes:
-        return run
-    assert isinstance(task, ClassificationConfig)
-    encoder: Any = task.image_tower.encoder  # pyright: ignore[reportAttributeAccessIssue]
-    encoder = dataclasses.replace(encoder, experts=dataclasses.replace(encoder.experts, **changes))
-    task = dataclasses.replace(task, image_tower=dataclasses.replace(task.image_tower, encoder=encoder))
-    return dataclasses.replace(run, config=dataclasses.replace(run.config, task=task), task=task.build())
 
 
 def measure(output: Path, data: Path, seed: int, following: int, names: Sequence[str]) -> dict[str, dict[str, float]]:

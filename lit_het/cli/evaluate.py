@@ -118,6 +118,14 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
+    parser.add_argument(
+        "--experts",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="use the experts of the image tower in another way than in training, such as num_selected=1, "
+        "batch_priority=True eval_capacity_factor=0.5, or dropout_samples=4",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
     add_uncalibrated(parser)
     add_distributed(parser)
@@ -165,7 +173,7 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     if getattr(options, "select", None) is None:
         from lit_het.runs.evaluation import evaluate
 
-        evaluate(checkpoints, configs, reference=reference, **how)
+        evaluate(checkpoints, configs, reference=reference, experts=options.experts, **how)
         return
     portion = parse_portion("--select-portion", options.select_portion)
     from lit_het.eval.suite import EnsembleConfig
@@ -182,6 +190,8 @@ def _check_selection(options: argparse.Namespace) -> None:
         return
     if (options.select is None) != (options.select_split is None):
         raise UserError("--select M and --select-split SPLIT belong together: the checkpoints are chosen by this split")
+    if options.select is not None and options.experts:
+        raise UserError("--select chooses among models as they were trained; leave out --experts")
     if options.select is not None and len(options.data) > 1:
         raise UserError("--select chooses for one set; give one --data, and evaluate the others with --weights")
 
@@ -194,4 +204,4 @@ def _suite(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.runs.evaluation import evaluate_suite
 
     how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
-    evaluate_suite(checkpoints, config, **how)
+    evaluate_suite(checkpoints, config, experts=options.experts, **how)

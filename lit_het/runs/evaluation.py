@@ -19,6 +19,7 @@ from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.runs.averaging import means_over
 from lit_het.runs.directory import load_config
+from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import Run, open_run
 
 # Fields in which the members of a deep ensemble differ.
@@ -33,10 +34,12 @@ def evaluate(
     output: Path | None = None,
     calibrated: bool = True,
     reference: Path | None = None,
+    experts: Sequence[str] = (),
 ) -> list[Evaluation]:
     """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
 
-    Several few-shot evaluations with the same fit are followed by their means.
+    Several few-shot evaluations with the same fit are followed by their means. The results of experts that are used in
+    another way than in training are not saved: they are of another model, whose temperatures nobody has fitted.
 
     Args:
         checkpoints: directory of the run, or of each member of an ensemble.
@@ -45,9 +48,10 @@ def evaluate(
         output: JSON file for the metrics.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
         reference: directory of a run whose saved few-shot accuracies are the reference of the weighted mean.
+        experts: fields of the image tower's experts with other values, see `lit_het.runs.experts.with_experts`.
 
     Raises:
-        UserError: the run or a set cannot be read, or an evaluation does not fit the run or the reference.
+        UserError: the run or a set cannot be read, or an evaluation or the experts do not fit the run or the reference.
     """
     titles = [(type(config), config.data.name) for config in configs]
     for title in titles:
@@ -58,12 +62,12 @@ def evaluate(
         raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
     check_members(checkpoints)
     means = means_over(configs, reference)
-    opened = [open_run(checkpoint, pretrained) for checkpoint in checkpoints]
+    opened = [with_experts(open_run(checkpoint, pretrained), experts) for checkpoint in checkpoints]
     run = opened[0]
     _check_finished(opened)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
     evaluators = [config.build(sets) for config in configs]
-    models = [one.model(calibrated=calibrated) for one in opened]
+    models = [one.model(calibrated=calibrated and not experts) for one in opened]
     for evaluator in evaluators:  # before any evaluator reads images
         evaluator.check(*models)
     found, console = [], Console()
@@ -75,7 +79,8 @@ def evaluate(
         if not distributed.is_main_process():
             return  # all processes have the same results; only the main process prints them
         console.print(table(evaluation))
-        write_record(evaluation, run.run_dir, run.step, settings)
+        if not experts:
+            write_record(evaluation, run.run_dir, run.step, settings)
         if output is not None:  # after each evaluation, in case a later one fails
             metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
             write_atomically(output, json.dumps(metrics, indent=2) + "\n")
@@ -85,7 +90,10 @@ def evaluate(
         keep(evaluator(*models), experiment.to_dict(config) | members)
     for mean, settings in means(found):
         keep(mean, settings)
-    message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
+    if experts:
+        message("not saved, and as trained: with --experts it is another model; --output FILE writes its metrics")
+    else:
+        message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
     return found
 
 
@@ -165,6 +173,7 @@ def evaluate_suite(
     pretrained: Path | None = None,
     output: Path | None = None,
     calibrated: bool = True,
+    experts: Sequence[str] = (),
 ) -> list[Evaluation]:
     """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration.
 
@@ -176,4 +185,4 @@ def evaluate_suite(
         raise UserError(
             f"the configuration of {checkpoints[0]} lists no evaluations; name a file of them with --config"
         )
-    return evaluate(checkpoints, configs, pretrained=pretrained, output=output, calibrated=calibrated)
+    return evaluate(checkpoints, configs, pretrained=pretrained, output=output, calibrated=calibrated, experts=experts)

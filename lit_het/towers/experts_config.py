@@ -32,7 +32,8 @@ class ExpertsConfig:
         eval_capacity_factor: the same in evaluation and in a locked tower.
         batch_priority: whether tokens with larger gates get slots first, instead of earlier tokens.
         dispatch: "einsum" has a capacity, and can split experts over devices; "ragged" sorts tokens by expert, has no
-            capacity, so that no token is dropped, and gathers all experts on each device.
+            capacity, so that no token is dropped, and gathers all experts on each device. Experts of rank one share
+            their kernels, and need neither.
         noise_scale: the router's noise has the standard deviation noise_scale over the number of a member's experts,
             noise_scale M / E without overlap; 0 means no noise and no load loss.
         auxiliary_weight: weight of the mean of importance and load loss.
@@ -87,8 +88,10 @@ class ExpertsConfig:
             raise UserError(f"ExpertsConfig: dropout_samples = {self.dropout_samples} needs a dropout_rate above 0")
         if self.rank_one is not None and (self.overlap or self.initial_noise):
             raise UserError("ExpertsConfig: rank_one goes with neither overlap nor initial_noise")
-        if self.multi_pred and not self.tiled:
-            raise UserError("ExpertsConfig: multi_pred = True needs tiled = True")
+        if self.multi_pred and not (self.tiled and self.num_selected > 1):
+            raise UserError("ExpertsConfig: multi_pred = True needs tiled = True, and num_selected of at least 2")
+        if not self.tiled and self.num_members == 1:
+            raise UserError("ExpertsConfig: tiled = False needs several members; set num_members, or leave it out")
         if self.num_selected > self.experts_per_member:
             raise UserError(
                 f"ExpertsConfig: num_selected = {self.num_selected} is more than a member's "

@@ -45,7 +45,7 @@ class Method:
         task: changes of the task.
         num_inputs: of the tower (MIMO).
         runs: of a deep ensemble, the methods whose runs are its members.
-        used_with: changes of the experts in evaluation alone.
+        used_with: fields of the experts in evaluation alone.
         samples: noise samples in evaluation.
     """
 
@@ -55,7 +55,7 @@ class Method:
     task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_inputs: int = 1
     runs: tuple[str, ...] = ()
-    used_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    used_with: tuple[str, ...] = ()
     samples: int = 0
 
     @property
@@ -98,7 +98,7 @@ METHODS: Mapping[str, Method] = {
     "overlap_4": Method("overlap 4, K = 2, M = 2", experts=_e3(2, 2, overlap=4)),
     "multi_pred": Method("multi-pred, K = 2", experts={"multi_pred": True}),
     "heads": Method("2 heads, K = 2", task={"num_heads": 2}),
-    "mc_dropout": Method("Monte Carlo dropout, K = 2, 4 samples", runs=("vmoe_2",), used_with={"dropout_samples": 4}),
+    "mc_dropout": Method("Monte Carlo dropout, K = 2, 4 samples", runs=("vmoe_2",), used_with=("dropout_samples=4",)),
     "mimo": Method("MIMO, K = 2, M = 2", task={"num_heads": 2, "mimo": MimoConfig()}, num_inputs=2),
     "joint": Method("e3, K = 1, M = 2, loss of the mean", experts=_e3(1, 2), task={"member_loss": "joint"}),
     "permuted": Method("e3, K = 1, M = 2, experts permuted", experts=_e3(1, 2, permutation=1)),

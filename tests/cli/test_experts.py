@@ -1,0 +1,80 @@
+"""``--experts`` of evaluations: a trained V-MoE whose experts are used in another way than in training."""
+
+import dataclasses
+import json
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het.cli.main import main
+from lit_het.configs import quickstart_lit_het_xl
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.eval.evaluation import read_records
+from lit_het.runs.experts import with_experts
+from lit_het.runs.opening import open_run
+from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.vit import ViTConfig
+from tests import tiny
+from tests.cli.test_train import refusal
+
+
+@pytest.fixture(scope="module")
+def vmoe(data, tmp_path_factory):
+    """A finished classifier of the names whose experts are random numbers; tests only read it."""
+    config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path_factory.mktemp("vmoe") / "run")
+    tower = config.task.image_tower
+    assert isinstance(tower, ViTConfig)
+    # Without a limit of the experts, so that predictions do not depend on the batch.
+    experts = ExpertsConfig(4, 2, blocks=(0,), dispatch="ragged", dropout_rate=0.5)
+    tower = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
+    head = dataclasses.replace(config.task.head, zero_kernel=False)
+    task = dataclasses.replace(
+        config.task, image_tower=tower, head=head, num_classes=len(tiny.COLOURS) * len(tiny.SHAPES)
+    )
+    config = dataclasses.replace(config, task=task, data=dataclasses.replace(config.data, labels=ClassIndex()))
+    tiny.finish_untrained(config)
+    return config.run_dir
+
+
+def test_samples_of_dropout_are_an_ensemble_of_a_model_that_has_one_prediction(vmoe, data, tmp_path):
+    output, flags = tmp_path / "figures.json", ["--data", f"shapes={data / 'train'}", "--split", "."]
+    command = ["ensemble", "--checkpoint", str(vmoe), *flags, "--output", str(output)]
+    assert main([*command, "--experts", "dropout_samples=3"]) == 0
+    figures = json.loads(output.read_text())
+    assert figures["ensemble/shapes/disagreement"] > 0
+    assert "ensemble/shapes/member_3/nll" in figures
+    assert not list(read_records(vmoe)), "another model than that of the run"
+
+
+def test_other_experts_give_other_probabilities_and_those_of_training_the_same(vmoe):
+    run = open_run(vmoe)
+    images = np.random.default_rng(0).integers(0, 256, (3, *[run.config.data.image_size] * 2, 3), np.uint8)
+
+    def features(*fields):
+        return np.asarray(with_experts(run, fields).task.features(run.params, jnp.asarray(images)))
+
+    assert with_experts(run, ()) is run
+    np.testing.assert_array_equal(features("num_selected=2"), features())
+    assert np.abs(features("num_selected=1") - features()).max() > 1e-3
+    assert features("num_members=2").shape == (3, 2 * features().shape[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["num_selected"], "--experts num_selected is not FIELD=VALUE, such as num_selected=1"),
+        (["num_selectd=1"], "unknown flag --num-selectd; did you mean --num-selected?"),
+        (["num_selected=7"], "num_selected = 7 is more than a member's 4 experts"),
+        (["num_experts=8"], "--experts cannot change num_experts of .*: the parameters would have other shapes"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(fields, message, vmoe, data, capsys):
+    command = ["zero-shot", "--checkpoint", vmoe, "--data", data / "train", "--split", ".", "--experts", *fields]
+    assert re.search(message, refusal(capsys, *command))
+
+
+def test_a_tower_without_experts_is_named(upstream, data, capsys):
+    command = ["zero-shot", "--checkpoint", upstream, "--data", data / "train", "--experts", "num_selected=1"]
+    assert f"the image tower of {upstream} has no experts; leave out --experts" in refusal(capsys, *command)
