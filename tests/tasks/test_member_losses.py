@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lit_het import distributed, parameters, sharding
 from lit_het.errors import UserError
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicClassifier, DeterministicConfig
@@ -15,10 +16,12 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig
 from lit_het.tasks import mimo, quantities
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
 from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
@@ -198,3 +201,41 @@ def test_inputs_heads_and_losses_that_do_not_fit_are_refused(changes, message):
 def test_a_repetition_of_inputs_is_a_probability():
     with pytest.raises(UserError, match=r"input_repetition = 1.5 must be between 0 and 1"):
         MimoConfig(1.5)
+
+
+OVERLAP = dataclasses.replace(
+    ENCODER, experts=ExpertsConfig(6, 1, 1, 2, overlap=2, noise_scale=0.0, auxiliary_weight=0.0, dispatch="ragged")
+)
+BATCH_ENSEMBLE = dataclasses.replace(
+    ENCODER, experts=ExpertsConfig(2, 1, 1, 2, rank_one=RankOneConfig("normal"), auxiliary_weight=0.0)
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        MIMO,
+        {"image_tower": dataclasses.replace(PLAIN, encoder=OVERLAP)},
+        {"image_tower": dataclasses.replace(PLAIN, encoder=BATCH_ENSEMBLE), "num_heads": 2, "member_loss": "joint"},
+    ],
+    ids=["mimo", "overlap", "batch ensemble"],
+)
+def test_eight_devices_have_the_loss_and_the_gradient_of_one(changes):
+    task = classifier(**{"head": DeterministicConfig(zero_kernel=False), **changes})
+    batch = Batch(
+        image=np.resize(np.asarray(IMAGE), (8, 8, 8, 3)),
+        label=np.array([0, 2, 1, 1, 0, 2, 0, 1], np.int32),
+        valid=np.array([True, True, False, True, True, True, True, True]),
+    )
+    initial, found = jax.jit(task.initialize)(jax.random.key(1)), []
+    for mesh in (MeshConfig(data=1).build(jax.devices()[:1]), MeshConfig(data=2, fsdp=4).build()):
+        params = jax.device_put(initial, sharding.tree_shardings(initial, mesh))
+        with jax.set_mesh(mesh):
+            function = jax.jit(jax.value_and_grad(task.loss, has_aux=True))
+            (loss, _), gradient = function(params, distributed.to_global(batch, mesh), keys_at(0, 0))
+            found.append((loss, parameters.flatten(gradient)))
+    (expected_loss, expected), (loss, gradient) = found
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    for path, leaf in expected.items():
+        atol = 1e-5 * float(np.abs(leaf).max()) + 1e-6
+        np.testing.assert_allclose(gradient[path], leaf, atol=atol, err_msg=path)
