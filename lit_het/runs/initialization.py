@@ -11,6 +11,7 @@ from lit_het.errors import UserError
 from lit_het.runs.pretrained import load_pretrained, load_weights
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 
@@ -35,6 +36,14 @@ def initial_params(
         loaded |= parameters.flatten(load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
     if missing := locked.keys() - loaded.keys():
         raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
+
+    image_tower = config.task.image_tower
+    experts = image_tower.encoder.experts if isinstance(image_tower, ViTConfig) else None
+    if experts is not None and experts.permutation is not None and not any("/router/" in path for path in loaded):
+        raise UserError(
+            "experts.permutation orders the experts of a trained image tower, and none is loaded; set "
+            "--pretrained.run RUN or --task.image-tower.weights, or leave it out"
+        )
 
     def draw(key: Any) -> dict[str, Any]:
         return {path: array for path, array in parameters.flatten(task.initialize(key)).items() if path not in loaded}

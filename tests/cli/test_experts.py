@@ -11,9 +11,11 @@ import pytest
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.errors import UserError
 from lit_het.eval.evaluation import read_records
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.vit import ViTConfig
 from tests import tiny
@@ -23,19 +25,24 @@ from tests.cli.test_train import refusal
 @pytest.fixture(scope="module")
 def vmoe(data, tmp_path_factory):
     """A finished classifier of the names whose experts are random numbers; tests only read it."""
-    config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path_factory.mktemp("vmoe") / "run")
+    config = vmoe_config(data, tmp_path_factory.mktemp("vmoe") / "run")
+    tiny.finish_untrained(config)
+    return config.run_dir
+
+
+def vmoe_config(data, run_dir, **fields):
+    """Returns the configuration of a classifier on a V-MoE with other fields of its experts."""
+    config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, run_dir)
     tower = config.task.image_tower
     assert isinstance(tower, ViTConfig)
     # Without a limit of the experts, so that predictions do not depend on the batch.
-    experts = ExpertsConfig(4, 2, blocks=(0,), dispatch="ragged", dropout_rate=0.5)
+    experts = ExpertsConfig(4, 2, blocks=(0,), dispatch="ragged", dropout_rate=0.5, **fields)
     tower = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
     head = dataclasses.replace(config.task.head, zero_kernel=False)
     task = dataclasses.replace(
         config.task, image_tower=tower, head=head, num_classes=len(tiny.COLOURS) * len(tiny.SHAPES)
     )
-    config = dataclasses.replace(config, task=task, data=dataclasses.replace(config.data, labels=ClassIndex()))
-    tiny.finish_untrained(config)
-    return config.run_dir
+    return dataclasses.replace(config, task=task, data=dataclasses.replace(config.data, labels=ClassIndex()))
 
 
 def test_samples_of_dropout_are_an_ensemble_of_a_model_that_has_one_prediction(vmoe, data, tmp_path):
@@ -78,3 +85,9 @@ def test_what_does_not_fit_is_one_line(fields, message, vmoe, data, capsys):
 def test_a_tower_without_experts_is_named(upstream, data, capsys):
     command = ["zero-shot", "--checkpoint", upstream, "--data", data / "train", "--experts", "num_selected=1"]
     assert f"the image tower of {upstream} has no experts; leave out --experts" in refusal(capsys, *command)
+
+
+def test_an_order_of_experts_that_are_not_loaded_is_refused(data, tmp_path):
+    config = vmoe_config(data, tmp_path / "run", permutation=1)
+    with pytest.raises(UserError, match=r"experts.permutation orders the experts of a trained image tower, and none"):
+        train(config)
