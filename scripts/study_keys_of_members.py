@@ -39,7 +39,8 @@ FIGURES = {
     "top-1": "zero_shot/held_out_typeface/top1",
     "ECE": "zero_shot/held_out_typeface/ece",
     "top-1, new characters": "zero_shot/held_out_characters/top1",
-    "mean recall": "retrieval/held_out_typeface/mean_recall",
+    "R@1 of texts": "retrieval/held_out_typeface/image_to_text_recall1",
+    "R@1 of images": "retrieval/held_out_typeface/text_to_image_recall1",
 }
 HEADS = {"deterministic": quickstart_lit_deterministic, "HET-XL": quickstart_lit_het_xl}
 
