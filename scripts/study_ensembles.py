@@ -7,6 +7,7 @@ the held-out typeface is measured. Finished runs are skipped, and processes with
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -20,6 +21,7 @@ from jaxtyping import Float, Int
 from lit_het.apps import grid
 from lit_het.apps.quickstart import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
+from lit_het.data_pipelines.glyphs import TYPEFACES
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval import scores
@@ -39,7 +41,7 @@ FIGURES = ("joint_nll", "joint_error", "joint_ece", "fitted_nll", "kl", "individ
 SET = "held_out_typeface"
 
 
-def train(root: Path, data: Path, seed: int, names: Sequence[str], steps: int) -> None:
+def train(root: Path, data: Path, seed: int, names: Sequence[str], steps: int, learning_rate: float) -> None:
     """Trains the upstream models and the methods of a seed, unless they are finished."""
     num_words = len(read_lines(str(data / "words.txt")))
     for source in UPSTREAM:
@@ -50,7 +52,7 @@ def train(root: Path, data: Path, seed: int, names: Sequence[str], steps: int) -
             # Other members of a deep ensemble have other seeds.
             own = seed + (1000 if name.endswith("_2") and not method.title else 0)
             start = root / f"upstream_{method.source}"
-            train_unless_done(downstream(name, data, start, root / name, own, steps))
+            train_unless_done(downstream(name, data, start, root / name, own, steps, learning_rate))
 
 
 def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray, "n m k"], Int[np.ndarray, " n"]]:
@@ -137,11 +139,12 @@ def run(options: argparse.Namespace) -> None:
     """Trains and measures what is not finished, and writes the table."""
     data = options.data
     if not options.table:
-        write_data(data, quickstart_upstream.glyphs())
+        glyphs = quickstart_upstream.glyphs()
+        write_data(data, dataclasses.replace(glyphs, held_out_typeface=options.typeface or glyphs.held_out_typeface))
         # The programs of all seeds are the same.
         jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
         for seed in options.seeds:
-            train(options.output / f"seed{seed}", data, seed, options.methods, options.steps)
+            train(options.output / f"seed{seed}", data, seed, options.methods, options.steps, options.learning_rate)
     for place, seed in enumerate(options.seeds):
         following = options.seeds[(place + 1) % len(options.seeds)]
         names = [name for name in options.methods if name != "vmoe_upstream" or following != seed]
@@ -160,6 +163,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
+    parser.add_argument(
+        "--typeface",
+        choices=TYPEFACES,
+        metavar="NAME",
+        help="hold out another typeface than the quickstart's, to choose settings",
+    )
     parser.add_argument("--table", action="store_true", help="train nothing; measure the runs and write the table")
     options = parser.parse_args(arguments)
     return grid.run_main("study_ensembles", lambda: run(options))

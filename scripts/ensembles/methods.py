@@ -126,7 +126,9 @@ def upstream(source: str, data: Path, run_dir: Path, seed: int, num_words: int) 
     )
 
 
-def downstream(name: str, data: Path, upstream_run: Path, run_dir: Path, seed: int, steps: int) -> ExperimentConfig:
+def downstream(
+    name: str, data: Path, upstream_run: Path, run_dir: Path, seed: int, steps: int, learning_rate: float
+) -> ExperimentConfig:
     """Returns the training of a method's classifier of names, from an upstream run."""
     method, base = METHODS[name], glyph_classifier.get_config(head=DeterministicConfig(zero_kernel=name != "heads"))
     assert isinstance(base.task, ClassificationConfig)
@@ -137,7 +139,7 @@ def downstream(name: str, data: Path, upstream_run: Path, run_dir: Path, seed: i
         data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
         pretrained=PretrainedConfig(upstream_run),
         length=Duration(steps),
-        schedule=Schedule(learning_rate=5e-3, warmup=Duration(50)),
+        schedule=Schedule(learning_rate=learning_rate, warmup=Duration(50)),
         seed=seed,
         cadence=Cadence(log_steps=100, save_steps=10_000),
     )
