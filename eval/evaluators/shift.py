@@ -22,6 +22,8 @@ FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")
 # Calibrated by the temperature that fits the clean set, as in Ovadia et al. 2019. Each half of the clean set is scaled
 # by the temperature of the other half, and copies by the geometric mean of both temperatures.
 CALIBRATED = ("calibrated_nll", "calibrated_ece")
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""Corruptions for validation, which the means leave out as the benchmark does (Hendrycks and Dietterich 2019)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Shift:
         self.recognition.check(model, self.samples)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns metrics of the clean set and of every copy, and their means by severity and over all copies."""
+        """Returns metrics of the clean set and of every copy, and means by severity and over the benchmark's copies."""
         predictor = self.recognition.predictor(model, self.samples)
         by_part, errors, temperature = {}, {}, 1.0
         for part, opened in {"clean": self.clean, **self.copies}.items():
@@ -51,10 +53,10 @@ class Shift:
                 rescaled = dataclasses.replace(predictions, log_probabilities=log_p)
             by_part[part] = found | _calibrated(rescaled)
             errors |= {f"{part}/{name}": part_errors[name] for name in FIGURES if name in part_errors}
-        severities = sorted({part.rpartition("/")[2] for part in self.copies})
-        for severity in severities:
-            by_part[f"severity_{severity}"] = _mean([by_part[p] for p in self.copies if p.endswith(f"/{severity}")])
-        by_part["corrupted"] = _mean([by_part[part] for part in self.copies])
+        averaged = [part for part in self.copies if part.partition("/")[0] not in EXTRA] or list(self.copies)
+        for severity in sorted({part.rpartition("/")[2] for part in averaged}):
+            by_part[f"severity_{severity}"] = _mean([by_part[p] for p in averaged if p.endswith(f"/{severity}")])
+        by_part["corrupted"] = _mean([by_part[part] for part in averaged])
         figures = {f"{part}/{name}": found[name] for part, found in by_part.items() for name in (*FIGURES, *CALIBRATED)}
         chance = scores.chance(len(self.recognition.class_names))
         table = np.array([[by_part[part][name] for name in FIGURES] for part in ("clean", *self.copies)])
