@@ -19,6 +19,17 @@ import numpy as np
 import simplejpeg
 from jaxtyping import Float, UInt8
 
+BENCHMARK = (
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+"""The 15 corruptions whose mean papers report."""
+
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""The four that the authors add for validation."""
+
 PUBLISHED_SIZE = 224
 NUM_SEVERITIES = 5
 

@@ -129,7 +129,7 @@ SUITES: Mapping[str, Suite] = {
             Group("image → text, recall@5", "image_to_text_recall5", _CAPTIONED),
             Group("text → image, recall@5", "text_to_image_recall5", _CAPTIONED),
         ),
-        (*_ZERO_SHOT_MODELS, "LiT G/14", "LiT G/14 HET-XL"),
+        (*_ZERO_SHOT_MODELS, "LiT SoViT-400m/14", "LiT G/14", "LiT G/14 HET-XL"),
         has_mean=True,
     ),
     # The 19 tasks of Zhai et al., "A large-scale study of representation learning", 2019, here by class names.
@@ -153,7 +153,7 @@ SUITES: Mapping[str, Suite] = {
     # HET-XL App. O, SoViT Table 3; e3 App. A.5 leaves ImageNet out.
     "fewshot": Suite(
         tuple(Group(f"{shots}-shot", f"{shots}_shot", _FEW_SHOT) for shots in (1, 5, 10, 25)),
-        ("SoViT-400m/14", "ViT-g/14", "DET", "HET-XL", "e3 H/14", "ViT-H/14"),
+        ("SoViT-400m/14", "ViT-g/14", "DET", "HET-XL", "e3 H/14", "V-MoE H/14", "ViT-H/14"),
     ),
 }
 

@@ -68,8 +68,8 @@ def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray
     blocks = list(member_blocks(predictor, opened.features(model.features)))
     log_p, labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     if method.samples:
-        by_member = log_p.reshape(len(log_p), model.num_predictions, method.samples, -1)
-        log_p = np.stack([mean_prediction(member) for member in by_member.swapaxes(0, 1)], axis=1)
+        by_sample = log_p.reshape(len(log_p), method.samples, model.num_predictions, -1)
+        log_p = np.stack([mean_prediction(by_sample[:, :, member]) for member in range(model.num_predictions)], axis=1)
     return log_p, labels
 
 

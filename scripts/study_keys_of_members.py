@@ -3,7 +3,8 @@
     python -m scripts.study_keys_of_members --output runs/ensembles --seeds 0 1 2 3 4
 
 A V-MoE and an e3 are trained upstream on the words of names, then locked and embedded once. A text tower learns to
-match them, with the members of the e3 averaged, concatenated, or each a key of the image. The V-MoE is that of
+match them, with the members of the e3 averaged, concatenated, or each a key of the image. Concatenated members have a
+text tower and covariances of twice the size, and two keys M S instead of S noise samples. The V-MoE is that of
 `scripts.study_ensembles`, which may share the folder; finished runs are skipped.
 """
 
@@ -39,8 +40,8 @@ FIGURES = {
     "top-1": "zero_shot/held_out_typeface/top1",
     "ECE": "zero_shot/held_out_typeface/ece",
     "top-1, new characters": "zero_shot/held_out_characters/top1",
-    "R@1 of texts": "retrieval/held_out_typeface/image_to_text_recall1",
-    "R@1 of images": "retrieval/held_out_typeface/text_to_image_recall1",
+    "R@1 of texts, mean of keys": "retrieval/held_out_typeface/image_to_text_recall1",
+    "R@1 of images, mean of keys": "retrieval/held_out_typeface/text_to_image_recall1",
 }
 HEADS = {"deterministic": quickstart_lit_deterministic, "HET-XL": quickstart_lit_het_xl}
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from lit_het.console import Bar
+from lit_het.data_pipelines.corruptions import BENCHMARK, EXTRA
 from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import (
@@ -27,17 +28,6 @@ from lit_het.data_pipelines.prepare.imagenet import TEMPLATES, class_label
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_npy
-
-BENCHMARK = (
-    *("gaussian_noise", "shot_noise", "impulse_noise"),
-    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "frost", "fog", "brightness"),
-    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-)
-"""The 15 corruptions whose mean papers report."""
-
-EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""The four that the authors add for validation."""
 
 SEVERITIES = ("1", "2", "3", "4", "5")
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.corruptions import EXTRA
 from lit_het.data_pipelines.shards import matching
 from lit_het.errors import UserError
 from lit_het.eval import scores
@@ -22,8 +23,6 @@ FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")
 # Calibrated by the temperature that fits the clean set, as in Ovadia et al. 2019. Each half of the clean set is scaled
 # by the temperature of the other half, and copies by the geometric mean of both temperatures.
 CALIBRATED = ("calibrated_nll", "calibrated_ece")
-EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""Corruptions for validation, which the means leave out as the benchmark does (Hendrycks and Dietterich 2019)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +52,7 @@ class Shift:
                 rescaled = dataclasses.replace(predictions, log_probabilities=log_p)
             by_part[part] = found | _calibrated(rescaled)
             errors |= {f"{part}/{name}": part_errors[name] for name in FIGURES if name in part_errors}
+        # Papers report the mean of the 15 corruptions that are not for validation.
         averaged = [part for part in self.copies if part.partition("/")[0] not in EXTRA] or list(self.copies)
         for severity in sorted({part.rpartition("/")[2] for part in averaged}):
             by_part[f"severity_{severity}"] = _mean([by_part[p] for p in averaged if p.endswith(f"/{severity}")])

@@ -58,6 +58,9 @@ def evaluate(
         if titles.count(title) > 1:
             raise UserError(f"two data sets are called {title[1]}; give each a different name with --data NAME=FOLDER")
     check_output(output)
+    for config in configs if experts else ():
+        if config.data.embeddings is not None:
+            raise UserError(f"the embeddings of {config.data.name} are of other experts; leave out --embeddings")
     if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
         raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
     check_members(checkpoints)
@@ -91,7 +94,10 @@ def evaluate(
     for mean, settings in means(found):
         keep(mean, settings)
     if experts:
-        message("not saved, and as trained: with --experts it is another model; --output FILE writes its metrics")
+        message(
+            "not saved in the run: with --experts it is another model, without the temperatures of lit-het calibrate; "
+            "--output FILE writes its metrics"
+        )
     else:
         message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
     return found

@@ -1,29 +1,36 @@
-"""The experts of a trained image tower, used in another way than in training (V-MoE Sec. 4; e3 App. G.2, Table 19)."""
+"""The experts of a trained image tower, used in another way than in training (V-MoE Sec. 4; e3 App. G.2)."""
 
 import dataclasses
 from collections.abc import Sequence
 
-import jax
-
-from lit_het.configs import experiment
 from lit_het.errors import UserError
+from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.runs.flags import with_flags
 from lit_het.runs.opening import Run
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.vit import ViTConfig
+
+# Others have no effect outside training, or belong to the parameters.
+_FLAGS = ("batch_priority", "multi_pred", "tiled")
+_VALUES = (
+    *("num_selected", "num_members", "overlap", "eval_capacity_factor", "tokens_per_group", "dispatch"),
+    *("dropout_rate", "dropout_samples"),
+)
 
 
 def with_experts(run: Run, fields: Sequence[str]) -> Run:
     """Returns a run with other fields of its experts, such as K, M, the capacity, or samples of dropout.
 
-    A classifier that has several predictions then, and had one, averages them.
+    A tower that has several predictions then, and had one, has separate embeddings: predictions are averaged. Only an
+    image-text model with another loss than the softmax loss averages its embeddings.
 
     Args:
         run: the trained run.
         fields: of `ExpertsConfig`, such as ``num_selected=1``; none for those of training.
 
     Raises:
-        UserError: the run has no experts, a field is unknown, or its value is invalid or changes the parameters.
+        UserError: the run has no experts, a field is none of those that change predictions, or its value is invalid.
     """
     if not fields:
         return run
@@ -34,26 +41,34 @@ def with_experts(run: Run, fields: Sequence[str]) -> Run:
     experts = with_flags(tower.encoder.experts, _flags(fields), "--experts", flat=True)
     encoder = dataclasses.replace(tower.encoder, experts=experts)
     changed = dataclasses.replace(tower, encoder=encoder)
-    if isinstance(task, ClassificationConfig) and changed.num_members > tower.num_members == 1:
+    if changed.num_members > tower.num_members == 1 and _takes_members(task):
         changed = dataclasses.replace(changed, members="apart")
     config = dataclasses.replace(task, image_tower=changed)
-    built = config.build()
-    if jax.tree.map(lambda x: x.shape, built.shapes) != jax.tree.map(lambda x: x.shape, run.task.shapes):
-        names = ", ".join(sorted(experiment.differences(tower.encoder.experts, experts)))
-        raise UserError(f"--experts cannot change {names} of {run.run_dir}: the parameters would have other shapes")
-    return dataclasses.replace(run, config=dataclasses.replace(run.config, task=config), task=built)
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, task=config), task=config.build())
+
+
+def _takes_members(task: ClassificationConfig | ContrastiveConfig) -> bool:
+    return isinstance(task, ClassificationConfig) or isinstance(task.loss, SoftmaxLoss)
 
 
 def _flags(fields: Sequence[str]) -> list[str]:
     """Returns the flags of fields with values.
 
     Raises:
-        UserError: a field has no value.
+        UserError: a field has no value, or is none of those that change predictions.
     """
     flags = []
     for field in fields:
         name, found, value = field.partition("=")
         if not found:
             raise UserError(f"--experts {field} is not FIELD=VALUE, such as num_selected=1")
-        flags += [f"--{name.replace('_', '-')}", value]
+        if name not in (*_FLAGS, *_VALUES):
+            raise UserError(f"--experts takes {', '.join(sorted((*_FLAGS, *_VALUES)))}; {name} is none of them")
+        flag = name.replace("_", "-")
+        if name in _VALUES:
+            flags += [f"--{flag}", value]
+        elif value in ("True", "False"):
+            flags.append(f"--{flag}" if value == "True" else f"--no-{flag}")
+        else:
+            raise UserError(f"--experts {field}: {name} is True or False")
     return flags

@@ -61,7 +61,7 @@ def log_probabilities(
 def member_log_probabilities(
     model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
 ) -> Float[Array, "b m k"]:
-    """Returns the log-probabilities of every member or, with noise, of the S samples of every member."""
+    """Returns the log-probabilities of every member or, with noise, of the first sample of every member, and so on."""
     return _each_sample(model, features, key, num_samples, model.log_probabilities)
 
 

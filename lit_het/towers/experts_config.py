@@ -25,7 +25,7 @@ class ExpertsConfig:
         tiled: whether images are repeated for the members. If not, each token selects K experts of every member, whose
             outputs are summed, and there is one prediction (e3 Sec. 4.2.1, "partitioning").
         overlap: number of experts that belong to all members (e3 Sec. 4.2.3); all of them, for copies of a single model
-            that differ in the router's noise only (Sec. 4.2.2, "tiling").
+            that differ in the router's noise only (Sec. 4.2.2, "tiling"), which evaluation is without.
         multi_pred: whether the outputs of a token's K experts are not summed in the last of these blocks, which gives K
             predictions (e3 Sec. 4.2.4).
         capacity_factor: slots of all experts in training, per selected expert of a token.
@@ -40,8 +40,8 @@ class ExpertsConfig:
         dropout_rate: dropout of the experts' hidden layer and output, in training.
         dropout_samples: predictions of an image in evaluation, each with dropout masks of its own (Monte Carlo dropout,
             e3 App. G.2); 1 for one without dropout.
-        initial_noise: standard deviation of Gaussian noise on the first kernels of experts that are drawn, not loaded
-            (e3 App. H.2).
+        initial_noise: standard deviation of Gaussian noise on the initial kernels of experts that are drawn, not
+            loaded (e3 App. H.2).
         rank_one: for experts that share their kernels; with as many members as experts the tower is a BatchEnsemble
             (e3 App. F), which has no router.
         permutation: seed of a random order of the experts of loaded weights (e3 App. H.3); None for theirs.

@@ -10,9 +10,11 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
+from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import read_records
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
@@ -68,13 +70,40 @@ def test_other_experts_give_other_probabilities_and_those_of_training_the_same(v
     assert features("num_members=2").shape == (3, 2 * features().shape[1])
 
 
+def test_a_field_that_is_true_or_false_is_given_by_these_words(vmoe, data, tmp_path):
+    output = tmp_path / "figures.json"
+    command = ["zero-shot", "--checkpoint", str(vmoe), "--data", f"shapes={data / 'train'}", "--split", "."]
+    fewer = ["batch_priority=True", "eval_capacity_factor=0.5", "dispatch=einsum"]
+    assert main([*command, "--output", str(output), "--experts", *fewer]) == 0
+    assert "supervised/shapes/nll" in json.loads(output.read_text())
+    run = with_experts(open_run(vmoe), fewer)
+    assert isinstance(tower := run.config.task.image_tower, ViTConfig)
+    assert tower.encoder.experts is not None
+    assert tower.encoder.experts.batch_priority
+
+
+def test_an_image_text_model_has_a_key_for_each_sample_of_dropout(vmoe, lit_config, tmp_path):
+    tower = open_run(vmoe).config.task.image_tower
+    text = dataclasses.replace(lit_config.task.text_tower, embedding_size=tower.embedding_size)
+    head = DeterministicContrastiveConfig()
+    task = dataclasses.replace(lit_config.task, image_tower=tower, text_tower=text, head=head)
+    config = dataclasses.replace(lit_config, task=task, pretrained=PretrainedConfig(vmoe), run_dir=tmp_path / "lit")
+    tiny.finish_untrained(config)
+    run = open_run(config.run_dir)
+    assert with_experts(run, ["dropout_samples=3"]).task.num_predictions == 3
+    assert with_experts(run, ["num_selected=1"]).task.num_predictions == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         (["num_selected"], "--experts num_selected is not FIELD=VALUE, such as num_selected=1"),
-        (["num_selectd=1"], "unknown flag --num-selectd; did you mean --num-selected?"),
+        (["num_selectd=1"], "--experts takes batch_priority, .*; num_selectd is none of them"),
+        (["multi_pred=1"], "--experts multi_pred=1: multi_pred is True or False"),
+        (["num_selected=one"], "--num-selected"),
         (["num_selected=7"], "num_selected = 7 is more than a member's 4 experts"),
-        (["num_experts=8"], "--experts cannot change num_experts of .*: the parameters would have other shapes"),
+        (["num_experts=8"], "num_experts is none of them"),
+        (["permutation=3"], "permutation is none of them"),
     ],
 )
 def test_what_does_not_fit_is_one_line(fields, message, vmoe, data, capsys):

@@ -109,11 +109,10 @@ def test_operations_with_dispatch_are_those_of_the_ablations_of_e3(model, k, m, 
     assert sum(gflop(model, k, m, flags=as_text)) == pytest.approx(printed, rel=0.05)
 
 
-# Also of Table 22, whose way back of several predictions we do not know: operations over those of the V-MoE, without
-# dispatch.
+# Also of Table 22, but without dispatch: its way back of several predictions takes less than ours, a product for each.
 @pytest.mark.parametrize(("k", "printed"), [(2, 96.330), (4, 122.526), (8, 175.889)])
 def test_operations_of_several_predictions_are_those_that_e3_prints(k, printed):
-    assert gflop("multi_pred", k, 1)[0] / gflop("vmoe", 2, 1)[0] == pytest.approx(printed / 96.895, rel=0.05)
+    assert gflop("multi_pred", k, 1)[0] == pytest.approx(printed, rel=0.05)
 
 
 # Table 23: millions of parameters upstream, with JFT's 18,291 classes and a pre-logits layer, at 224 px.

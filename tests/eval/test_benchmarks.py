@@ -1,11 +1,13 @@
 """Suites of benchmarks: their sets, where these are found, their means, and the figures that others printed."""
 
+import csv
 from pathlib import Path
 
 import pytest
 
 from lit_het.cli import benchmark
 from lit_het.errors import UserError
+from lit_het.eval import published
 from lit_het.eval.benchmarks import SUITES, Group, Suite, check_complete, find_sets, group_means, set_name
 from lit_het.eval.published import read_published
 from lit_het.eval.sets import ImageSet
@@ -154,6 +156,12 @@ def test_published_figures_have_sources_and_belong_to_lines_of_a_suite():
     assert len({(row.model, row.set, row.figure) for row in rows}) == len(rows)
     for suite in SUITES.values():
         assert {row.model for row in every(suite)} == set(suite.published)
+
+
+def test_every_model_with_published_figures_is_shown_by_a_suite():
+    with Path(published.__file__).with_suffix(".csv").open(newline="") as file:
+        models = {row["model"] for row in csv.DictReader(file)}
+    assert models == {model for suite in SUITES.values() for model in suite.published}
 
 
 def test_published_figures_are_those_that_were_printed():

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.losses.contrastive import SoftmaxLoss
+from lit_het.errors import UserError
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import Queries
 from tests.losses.contrastive_cases import (
     VALID,
@@ -93,6 +94,12 @@ def test_every_form_has_the_value_and_the_gradient_of_the_dense_one(devices, for
     with jax.set_mesh(mesh):
         found = compiled(loss)(*split_rows((batch(kind), valid, ids), mesh))
     assert_equal(found, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("loss", [SigmoidLoss(), SoftmaxLoss(likelihood="delta")], ids=["sigmoid", "delta"])
+def test_other_losses_refuse_several_keys(loss):
+    with pytest.raises(UserError, match="images with several keys need the softmax loss"):
+        loss(batch("deterministic"), jnp.asarray(VALID))
 
 
 def test_queries_in_factored_form_are_drawn_as_products_are():

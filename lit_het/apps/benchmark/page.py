@@ -17,7 +17,8 @@ _SHARE = FigureStyle("", "{:.1%}", higher_is_better=True)
 _FIGURES_NOTE = (
     "Top-1 accuracy unless the heading says otherwise, ± standard error over images (few-shot: over seeds). Published "
     "figures are as printed, by the protocols below: preprocessing, prompts and class names differ. A published mean "
-    "is over the same sets as ours; where ours has all, it is the printed one if there is one."
+    "is over the same sets as ours; where ours has all, it is the printed one if there is one. That of corrupted "
+    "images is over ImageNet-C as released; copies that lit-het data corrupt makes have another frost."
 )
 _TIME_NOTE = (
     "Seconds of the evaluation, without opening the set and without drawings. Images are decoded while the image tower "

@@ -202,7 +202,12 @@ def _mean(
         loss: the form and the size of blocks.
         samples: queries and keys of the whole batch.
         batch: which examples count and how much, and which are duplicates.
+
+    Raises:
+        UserError: images have several keys, and the loss is another than the softmax loss of samples.
     """
+    if samples.image.ndim == 3 and not (isinstance(loss, SoftmaxLoss) and loss.likelihood == "samples"):
+        raise UserError("images with several keys need the softmax loss with likelihood = 'samples'")
     is_noiseless = samples.image_queries is None and samples.text_queries is None
 
     def directed(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
@@ -214,12 +219,8 @@ def _mean(
     def device_sum(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
         (image, image_queries), (text, text_queries), weight, ids, mixed = rows
         layout = Layout(loss.form, axes, loss.block_size)
-        index = layout.global_index(weight.shape[0])
-        if image.ndim == 3:
-            # The members of an image belong to the same text: as keys they are duplicates of one another.
-            ids = (*ids, jnp.stack([index, index], axis=1).astype(jnp.uint32))
-        texts = Examples(weight, index, ids)
-        images = dataclasses.replace(texts, mixed=mixed)
+        texts = Examples(weight, layout.global_index(weight.shape[0]), ids)
+        images = dataclasses.replace(texts, mixed=mixed, members=image.shape[1] if image.ndim == 3 else 1)
         image_to_text = Pairs(_queries(image, image_queries), images, text, texts, *shared)
         if is_noiseless:
             return both_directions(image_to_text, layout)
@@ -252,5 +253,4 @@ def _queries(keys: Float[Array, "n *m d"], queries: Queries | None) -> Queries:
 
 def _flat(keys: Float[Array, "n *m d"], examples: Examples) -> tuple[Float[Array, "nm d"], Examples]:
     """Returns the keys of all members, each an example."""
-    members = keys[0].size // keys.shape[-1]
-    return keys.reshape(-1, keys.shape[-1]), jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), examples)
+    return keys.reshape(-1, keys.shape[-1]), jax.tree.map(lambda x: jnp.repeat(x, examples.members, axis=0), examples)

