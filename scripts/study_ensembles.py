@@ -1,4 +1,4 @@
-"""Compares efficient ensembles as e3's Tables 2 to 5 and 12, on the glyph data, over seeds (docs/ensembles.md).
+"""Compares efficient ensembles of e3's Tables 2 to 5 and 12, on the glyph data, over seeds (docs/ensembles.md).
 
     python -m scripts.study_ensembles --output runs/ensembles --seeds 0 1 2 3 4
 
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from lit_het.apps import grid
 from lit_het.apps.quickstart import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
+from lit_het.console import message
 from lit_het.data_pipelines.glyphs import TYPEFACES
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
@@ -29,16 +30,17 @@ from lit_het.eval.ensembles import mean_prediction, score_ensemble
 from lit_het.eval.features import Sets
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.significance import estimate
+from lit_het.eval.significance import estimate, holm, welch
 from lit_het.files import write_atomically
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train_unless_done
-from scripts.ensembles.methods import METHODS, UPSTREAM, Method, downstream, upstream
+from scripts.ensembles.methods import METHODS, ORDERINGS, UPSTREAM, Method, downstream, upstream
 from scripts.noise.paired import cells_of
 
 FIGURES = ("joint_nll", "joint_error", "joint_ece", "fitted_nll", "kl", "individual_nll")
 SET = "held_out_typeface"
+_DEPENDENT = [name for name, method in METHODS.items() if any(part.endswith("/next") for part in method.runs)]
 
 
 def train(root: Path, data: Path, seed: int, names: Sequence[str], steps: int, learning_rate: float) -> None:
@@ -46,13 +48,12 @@ def train(root: Path, data: Path, seed: int, names: Sequence[str], steps: int, l
     num_words = len(read_lines(str(data / "words.txt")))
     for source in UPSTREAM:
         train_unless_done(upstream(source, data, root / f"upstream_{source}", seed, num_words))
-    for name in names:
-        method = METHODS[name]
-        if not method.runs:
-            # Other members of a deep ensemble have other seeds.
-            own = seed + (1000 if name.endswith("_2") and not method.title else 0)
-            start = root / f"upstream_{method.source}"
-            train_unless_done(downstream(name, data, start, root / name, own, steps, learning_rate))
+    runs = [run.removesuffix("/next") for name in names for run in METHODS[name].runs or (name,)]
+    for name in dict.fromkeys(runs):
+        # Other members of a deep ensemble have other seeds.
+        own = seed + (1000 if name.endswith("_2") and not METHODS[name].title else 0)
+        start = root / f"upstream_{METHODS[name].source}"
+        train_unless_done(downstream(name, data, start, root / name, own, steps, learning_rate))
 
 
 def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray, "n m k"], Int[np.ndarray, " n"]]:
@@ -67,10 +68,13 @@ def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray
     predictor = Predictor(model, glyph_classifier.NUM_NAMES, samples=method.samples)
     blocks = list(member_blocks(predictor, opened.features(model.features)))
     log_p, labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-    if method.samples:
-        by_sample = log_p.reshape(len(log_p), method.samples, model.num_predictions, -1)
-        log_p = np.stack([mean_prediction(by_sample[:, :, member]) for member in range(model.num_predictions)], axis=1)
-    return log_p, labels
+    return over_noise(log_p, method.samples) if method.samples else log_p, labels
+
+
+def over_noise(log_p: Float[np.ndarray, "n sm k"], samples: int) -> Float[np.ndarray, "n m k"]:
+    """Returns the mean prediction of each member over its samples; the first sample of every member comes first."""
+    by_sample = log_p.reshape(len(log_p), samples, -1, log_p.shape[2])
+    return np.stack([mean_prediction(by_sample[:, :, member]) for member in range(by_sample.shape[2])], axis=1)
 
 
 def measure(output: Path, data: Path, seed: int, following: int, names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -119,20 +123,52 @@ def conclude(output: Path) -> None:
     if not by_seed:
         raise UserError(f"{output} has no measured runs; leave out --table")
     names = [name for name in METHODS if all(name in found for found in by_seed.values())]
+    if lacking := {name for found in by_seed.values() for name in found} - {*names}:
+        message(f"not measured for every seed, and left out: {', '.join(sorted(lacking))}")
     first = "vmoe_2" if "vmoe_2" in names else names[0]
     names = [first, *(name for name in names if name != first)]
     columns = {}
     for figure in FIGURES:
         values = {name: {seed: found[name][figure] for seed, found in by_seed.items()} for name in names}
         known = {name: of for name, of in values.items() if not any(map(math.isnan, of.values()))}
+        # Every run is in two of these ensembles, whose values are thus not independent: no error, and no test.
+        means = {name: f"{np.mean(list(known.pop(name).values())):.3f}" for name in _DEPENDENT if name in known}
         cells = cells_of(known) if first in known else [estimate(list(of.values())).shown(3) for of in known.values()]
-        columns[figure] = dict(zip(known, cells, strict=True))
+        columns[figure] = dict(zip(known, cells, strict=True)) | means
     lines = [f"| {len(by_seed)} seeds | {' | '.join(FIGURES)} |", f"| --- |{' --- |' * len(FIGURES)}"]
     for name in names:
         cells = (columns[figure].get(name, "") for figure in FIGURES)
         lines.append(f"| {METHODS[name].title} | {' | '.join(cells)} |")
-    write_atomically(output / "table.md", "\n".join(lines) + "\n")
+    legend = (
+        f"In brackets differences from {METHODS[first].title}, seed by seed; * and W: significant by a paired and by "
+    )
+    legend += "Welch's t-test (5 %, with Holm's correction within the column)."
+    write_atomically(output / "table.md", "\n".join([*lines, "", legend, "", *orderings(by_seed)]) + "\n")
     print(f"table: {output / 'table.md'}")
+
+
+def orderings(by_seed: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """Returns the lines of a table of the pairs that the paper compares, with Welch's tests over seeds."""
+    pairs = [pair for pair in ORDERINGS if all({pair[1], pair[2]} <= found.keys() for found in by_seed.values())]
+    figures = ("joint_nll", "fitted_nll", "joint_error")
+    cells: dict[tuple[str, str], list[str]] = {(one, other): [] for _, one, other, _ in pairs}
+    for figure in figures:
+        p_values, differences = {}, {}
+        for one, other in cells:
+            values, against = ([found[name][figure] for found in by_seed.values()] for name in (one, other))
+            differences[one, other] = estimate(list(np.subtract(values, against)))
+            p_values[f"{one} {other}"] = welch(values, against).p_value
+        significant = holm({name: p for name, p in p_values.items() if math.isfinite(p)})
+        for (one, other), difference in differences.items():
+            cells[one, other].append(difference.shown(3) + (" W" if f"{one} {other}" in significant else ""))
+    lines = [
+        f"| e3 | compared | NLL printed | {' | '.join(figures)} |",
+        f"| --- | --- | --- |{' --- |' * len(figures)}",
+    ]
+    for table, one, other, printed in pairs:
+        title = f"{METHODS[one].title} - {METHODS[other].title}"
+        lines.append(f"| {table} | {title} | {printed:+.3f} | {' | '.join(cells[one, other])} |")
+    return lines
 
 
 def run(options: argparse.Namespace) -> None:
@@ -148,8 +184,10 @@ def run(options: argparse.Namespace) -> None:
     for place, seed in enumerate(options.seeds):
         following = options.seeds[(place + 1) % len(options.seeds)]
         names = [name for name in options.methods if name != "vmoe_upstream" or following != seed]
-        found = measure(options.output, data, seed, following, names)
-        write_atomically(options.output / f"seed{seed}" / "figures.json", json.dumps(found, indent=1) + "\n")
+        path = options.output / f"seed{seed}" / "figures.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        found = known | measure(options.output, data, seed, following, names)
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
     conclude(options.output)
 
 

@@ -10,6 +10,7 @@ from scipy import special
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import ImageClassifier
+from lit_het.types import LogitSamples
 
 MEMBERS = np.log(np.array([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], [[0.6, 0.2, 0.2], [0.3, 0.4, 0.3]]]))
 
@@ -47,3 +48,23 @@ def test_an_ensemble_predicts_the_mean_of_its_members_probabilities():
     by_member = quantities.member_log_probabilities(ensemble(), features, key, 0)
     np.testing.assert_allclose(by_member, MEMBERS, rtol=1e-5)
     np.testing.assert_allclose(quantities.log_normalizer(ensemble(), features), 0, atol=1e-6)
+
+
+def test_of_noise_samples_the_first_of_every_member_come_first():
+    def logits(inputs, key, count):
+        assert key is not None
+        return LogitSamples(
+            features=inputs,
+            keys=jax.random.split(key, len(inputs)),
+            prepare=lambda rows: rows,
+            logits=lambda rows, _, index: rows[:, None] * (1 + index)[None, :, None],
+            num_samples=count,
+            examples_per_block=len(inputs),
+            samples_per_block=count,
+        )
+
+    model = dataclasses.replace(ensemble(), logits=logits)
+    features = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32)
+    found = quantities.member_log_probabilities(model, features, jax.random.key(0), 3)
+    expected = [[special.log_softmax(member * (1 + s)) for s in range(3) for member in image] for image in MEMBERS]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
