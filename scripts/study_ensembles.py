@@ -174,11 +174,11 @@ def orderings(by_seed: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[
 def run(options: argparse.Namespace) -> None:
     """Trains and measures what is not finished, and writes the table."""
     data = options.data
+    # The programs of all seeds are the same.
+    jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
     if not options.table:
         glyphs = quickstart_upstream.glyphs()
         write_data(data, dataclasses.replace(glyphs, held_out_typeface=options.typeface or glyphs.held_out_typeface))
-        # The programs of all seeds are the same.
-        jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
         for seed in options.seeds:
             train(options.output / f"seed{seed}", data, seed, options.methods, options.steps, options.learning_rate)
     for place, seed in enumerate(options.seeds):
