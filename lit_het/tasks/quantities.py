@@ -151,4 +151,6 @@ def _each_sample(
 
 def _of_members(rows: Float[Array, "n *rest"], features: Float[Array, "b f"]) -> Float[Array, "b m *rest"]:
     """Separates the members of an ensemble; their rows are adjacent."""
-    return rows.reshape(len(features), len(rows) // len(features), *rows.shape[1:])
+    # Not `len`: the number of images is a symbol where programs are exported for any number.
+    b = features.shape[0]
+    return rows.reshape(b, rows.shape[0] // b, *rows.shape[1:])

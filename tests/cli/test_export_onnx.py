@@ -22,6 +22,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.runs import onnx_folder
 from lit_het.runs.opening import Run
+from lit_het.tasks import quantities
 from lit_het.towers.experts_config import ExpertsConfig
 from tests import tiny
 from tests.cli.test_train import refusal
@@ -190,9 +191,8 @@ def test_bfloat16_is_exported_as_float32(build_run, tmp_path):
     run = build_run(image_tower=dataclasses.replace(exact.task.config.image_tower, encoder=encoder))
     onnx_folder.write(run, tmp_path / "folder", calibrated=True)
     image = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
-    expected = exact.task.image_classifier(exact.params).embeddings(
-        exact.task.features(exact.params, jnp.asarray(image))
-    )
+    features = exact.task.features(exact.params, jnp.asarray(image))
+    expected = quantities.embeddings(exact.task.image_classifier(exact.params), features)
     np.testing.assert_allclose(run_file(tmp_path / "folder/image.onnx", image)["embedding"], expected, atol=1e-5)
 
 
