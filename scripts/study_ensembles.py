@@ -35,6 +35,7 @@ from lit_het.files import write_atomically
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train_unless_done
+from scripts.ensembles.flags import study_parser
 from scripts.ensembles.methods import METHODS, ORDERINGS, UPSTREAM, Method, downstream, upstream
 from scripts.noise.paired import cells_of
 
@@ -193,14 +194,8 @@ def run(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study; user errors are printed as one line, with exit code 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--output", type=Path, default=Path("runs/ensembles"), metavar="DIR")
-    parser.add_argument("--data", type=Path, default=Path("runs/quickstart/data"), metavar="DIR")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = study_parser(__doc__, steps=2000)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
-    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument(
         "--typeface",
@@ -208,7 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="hold out another typeface than the quickstart's, to choose settings",
     )
-    parser.add_argument("--table", action="store_true", help="train nothing; measure the runs and write the table")
     options = parser.parse_args(arguments)
     return grid.run_main("study_ensembles", lambda: run(options))
 

@@ -31,6 +31,7 @@ from lit_het.runs.training import train_unless_done
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.metric_log import read_metrics
+from scripts.ensembles.flags import study_parser
 from scripts.ensembles.methods import METHODS, upstream
 from scripts.noise.paired import cells_of
 
@@ -155,15 +156,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study; user errors are printed as one line, with exit code 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--output", type=Path, default=Path("runs/ensembles"), metavar="DIR")
-    parser.add_argument("--data", type=Path, default=Path("runs/quickstart/data"), metavar="DIR")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--table", action="store_true", help="train nothing; write the table of the finished runs")
-    options = parser.parse_args(arguments)
+    options = study_parser(__doc__, steps=800).parse_args(arguments)
     return grid.run_main("study_keys_of_members", lambda: run(options))
 
 

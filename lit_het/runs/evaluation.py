@@ -39,7 +39,7 @@ def evaluate(
     """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
 
     Several few-shot evaluations with the same fit are followed by their means. The results of experts that are used in
-    another way than in training are not saved: they are of another model, whose temperatures nobody has fitted.
+    another way than in training are not saved: they are of another model, for which no temperatures were fitted.
 
     Args:
         checkpoints: directory of the run, or of each member of an ensemble.

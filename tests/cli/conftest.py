@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -91,7 +92,12 @@ def write_config_file(config, path):
 @pytest.fixture
 def shapes(data, tmp_path):
     """The shapes as a set with two splits, and captions."""
-    for split in ("train", "test"):
-        shutil.copytree(data / "train", tmp_path / "shapes" / split)
-    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
-    return tmp_path / "shapes"
+    return write_splits(data, tmp_path / "shapes", "train", "test")
+
+
+def write_splits(data: Path, folder: Path, *splits: str) -> Path:
+    """Writes the shapes as a set with splits, all of the same images."""
+    for split in splits:
+        shutil.copytree(data / "train", folder / split)
+    shutil.copy(data / "train" / "classnames.txt", folder)
+    return folder

@@ -15,7 +15,7 @@ from lit_het.eval.evaluation import read_records
 from lit_het.runs.opening import open_run
 from lit_het.training import loop
 from tests import tiny
-from tests.cli.conftest import write_config_file
+from tests.cli.conftest import write_config_file, write_splits
 from tests.cli.test_train import refusal
 
 
@@ -43,11 +43,8 @@ def run_of(ensemble, number):
 
 @pytest.fixture
 def shapes(data, tmp_path):
-    """The shapes as a set with two splits, of 40 images and of the same in another order."""
-    for split in ("val", "test"):
-        shutil.copytree(data / "train", tmp_path / "shapes" / split)
-    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
-    return tmp_path / "shapes"
+    """The shapes as a set with two splits, of the same 40 images."""
+    return write_splits(data, tmp_path / "shapes", "val", "test")
 
 
 def test_members_differ_in_their_seeds_alone(ensemble, data, tmp_path):

@@ -23,7 +23,7 @@ class Examples:
         index: position in the global batch; a query and a key of the same index are partners.
         ids: hashes of the image and of the text; a query and a key that share one of them are positives too.
         mixed: what images are mixed of; None for texts, and where they are not mixed.
-        members: keys, or members among the queries, of each example.
+        members: M, keys of each example, or queries of it without noise; above 1 only for images of an ensemble.
     """
 
     weight: Float[Array, " n"]
