@@ -51,7 +51,7 @@ _STEPS, _BATCH_SIZE, _LEARNING_RATE = 1000, 256, 3e-3
 # Captions that are read before anything is embedded.
 _SOME_CAPTIONS = 100
 # Fields that mean nothing where nothing is trained.
-_OF_TRAINING = ("length", "optimizer", "schedule", "average_decay", "cadence", "on_nonfinite", "log")
+_OF_TRAINING = ("length", "optimizer", "schedule", "average_decay", "cadence", "on_nonfinite", "log", "seed")
 
 
 def add_noise(

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lit_het.cli.evaluate import add_model
 from lit_het.cli.prepare import positive
 from lit_het.errors import UserError
 from lit_het.paths import require_run
@@ -43,6 +44,7 @@ def add_to(commands: Any) -> None:
         metavar="S",
         help="noise samples per image, for figures over samples in the saved evaluations; default: none",
     )
+    add_model(parser)
     parser.set_defaults(
         command=_benchmark,
         name="benchmark",
@@ -54,9 +56,12 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.run)
     if "://" not in options.data and not Path(options.data).is_dir():
         raise UserError(f"no folder {options.data}; name the folder above those of the sets with --data")
+    if options.experts and options.output is None:
+        raise UserError("--experts makes another model of the run; name its page with --output FILE.html")
     output = options.output or options.run / "benchmarks" / f"{options.suite}.html"
     if output.suffix != ".html":
         raise UserError(f"--output {output}: name a file that ends in .html")
     from lit_het.apps.benchmark.running import benchmark
 
-    benchmark(options.run, options.suite, options.data, output, prompts=options.prompts, samples=options.samples)
+    how = {name: getattr(options, name) for name in ("prompts", "samples", "pretrained", "experts")}
+    benchmark(options.run, options.suite, options.data, output, **how)

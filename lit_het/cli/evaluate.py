@@ -115,6 +115,14 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of a run; an ensemble takes several, or the directory of lit-het train --members",
     )
+    add_model(parser)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
+    add_uncalibrated(parser)
+    add_distributed(parser)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say where the locked parameters of a run are, and how its experts are used."""
     parser.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
@@ -126,9 +134,6 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         help="use the experts of the image tower in another way than in training, such as num_selected=1, "
         "batch_priority=True eval_capacity_factor=0.5, or dropout_samples=4",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
-    add_uncalibrated(parser)
-    add_distributed(parser)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from lit_het.errors import UserError
-from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.runs.flags import with_flags
 from lit_het.runs.opening import Run
 from lit_het.tasks.classification import ClassificationConfig
@@ -22,8 +21,8 @@ _VALUES = (
 def with_experts(run: Run, fields: Sequence[str]) -> Run:
     """Returns a run with other fields of its experts, such as K, M, the capacity, or samples of dropout.
 
-    A tower that has several predictions then, and had one, has separate embeddings: predictions are averaged. Only an
-    image-text model with another loss than the softmax loss averages its embeddings.
+    A tower that has several predictions then, and had one, has separate embeddings: predictions are averaged. An
+    image-text model whose head or loss takes one key of an image averages its embeddings.
 
     Args:
         run: the trained run.
@@ -48,7 +47,7 @@ def with_experts(run: Run, fields: Sequence[str]) -> Run:
 
 
 def _takes_members(task: ClassificationConfig | ContrastiveConfig) -> bool:
-    return isinstance(task, ClassificationConfig) or isinstance(task.loss, SoftmaxLoss)
+    return isinstance(task, ClassificationConfig) or task.takes_keys
 
 
 def _flags(fields: Sequence[str]) -> list[str]:

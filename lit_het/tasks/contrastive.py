@@ -101,11 +101,7 @@ class ContrastiveConfig:
         for side, tower in self._towers().items():
             if tower.input_size and not isinstance(self.head, BayesVLMContrastiveConfig):
                 raise UserError(f"task.{side}_tower.layer_input is for the head bayes_vlm; set it to False")
-        if self.num_keys > 1 and not (
-            isinstance(self.head, DeterministicContrastiveConfig | HetXLContrastiveConfig)
-            and isinstance(self.loss, SoftmaxLoss)
-            and self.loss.likelihood == "samples"
-        ):
+        if self.num_keys > 1 and not self.takes_keys:
             raise UserError(
                 "image_tower.members = 'apart' gives an image several keys, which need the head 'deterministic' or "
                 "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
@@ -117,6 +113,12 @@ class ContrastiveConfig:
     def num_keys(self) -> int:
         """M, the keys of an image: one of each member of an ensemble whose embeddings stay apart."""
         return self.image_tower.num_members if self.image_tower.members == "apart" else 1
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether an image may have several keys."""
+        has_noise_by_samples = isinstance(self.head, DeterministicContrastiveConfig | HetXLContrastiveConfig)
+        return has_noise_by_samples and isinstance(self.loss, SoftmaxLoss) and self.loss.likelihood == "samples"
 
     def _check_masking(self, masking: MaskingConfig) -> None:
         if not isinstance(self.head, GaussianContrastiveConfig) or not isinstance(self.image_tower, ViTConfig):

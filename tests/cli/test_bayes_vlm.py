@@ -205,7 +205,12 @@ def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, p
     shutil.copytree(posterior / "embeddings/texts", output / "embeddings/images")
     line = refusal(capsys, *arguments(deterministic, pairs, output))
     assert "embeddings/images holds embeddings made for another model or another --task.head" in line
-    for flag in (("--length", "7"), ("--schedule.learning-rate=1e-4",), ("--optimizer.weight-decay", "0.1")):
+    for flag in (
+        ("--length", "7"),
+        ("--schedule.learning-rate=1e-4",),
+        ("--optimizer.weight-decay", "0.1"),
+        ("--seed", "3"),
+    ):
         name = flag[0].partition("=")[0]
         line = refusal(capsys, *arguments(deterministic, pairs, tmp_path / "y", *flag))
         assert line == f"lit-het: {name}: --task.head bayes_vlm trains nothing; leave the flag out"

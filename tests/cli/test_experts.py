@@ -15,12 +15,15 @@ from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import read_records
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.vit import ViTConfig
 from tests import tiny
+from tests.cli.test_benchmark import write_set
 from tests.cli.test_train import refusal
 
 
@@ -80,6 +83,35 @@ def test_a_field_that_is_true_or_false_is_given_by_these_words(vmoe, data, tmp_p
     assert isinstance(tower := run.config.task.image_tower, ViTConfig)
     assert tower.encoder.experts is not None
     assert tower.encoder.experts.batch_priority
+
+
+def test_a_benchmark_of_other_experts_has_its_own_page_and_saves_nothing_in_the_run(vmoe, tmp_path, capsys):
+    write_set(tmp_path, "wds_cifar10")
+    command = ["benchmark", vmoe, "--suite", "clip_benchmark", "--data", tmp_path]
+    assert "name its page with --output" in refusal(capsys, *command, "--experts", "num_selected=1")
+    nll = {}
+    for fields in ("num_selected=2", "num_selected=1"):
+        output = tmp_path / f"{fields}.html"
+        assert main([*map(str, command), "--output", str(output), "--experts", fields]) == 0
+        [found] = json.loads(output.with_suffix(".json").read_text())["sets"].values()
+        nll[fields] = found["figures"]["nll"]
+    assert nll["num_selected=2"] != nll["num_selected=1"]
+    assert not list(read_records(vmoe)), "another model than that of the run"
+
+
+def test_a_loss_that_takes_one_key_of_an_image_averages_the_samples_of_dropout(vmoe, lit_config, tmp_path):
+    tower = open_run(vmoe).config.task.image_tower
+    text = dataclasses.replace(lit_config.task.text_tower, embedding_size=tower.embedding_size)
+    task = dataclasses.replace(
+        lit_config.task,
+        image_tower=tower,
+        text_tower=text,
+        head=GaussianContrastiveConfig(),
+        loss=SoftmaxLoss(),
+    )
+    config = dataclasses.replace(lit_config, task=task, pretrained=PretrainedConfig(vmoe), run_dir=tmp_path / "lit")
+    tiny.finish_untrained(config)
+    assert with_experts(open_run(config.run_dir), ["dropout_samples=3"]).task.num_predictions == 1
 
 
 def test_an_image_text_model_has_a_key_for_each_sample_of_dropout(vmoe, lit_config, tmp_path):

@@ -22,6 +22,7 @@ from lit_het.eval.features import Sets
 from lit_het.eval.prompts import SET_PROMPTS, read_prompts
 from lit_het.eval.report.page import render_page
 from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig
+from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import Run, open_run
 from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel
@@ -30,13 +31,21 @@ _WIDTH_OF_FILES = 160
 
 
 def benchmark(
-    run_dir: Path, suite: str, data: str, output: Path, *, prompts: str = "set", samples: int = 0
+    run_dir: Path,
+    suite: str,
+    data: str,
+    output: Path,
+    *,
+    prompts: str = "set",
+    samples: int = 0,
+    pretrained: Path | None = None,
+    experts: Sequence[str] = (),
 ) -> dict[str, Result]:
     """Evaluates all sets of a suite that lie below a folder, prints tables, and writes a page.
 
-    Every evaluation is saved in the run's folder. The figures stand beside the page as ``.md`` and as ``.json``, which
-    is written after each set: with the same output, sets whose model, settings and data are the same are not evaluated
-    again.
+    Every evaluation is saved in the run's folder, unless its experts are used in another way than in training. The
+    figures stand beside the page as ``.md`` and as ``.json``, which is written after each set: with the same output,
+    sets whose model, settings and data are the same are not evaluated again.
 
     Args:
         run_dir: the run.
@@ -45,13 +54,15 @@ def benchmark(
         output: path of the page.
         prompts: templates, see `ClassNamesConfig`.
         samples: S, the number of noise samples per image, for figures over noise samples in the saved evaluations.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+        experts: fields of the image tower's experts with other values, see `lit_het.runs.experts.with_experts`.
 
     Returns:
         The results by set.
 
     Raises:
-        UserError: the run or the prompts cannot be read, no set is found, or, after all others, a set could not be
-            evaluated.
+        UserError: the run, its experts or the prompts cannot be read, no set is found, or, after all others, a set
+            could not be evaluated.
     """
     chosen = SUITES[suite]
     templates = () if prompts == SET_PROMPTS else read_prompts(prompts)
@@ -62,10 +73,10 @@ def benchmark(
     message(f"{len(found)} of {len(chosen.sets)} sets" + (f"; missing: {', '.join(missing)}" if missing else ""))
     if others:
         message(f"not in the suite {suite}: {', '.join(others)}")
-    run = open_run(run_dir)
+    run = with_experts(open_run(run_dir, pretrained), experts)
     # Read before anything is measured: another file of this name would be overwritten.
     saved, results, failures = read_results(output.with_suffix(".json")), {}, {}
-    measuring = _Measuring(run, run.model(), _identity(run, templates))
+    measuring = _Measuring(run, run.model(calibrated=not experts), _identity(run, templates), is_saved=not experts)
     about = {"suite": suite, "run": str(run_dir), "step": run.step}
     with Bar("benchmark", len(found), "sets") as bar:
         for name, directory in found.items():
@@ -97,6 +108,7 @@ class _Measuring:
     run: Run
     model: EvaluatedModel
     identity: str
+    is_saved: bool
 
     def result(self, config: EvaluationConfig, saved: Result | None) -> Result:
         """Returns the result of an evaluation, the saved one if it is of the same model, settings and data.
@@ -120,7 +132,8 @@ class _Measuring:
         began = time.monotonic()
         evaluation = evaluator(self.model)
         seconds = time.monotonic() - began
-        write_record(evaluation, self.run.run_dir, self.run.step, settings)
+        if self.is_saved:
+            write_record(evaluation, self.run.run_dir, self.run.step, settings)
         spent = sets.spent
         errors = {name: error for name, error in evaluation.errors.items() if math.isfinite(error)}
         found = Result(key, dict(evaluation.figures), errors, spent.num_images, seconds, spent.decoding, spent.tower)
