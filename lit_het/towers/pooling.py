@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from lit_het import sharding
 from lit_het.towers.layers import layer_norm
-from lit_het.towers.transformer import Attention, EncoderConfig
+from lit_het.towers.transformer import EncoderConfig
 
 
 class AttentionPooling(nnx.Module):
@@ -14,7 +14,7 @@ class AttentionPooling(nnx.Module):
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width)))
-        self.attention = Attention(config, rngs)
+        self.attention = config.build_attention(rngs)
         self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
         self.mlp = config.build_mlp(rngs)
 

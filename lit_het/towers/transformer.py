@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import parameters, sharding
 from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.towers.attention import Attention
 from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
@@ -74,6 +75,10 @@ class EncoderConfig:
         """M: outputs of the encoder per example (e3), in evaluation."""
         return 1 if self.experts is None else self.experts.num_predictions
 
+    def build_attention(self, rngs: nnx.Rngs, source_width: int | None = None) -> Attention:
+        """Returns the attention of a block to its own tokens, or to those of another tower."""
+        return Attention(self.width, self.num_heads, self.compute_type, rngs, source_width)
+
     def build_mlp(self, rngs: nnx.Rngs, layer: Callable[..., Any] = linear) -> Mlp:
         """Returns the MLP of a block, or of one expert, of dense layers of a kind."""
         return Mlp(self.width, self.mlp_width, self.activation, self.compute_type, rngs, layer)
@@ -105,42 +110,6 @@ def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -
     return parameters.unflatten({path: above(path, param) for path, param in parameters.flatten(params).items()})
 
 
-class Attention(nnx.Module):
-    """Multi-head attention of queries to tokens.
-
-    Dense layers have flat operands ``[b*n d]``, as XLA's CPU backend is slow at gradients of batched products.
-    """
-
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        self.num_heads = config.num_heads
-        width, dtype = config.width, config.compute_type
-        self.query = linear(width, width, dtype, rngs)
-        self.key = linear(width, width, dtype, rngs)
-        self.value = linear(width, width, dtype, rngs)
-        self.out = linear(width, width, dtype, rngs)
-
-    def __call__(
-        self,
-        queries: Float[Array, "bq d"],
-        tokens: Float[Array, "bn d"],
-        b: Size,
-        present: Bool[Array, "b n"] | None = None,
-        *,
-        causal: bool = False,
-    ) -> Float[Array, "bq d"]:
-        """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent.
-
-        With ``causal``, query i attends to the tokens 0 to i.
-        """
-        # The constraint is on the projections, as the kernels of these layers are split along their outputs: see
-        # as_batch.
-        projected = self.query(queries), self.key(tokens), self.value(tokens)
-        query, key, value = (sharding.as_batch(x).reshape(b, x.shape[0] // b, self.num_heads, -1) for x in projected)
-        mask = None if present is None else present[:, None, None]
-        attended = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
-        return self.out(attended.reshape(queries.shape[0], -1))
-
-
 class Block(nnx.Module):
     """Attention and an MLP or experts with residual connections: ``x + f(norm(x))``, or ``norm(x + f(x))``."""
 
@@ -148,7 +117,7 @@ class Block(nnx.Module):
         self.causal = config.causal
         self.norms_before = config.norm_placement == "before"
         self.attention_norm = layer_norm(config.width, config.norm_epsilon, rngs)
-        self.attention = Attention(config, rngs)
+        self.attention = config.build_attention(rngs)
         self.mlp_norm = layer_norm(config.width, config.norm_epsilon, rngs)
         self.mlp = config.build_mlp(rngs) if experts is None else None
         self.mixture = None if experts is None else Experts(experts, config.width, config.build_mlp, rngs)
