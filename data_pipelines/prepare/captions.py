@@ -1,15 +1,15 @@
-"""Images with several captions each: Karpathy's splits of COCO and Flickr, and COCO's own caption files."""
+"""Images with several captions each: Karpathy's splits of COCO and Flickr, COCO's own caption files, and TextCaps."""
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lit_het.data_pipelines.prepare.archives import Files, open_files
-from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, images_in, select_splits
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, select_splits
+from lit_het.data_pipelines.prepare.listed import Listed, field, match_name, read_object, split_of_listed
 from lit_het.errors import UserError
-from lit_het.untrusted import read_json
 
 # Karpathy's split of those COCO validation images that papers add to the training set.
 _EXTRA_TRAIN_SPLIT = "restval"
@@ -20,9 +20,13 @@ _PUBLISHED = {
     "captions_train2017": {"train": 118_287},
     "captions_val2017": {"val": 5_000},
 }
+_PUBLISHED_TEXTCAPS = {"train": 21_953, "val": 3_166, "test": 3_289}
 
 MAX_FILE_BYTES = 2**28
 """The largest accepted caption file: COCO's have 91 MB, and parsing may take 27 times as much memory."""
+
+MAX_TEXTCAPS_BYTES = 2**29
+"""The largest accepted file of TextCaps: each of 109,765 training captions comes with all of its image, and tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +52,7 @@ def read_captions(source: Path, scratch: Path, split: str | None = None, images:
     Raises:
         UserError: the file has another format, a caption is empty or has no image, or an image is missing.
     """
-    content = _read_json(source)
+    content = read_object(source, MAX_FILE_BYTES)
     if "annotations" in content:
         named = re.search(r"captions_([a-z]+)", source.stem)
         listed = _read_coco(content, source, split or (named[1] if named else "test"))
@@ -62,24 +66,43 @@ def read_captions(source: Path, scratch: Path, split: str | None = None, images:
     )
 
 
-def _read_json(source: Path) -> dict[str, Any]:
-    try:
-        content = read_json(source, MAX_FILE_BYTES)
-    except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror}); name a caption file") from error
-    except ValueError as error:
-        raise UserError(f"{source}: is not JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{source}: is not a caption file, but a {type(content).__name__}; use a published one")
-    return content
+def read_textcaps(source: Path, scratch: Path, split: str | None = None, images: Path | None = None) -> DataSet:
+    """Opens a file of TextCaps; a sample's ``txt`` has one caption per line, and images of the test set have none.
+
+    Args:
+        source: ``TextCaps_0.1_train.json``, ``TextCaps_0.1_val.json`` or ``TextCaps_0.1_test.json``.
+        scratch: a folder with space for decompressed archives.
+        split: None or the split in the name of ``source``.
+        images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
+
+    Raises:
+        UserError: the file has another format or name, a caption is empty, or an image is missing.
+    """
+    named = match_name(source, r"TextCaps_[\d.]+_(train|val|test)\.json", "TextCaps_0.1_val.json")[1]
+    select_splits([named], split, str(source))
+    captions: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
+    for number, entry in enumerate(field(read_object(source, MAX_TEXTCAPS_BYTES), "data", list, str(source))):
+        where = f"{source}: data[{number}]"
+        path = f"{field(entry, 'image_id', str, where)}.jpg"
+        first.setdefault(path, where)
+        texts = captions.setdefault(path, [])
+        if named != "test":
+            texts.append(_one_line(field(entry, "caption_str", str, where), where))
+    listed = [
+        Listed(first[path], path, {"txt": "\n".join(texts).encode()} if texts else {})
+        for path, texts in captions.items()
+    ]
+    files = open_files(images or source.parent, scratch)
+    return DataSet({named: split_of_listed(listed, files, _PUBLISHED_TEXTCAPS[named])})
 
 
 def _read_karpathy(content: dict[str, Any], source: Path) -> list[_Captioned]:
     listed = []
-    for number, image in enumerate(_field(content, "images", list, str(source))):
+    for number, image in enumerate(field(content, "images", list, str(source))):
         where = f"{source}: images[{number}]"
-        split, name = (_field(image, field, str, where) for field in ("split", "filename"))
-        texts = [_field(sentence, "raw", str, where) for sentence in _field(image, "sentences", list, where)]
+        split, name = (field(image, key, str, where) for key in ("split", "filename"))
+        texts = [field(sentence, "raw", str, where) for sentence in field(image, "sentences", list, where)]
         captions = tuple(_one_line(text, where) for text in texts)
         path = f"{image.get('filepath', '')}/{name}".lstrip("/")
         if not re.fullmatch(r"\w{1,100}", split):  # it becomes the name of a folder
@@ -90,28 +113,21 @@ def _read_karpathy(content: dict[str, Any], source: Path) -> list[_Captioned]:
 
 def _read_coco(content: dict[str, Any], source: Path, split: str) -> list[_Captioned]:
     images = {
-        _field(image, "id", int, f"{source}: images[{number}]"): (number, image)
-        for number, image in enumerate(_field(content, "images", list, str(source)))
+        field(image, "id", int, f"{source}: images[{number}]"): (number, image)
+        for number, image in enumerate(field(content, "images", list, str(source)))
     }
     captions: dict[int, list[str]] = {identifier: [] for identifier in images}
-    for number, annotation in enumerate(_field(content, "annotations", list, str(source))):
+    for number, annotation in enumerate(field(content, "annotations", list, str(source))):
         where = f"{source}: annotations[{number}]"
-        identifier = _field(annotation, "image_id", int, where)
+        identifier = field(annotation, "image_id", int, where)
         if identifier not in captions:
             raise UserError(f"{where}: has the unknown image {identifier}; download the file again")
-        captions[identifier].append(_one_line(_field(annotation, "caption", str, where), where))
+        captions[identifier].append(_one_line(field(annotation, "caption", str, where), where))
     listed = []
     for identifier, (number, image) in images.items():
         where = f"{source}: images[{number}]"
-        listed.append(_Captioned(where, _field(image, "file_name", str, where), split, tuple(captions[identifier])))
+        listed.append(_Captioned(where, field(image, "file_name", str, where), split, tuple(captions[identifier])))
     return listed
-
-
-def _field(entry: Any, name: str, kind: type, where: str) -> Any:
-    value = entry.get(name) if isinstance(entry, Mapping) else None
-    if not isinstance(value, kind):
-        raise UserError(f"{where}: has no {name!r}, unlike published caption files; download it again")
-    return value
 
 
 def _one_line(text: str, where: str) -> str:
@@ -127,42 +143,7 @@ def _one_line(text: str, where: str) -> str:
 
 
 def _split(listed: Sequence[_Captioned], files: Files, published: int | None) -> Split:
-    captioned = [one for one in listed if one.captions]
-    names = _find(captioned, files)
-    # A dot would end the key in webdataset.
-    keys = [Path(one.path).stem.replace(".", "_") for one in captioned]
-    first: dict[str, _Captioned] = {}
-    for key, one in zip(keys, captioned, strict=True):
-        if first.setdefault(key, one) is not one:
-            raise UserError(f"{one.where}: {one.path} has the name of {first[key].where}; names must differ")
-    texts = ["\n".join(one.captions) for one in captioned]
-
-    def read(numbers: Sequence[int]) -> Iterator[Sample]:
-        for number in numbers:
-            members = {"txt": texts[number].encode()}
-            yield Sample(files.read(names[number]), files.where(names[number]), members, keys[number])
-
-    return Split(
-        num_samples=len(captioned),
-        read=read,
-        fingerprint=fingerprint([*(f"{name}:{files.sizes[name]}" for name in names), *texts]),
-        published=published,
-        left_out={"without caption": len(listed) - len(captioned)},
-    )
-
-
-def _find(captioned: Sequence[_Captioned], files: Files) -> list[str]:
-    """Returns the file of each image: at the listed path, or else with the same name in any folder."""
-    anywhere: dict[str, list[str]] = {}
-    for name in images_in(files):
-        anywhere.setdefault(name.rpartition("/")[2], []).append(name)
-    found = []
-    for one in captioned:
-        # Archives are unpacked into various folders; a name that is unique is enough.
-        candidates = [one.path] if one.path in files.sizes else anywhere.get(one.path.rpartition("/")[2], [])
-        if not candidates:
-            raise UserError(f"{files.path}: holds no {one.path}, which {one.where} lists; set its folder with --images")
-        if len(candidates) > 1:
-            raise UserError(f"{one.where}: {' and '.join(candidates[:2])} both match; choose with --images")
-        found += candidates
-    return found
+    captioned = [
+        Listed(one.where, one.path, {"txt": "\n".join(one.captions).encode()}) for one in listed if one.captions
+    ]
+    return split_of_listed(captioned, files, published, {"without caption": len(listed) - len(captioned)})

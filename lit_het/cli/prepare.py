@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lit_het.cli import prepare_listed
 from lit_het.errors import UserError
 from lit_het.paths import require_shards, require_source
 
@@ -150,12 +151,6 @@ def _folder(options: argparse.Namespace) -> "DataSet":
     return read_folder(options.source, options.output, options.split)
 
 
-def _captions(options: argparse.Namespace) -> "DataSet":
-    from lit_het.data_pipelines.prepare.captions import read_captions
-
-    return read_captions(options.source, options.output, options.split, options.images)
-
-
 def _img2dataset(options: argparse.Namespace) -> "DataSet":
     from lit_het.data_pipelines.prepare.img2dataset import read_img2dataset
 
@@ -284,21 +279,10 @@ SOURCES = {
         "one subfolder per class, or images with captions in .txt",
         _folder,
     ),
-    "captions": _Source(
-        "images with several captions each: COCO and Flickr, Karpathy's splits or COCO's own",
-        "dataset_coco.json, dataset_flickr30k.json, dataset_flickr8k.json, or captions_val2017.json and the like",
-        _captions,
-        (
-            (
-                "--images",
-                {
-                    "type": Path,
-                    "metavar": "PATH",
-                    "help": "folder of the images; default: beside SOURCE, or below it",
-                },
-            ),
-        ),
-    ),
+    **{
+        kind: _Source(*texts, prepare_listed.read, (prepare_listed.IMAGES,))
+        for kind, texts in prepare_listed.KINDS.items()
+    },
     "img2dataset": _Source(
         "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt", _img2dataset
     ),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lit_het.cli.main import main
-from lit_het.data_pipelines.prepare.captions import read_captions
+from lit_het.data_pipelines.prepare.captions import read_captions, read_textcaps
 from lit_het.errors import UserError
 
 
@@ -33,6 +33,15 @@ OWN = {
         {"id": 1, "image_id": 5, "caption": "a cat"},
         {"id": 2, "image_id": 7, "caption": "a\r\ndog"},
         {"id": 3, "image_id": 5, "caption": "one cat "},
+    ],
+}
+
+TEXTCAPS = {
+    "dataset_type": "val",
+    "data": [
+        {"image_id": "0a", "caption_id": 0, "caption_str": "a sign", "reference_strs": ["a sign", "the\nword"]},
+        {"image_id": "0b", "caption_id": 2, "caption_str": "a bus", "reference_strs": ["a bus"]},
+        {"image_id": "0a", "caption_id": 1, "caption_str": "the\nword", "reference_strs": ["a sign", "the\nword"]},
     ],
 }
 
@@ -90,6 +99,18 @@ def test_cocos_own_files_are_joined_by_image_id(make, write, tmp_path):
     assert list(read_captions(source, tmp_path, "test").splits) == ["test"]
 
 
+def test_textcaps_has_one_line_per_caption_and_its_test_set_none(make, write, tmp_path):
+    dataset = read_textcaps(make(TEXTCAPS, "0a.jpg", "0b.jpg", file="TextCaps_0.1_val.json"), tmp_path)
+    assert dataset.splits["val"].published == 3_166
+    assert captions(write(dataset, tmp_path, "val")) == {"0a": "a sign\nthe word", "0b": "a bus"}
+    bare = {"data": [{"image_id": "0a"}, {"image_id": "0b"}]}
+    dataset = read_textcaps(make(bare, file="TextCaps_0.1_test.json"), tmp_path)
+    assert [(one.key, one.members.keys()) for one in write(dataset, tmp_path, "test")] == [
+        ("0a", {"jpg"}),
+        ("0b", {"jpg"}),
+    ]
+
+
 def changed(content, path: str, value: object):
     """Returns the content with a value at a path such as ``images.0.split``; None removes it."""
     content = json.loads(json.dumps(content))
@@ -117,7 +138,7 @@ def changed(content, path: str, value: object):
             changed(COCO, "images.2.sentences.0.raw", "half \ud800"),
             r"images\[2\]: has a caption that is not valid text",
         ),
-        ([], r"coco\.json: is not a caption file, but a list"),
+        ([], r"coco\.json: is not a published file, but a list"),
         ({"type": "captions"}, r"coco\.json: has no 'images', unlike published"),
         (changed(COCO, "images.1.split", None), r"images\[1\]: has no 'split'"),
         (changed(COCO, "images.2.sentences.0.raw", 3), r"images\[2\]: has no 'raw'"),
@@ -136,6 +157,32 @@ def test_an_invalid_file_is_a_one_line_error_that_names_the_entry(make, tmp_path
     with pytest.raises(UserError, match=message) as caught:
         read_captions(source, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("mine.json", TEXTCAPS, r"mine\.json: its name is not that of a published file; name one, such as TextCaps"),
+        ("TextCaps_0.1_val.json", COCO, r"val\.json: has no 'data'"),
+        ("TextCaps_0.1_val.json", changed(TEXTCAPS, "data.2.caption_str", None), r"data\[2\]: has no 'caption_str'"),
+        ("TextCaps_0.1_val.json", changed(TEXTCAPS, "data.1.caption_str", " "), r"data\[1\]: has an empty caption"),
+        ("TextCaps_0.1_val.json", changed(TEXTCAPS, "data.1.image_id", 7), r"data\[1\]: has no 'image_id'"),
+        (
+            "TextCaps_0.1_val.json",
+            changed(TEXTCAPS, "data.1.image_id", "0c"),
+            r"holds no 0c\.jpg, which .*data\[1\] lis",
+        ),
+    ],
+)
+def test_an_invalid_file_of_textcaps_is_a_one_line_error(make, tmp_path, file, content, message):
+    with pytest.raises(UserError, match=message):
+        read_textcaps(make(content, "0a.jpg", "0b.jpg", file=file), tmp_path)
+
+
+def test_the_command_writes_textcaps(make, written, tmp_path):
+    source = make(TEXTCAPS, "0a.jpg", "0b.jpg", file="TextCaps_0.1_val.json")
+    assert main(["data", "prepare", "textcaps", str(source), str(tmp_path / "out")]) == 0
+    assert captions(written(tmp_path / "out" / "val")) == {"0a": "a sign\nthe word", "0b": "a bus"}
 
 
 def test_a_name_in_two_folders_needs_the_path_in_the_file(make, write, tmp_path):

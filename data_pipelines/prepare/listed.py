@@ -1,0 +1,134 @@
+"""Images that a published JSON file lists with their captions or questions."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_het.data_pipelines.prepare.archives import Files
+from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint, images_in
+from lit_het.errors import UserError
+from lit_het.untrusted import read_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """An image in a JSON file.
+
+    Attributes:
+        where: its entry, for error messages.
+        path: of its file; ``name.*`` has any suffix.
+        members: see `Sample`.
+        key: of its sample; None uses the name of its file.
+    """
+
+    where: str
+    path: str
+    members: Mapping[str, bytes]
+    key: str | None = None
+
+
+def read_object(source: Path, most_bytes: int) -> dict[str, Any]:
+    """Returns the JSON object in a published file.
+
+    Raises:
+        UserError: the file cannot be read, holds anything else, or more than ``most_bytes``.
+    """
+    try:
+        content = read_json(source, most_bytes)
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read ({error.strerror}); put the published file there") from error
+    except ValueError as error:
+        raise UserError(f"{source}: is not JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{source}: is not a published file, but a {type(content).__name__}; download it again")
+    return content
+
+
+def match_name(source: Path, pattern: str, example: str) -> re.Match[str]:
+    """Returns the match of a source's name, which is all that tells the split of some published files.
+
+    Raises:
+        UserError: the name does not match.
+    """
+    match = re.fullmatch(pattern, source.name)
+    if match is None:
+        raise UserError(f"{source}: its name is not that of a published file; name one, such as {example}")
+    return match
+
+
+def field(entry: Any, name: str, kind: type, where: str) -> Any:
+    """Returns a field of an entry.
+
+    Raises:
+        UserError: there is none, or it is not a ``kind``.
+    """
+    value = entry.get(name) if isinstance(entry, Mapping) else None
+    # To Python, true is a whole number, too.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(f"{where}: has no {name!r}, unlike published files; download it again")
+    return value
+
+
+def split_of_listed(
+    listed: Sequence[Listed], files: Files, published: int | None, left_out: Mapping[str, int] | None = None
+) -> Split:
+    """Returns a split of listed images.
+
+    Args:
+        listed: the images.
+        files: the folder or archive that contains them at any depth.
+        published: see `Split`.
+        left_out: see `Split`.
+
+    Raises:
+        UserError: an image is missing, several match, or two have the same name.
+    """
+    names = _find(listed, files)
+    keys = [one.key or key_of(name) for one, name in zip(listed, names, strict=True)]
+    first: dict[str, Listed] = {}
+    for key, one in zip(keys, listed, strict=True):
+        if first.setdefault(key, one) is not one:
+            raise UserError(f"{one.where}: {one.path} has the name of {first[key].where}; names must differ")
+
+    def read(numbers: Sequence[int]) -> Iterator[Sample]:
+        for number in numbers:
+            name = names[number]
+            yield Sample(files.read(name), files.where(name), listed[number].members, keys[number])
+
+    texts = (content for one in listed for content in one.members.values())
+    return Split(
+        num_samples=len(listed),
+        read=read,
+        fingerprint=fingerprint([*(f"{name}:{files.sizes[name]}" for name in names), *texts]),
+        published=published,
+        left_out=left_out or {},
+    )
+
+
+def key_of(path: str) -> str:
+    """Returns the key of an image: its name without its suffix, and without dots, which would end it in webdataset."""
+    return Path(path).stem.replace(".", "_")
+
+
+def _find(listed: Sequence[Listed], files: Files) -> list[str]:
+    """Returns the file of each image: at the listed path, or else with the same name in any folder."""
+    anywhere: dict[str, list[str]] = {}
+    for name in images_in(files):
+        base = name.rpartition("/")[2]
+        anywhere.setdefault(base, []).append(name)
+        anywhere.setdefault(f"{base.rpartition('.')[0]}.*", []).append(name)
+    found = []
+    for one in listed:
+        # Archives are unpacked into various folders; a name that is unique is enough.
+        candidates = [one.path] if one.path in files.sizes else anywhere.get(one.path.rpartition("/")[2], [])
+        if not candidates:
+            raise UserError(f"{files.path}: holds no {one.path}, which {one.where} lists; set its folder with --images")
+        if len(candidates) > 1:
+            # The listed folder may lie below another one.
+            candidates = [name for name in candidates if name.endswith(f"/{one.path}")] or candidates
+        if len(candidates) > 1:
+            raise UserError(f"{one.where}: {' and '.join(candidates[:2])} both match; choose with --images")
+        found += candidates
+    return found
