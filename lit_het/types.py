@@ -42,6 +42,7 @@ class Batch:
             members are concatenated.
         text: token ids.
         text_embedding: precomputed embeddings of a locked text tower, in place of ``text``.
+        text_target: which tokens of ``text`` a decoder is to predict; others are its prompt, or padding.
         image_id, text_id: hashes of the sample and of its token ids, equal for rows with the same image or text.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data.
         weight: of each row in the mean loss; None for 1. Metrics do not use it.
@@ -52,6 +53,7 @@ class Batch:
     image_embedding: Float[Any, "b d"] | None = None
     text: Int[Any, "b l"] | None = None
     text_embedding: Float[Any, "b text_d"] | None = None
+    text_target: Bool[Any, "b l"] | None = None
     image_id: UInt32[Any, "b 2"] | None = None
     text_id: UInt32[Any, "b 2"] | None = None
     label: Int[Any, " b"] | Float[Any, "b k"] | None = None

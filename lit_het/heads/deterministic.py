@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.heads.logits import logits_layer
+from lit_het.heads.logits import LogitsLayer, logits_layer
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.heads.temperature import FixedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
@@ -39,7 +39,7 @@ class DeterministicClassifier(nnx.Module):
     """The head of a `DeterministicConfig`."""
 
     def __init__(self, config: DeterministicConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
-        self.logits = logits_layer(
+        self.logits: LogitsLayer = logits_layer(
             feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
         )
         self.temperature = config.temperature.build()

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Key
 
 from lit_het.errors import require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
-from lit_het.heads.logits import logits_layer
+from lit_het.heads.logits import LogitsLayer, logits_layer
 from lit_het.heads.sampling import (
     SamplingConfig,
     check_order,
@@ -61,7 +61,7 @@ class HetXLClassifier(nnx.Module):
 
     def __init__(self, config: HetXLConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
         self.config = config
-        self.logits = logits_layer(
+        self.logits: LogitsLayer = logits_layer(
             feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
         )
         self.noise_size = config.unshared_size or feature_size

@@ -1,6 +1,9 @@
 """The last layer of classifiers, and its initialization."""
 
+from typing import TypeAlias
+
 from flax import nnx
+from jaxtyping import Array, Float
 
 
 def logits_layer(
@@ -10,3 +13,33 @@ def logits_layer(
     kernel_init = nnx.initializers.zeros if zero_kernel else nnx.initializers.lecun_normal()
     bias_init = nnx.initializers.constant(initial_bias)
     return nnx.Linear(feature_size, num_classes, kernel_init=kernel_init, bias_init=bias_init, rngs=rngs)
+
+
+class TiedLogits(nnx.Module):
+    """Logits of tokens whose kernel is their embedding (Press & Wolf 2017), with biases of its own.
+
+    Args:
+        embedding: of tokens; the parameter is shared, not copied.
+        bias: as in `logits_layer`, or None.
+    """
+
+    def __init__(self, embedding: nnx.Param, bias: nnx.Param | None):
+        self.embedding, self.bias = embedding, bias
+
+    @property
+    def out_features(self) -> int:
+        """The number of tokens."""
+        return self.embedding[...].shape[0]
+
+    @property
+    def kernel(self) -> Float[Array, "d k"]:
+        """The transposed embedding."""
+        return self.embedding[...].T
+
+    def __call__(self, features: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        """Returns the logits."""
+        logits = features @ self.kernel
+        return logits if self.bias is None else logits + self.bias[...][None]
+
+
+LogitsLayer: TypeAlias = nnx.Linear | TiedLogits

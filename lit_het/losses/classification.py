@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import blocks, sharding
+from lit_het.errors import FieldError
 from lit_het.losses.base import weights
 from lit_het.trees import tree_of_arrays
 from lit_het.types import LogitSamples
@@ -48,7 +49,20 @@ class LossAndTop1:
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxCrossEntropy:
-    """``-log 1/S Σ_s softmax(u_s)[y]`` (HET-XL Eq. 2); each example has one class."""
+    """``-log 1/S Σ_s softmax(u_s)[y]`` (HET-XL Eq. 2); each example has one class.
+
+    Attributes:
+        label_smoothing: share of the uniform distribution over all classes in the target (Szegedy et al. 2016, Sec. 7).
+
+    Raises:
+        UserError: a share outside [0, 1).
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise FieldError(self, "label_smoothing", f"{self.label_smoothing} is not in [0, 1)")
 
     def __call__(
         self,
@@ -61,6 +75,8 @@ class SoftmaxCrossEntropy:
     ) -> LossAndTop1:
         """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a label.
 
+        With label smoothing α the weights are ``(1 - α) w_c + α / k``, of all k classes.
+
         Args:
             samples: what the head returns.
             label: of each example, or of each member's prediction of it.
@@ -71,7 +87,7 @@ class SoftmaxCrossEntropy:
 
         def log_probabilities(
             logits: Float[Array, "n t k"], target: LabelMixture
-        ) -> tuple[Float[Array, "n t c"], Float[Array, "n t"]]:
+        ) -> tuple[Float[Array, "n t _"], Float[Array, "n t"]]:
             def label_logit(label: Int[Array, " n"]) -> Float[Array, "n t"]:
                 # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
                 is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
@@ -80,11 +96,19 @@ class SoftmaxCrossEntropy:
             label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
             # Only the logits of the labels are divided by the normalizer: p of all classes would be another array of
             # their size.
-            log_p = label_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            log_p = label_logits - normalizer
+            if self.label_smoothing:
+                # Of every class, as the probabilities of each are averaged over samples before the logarithm.
+                log_p = jnp.concatenate([log_p, logits - normalizer], axis=-1)
             return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
 
-        def cross_entropy(log_p: Float[Array, "n c"], target: LabelMixture) -> Float[Array, " n"]:
-            return -jnp.sum(target.weight * log_p, axis=-1)
+        def cross_entropy(log_p: Float[Array, "n _"], target: LabelMixture) -> Float[Array, " n"]:
+            of_labels, of_classes = jnp.split(log_p, [target.label.shape[-1]], axis=-1)
+            found = -jnp.sum(target.weight * of_labels, axis=-1)
+            if not self.label_smoothing:
+                return found
+            return (1 - self.label_smoothing) * found - self.label_smoothing * of_classes.mean(axis=-1)
 
         if not isinstance(label, LabelMixture):
             label = LabelMixture(label[..., None], jnp.ones((*label.shape, 1)))
@@ -199,6 +223,29 @@ def mean_log_probabilities(
     rows = (samples.features, samples.keys)
     by_member = blocks.scan_examples(block, None, rows, samples.examples_per_block)[1]
     return by_member.reshape(-1, by_member.shape[-1])
+
+
+def label_log_probabilities(samples: LogitSamples, label: Int[Array, " b"]) -> Float[Array, " b"]:
+    """Returns ``log 1/S Σ_s softmax(u_s)[y]`` of the class y of each example.
+
+    Args:
+        samples: samples of the logits, with one prediction of each example.
+        label: class of each example.
+    """
+
+    def block(_: None, rows: Any) -> tuple[None, Float[Array, " n"]]:
+        features, *constants = rows
+
+        def log_probabilities(common: Any, constants: Any, indices: Int[Array, " t"]) -> tuple[Array, Array]:
+            keys, label = constants
+            logits = samples.logits(common, keys, indices)
+            of_label = jnp.take_along_axis(logits, label[:, None, None], axis=-1)[:, :, 0]
+            return of_label - jax.nn.logsumexp(logits, axis=-1), jnp.zeros(logits.shape[:2])
+
+        return None, _log_mean_over_samples(log_probabilities, samples, features, tuple(constants))[0]
+
+    rows = (samples.features, samples.keys, label)
+    return blocks.scan_examples(block, None, rows, samples.examples_per_block)[1]
 
 
 def _mean(

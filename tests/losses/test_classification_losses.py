@@ -69,6 +69,7 @@ def _compiled(cross_entropy):
 
 
 softmax = _compiled(SoftmaxCrossEntropy())
+smoothed = _compiled(SoftmaxCrossEntropy(label_smoothing=0.2))
 _sigmoid = _compiled(SigmoidCrossEntropy())
 
 
@@ -90,6 +91,12 @@ def reference_mixed_softmax(logits, labels):
     return sum(share * reference_softmax(logits, label) for share, label in zip(shares, classes, strict=True))
 
 
+def reference_smoothed(logits, labels):
+    """The loss of the labels, and of the uniform distribution over classes, with the shares 0.8 and 0.2."""
+    uniform = sum(reference_softmax(logits, [k] * B) for k in range(K)) / K
+    return 0.8 * reference_mixed_softmax(logits, labels) + 0.2 * uniform
+
+
 def reference_sigmoid(logits, target):
     """Σ_k -(t log p̄_k + (1 - t) log(1 - p̄_k)), p̄_k = 1/S Σ_s σ(u_sk), for each example."""
     losses = []
@@ -107,9 +114,10 @@ BOTH = pytest.mark.parametrize(
     [
         (softmax, reference_softmax, LABEL),
         (softmax, reference_mixed_softmax, MIXED),
+        (smoothed, reference_smoothed, MIXED),
         (sigmoid, reference_sigmoid, TARGET),
     ],
-    ids=["softmax", "mixed softmax", "sigmoid"],
+    ids=["softmax", "mixed softmax", "smoothed softmax", "sigmoid"],
 )
 
 
@@ -397,3 +405,9 @@ def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, mes
 def test_labels_that_a_loss_can_take_are_accepted():
     ClassificationConfig(num_classes=5).build().check_labels(np.array([0, 4]))
     ClassificationConfig(num_classes=5, loss=SigmoidCrossEntropy()).build().check_labels(TARGET.astype(np.float32))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_of_the_uniform_distribution_is_below_one(share):
+    with pytest.raises(UserError, match=rf"SoftmaxCrossEntropy: label_smoothing = {share} is not in \[0, 1\)"):
+        SoftmaxCrossEntropy(label_smoothing=share)
