@@ -26,8 +26,7 @@ from lit_het.optimizers import Optimizer
 from lit_het.paths import locate_config
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.union import TaskConfig
 from lit_het.training.loop import Cadence
 
 MAX_JSON_BYTES = 2**24
@@ -87,7 +86,7 @@ class ExperimentConfig:
     """
 
     run_dir: Path
-    task: ContrastiveConfig | ClassificationConfig
+    task: TaskConfig
     data: LoaderConfig
     length: Duration
     tokenizer: TokenizerConfig | None = None

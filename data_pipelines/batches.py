@@ -10,7 +10,7 @@ from jaxtyping import UInt32
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.augment import StreamRandom
-from lit_het.data_pipelines.captions import Captions, Tokenizer
+from lit_het.data_pipelines.captions import Captions, Text, Tokenizer
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.images import BrokenImage
@@ -50,11 +50,13 @@ class RawSample:
         shard: the address of the tar file.
         key: within the shard.
         members: content by kind, or why it cannot be read.
+        data_set: its number in a mixture.
     """
 
     shard: str
     key: str
     members: Mapping[str, bytes | Unreadable]
+    data_set: int = 0
 
 
 @runtime_checkable
@@ -114,6 +116,7 @@ class BatchMaker:
 
     Attributes:
         members: the kinds of members that are read.
+        shared: those of all data sets of a mixture; captions may be in another one of each.
         num_classes: of the labels; None without labels.
     """
 
@@ -129,8 +132,10 @@ class BatchMaker:
         self._image_input, self._captions, self._labels, self._texts = image_input, captions, labels, texts
         self._seed, self._faults = seed, faults
         self.num_classes = labels.num_classes if labels else None
-        others = [part.member for part in (captions, texts, labels) if part is not None]
-        self.members = tuple(dict.fromkeys([image_input.member, *others]))
+        others = [part.member for part in (texts, labels) if part is not None]
+        self.shared = tuple(dict.fromkeys([image_input.member, *others]))
+        places = captions.places if captions else ()
+        self.members = tuple(dict.fromkeys([*self.shared, *(place.member for place in places)]))
 
     def make(
         self, samples: Sequence[RawSample | None], positions: Sequence[int] | None, num_samples: int | None
@@ -146,7 +151,7 @@ class BatchMaker:
             UserError: more samples are broken than the limit of ``faults`` allows.
         """
         count = len(samples)
-        rows, valid, captions = self._image_input.zeros(count), np.zeros(count, bool), [""] * count
+        rows, valid, texts = self._image_input.zeros(count), np.zeros(count, bool), [Text("", "")] * count
         label = self._labels.zeros(count) if self._labels else None
         text_rows = self._texts.zeros(count) if self._texts else None
         # One per batch: threads make batches at the same time, and a `StreamRandom` must not be shared.
@@ -156,16 +161,18 @@ class BatchMaker:
             if sample is None:
                 continue
             try:
-                members = {member: content_or_raise(sample.members[member]) for member in self.members}
+                place = self._captions.places[sample.data_set] if self._captions else None
+                wanted = self.shared if place is None else (*self.shared, place.member)
+                members = {member: content_or_raise(sample.members[member]) for member in wanted}
                 generator = None if positions is None else random.at(positions[row])
                 image = self._image_input.read(members[self._image_input.member], generator)
-                if self._captions:
-                    found = self._captions.read(members[self._captions.member])
+                if self._captions and place is not None:
+                    found = self._captions.read(members[place.member], sample.data_set)
                     # By numbers of its own: the same captions are drawn with stored embeddings, which draw no crop.
                     one = 0
                     if positions is not None and len(found) > 1:
                         one = int(random.at(positions[row], _CAPTIONS).integers(len(found)))
-                    captions[row] = found[one]
+                    texts[row] = found[one]
                     if text_rows is not None and self._texts:
                         text_rows[row] = self._texts.view(members[self._texts.member], one)
                 if label is not None and self._labels:
@@ -178,11 +185,12 @@ class BatchMaker:
             rows[row], valid[row] = image, True
         fields: dict[str, Any] = {self._image_input.field: rows, "text_embedding": text_rows}
         if self._captions:
-            text = self._captions.tokenize(captions, valid)
+            of_texts = self._captions.fields(texts, valid)
             # By the shard and the key, not the image: of a stored embedding there are several crops.
             names = ("" if sample is None else f"{sample.shard} {sample.key}" for sample in samples)
             image_id = _hashes(name.encode("utf-8", "surrogateescape") for name in names)
-            fields |= {"text": text, "image_id": image_id, "text_id": _hashes(map(np.ndarray.tobytes, text))}
+            text_id = _hashes(map(np.ndarray.tobytes, of_texts["text"]))
+            fields |= {**of_texts, "image_id": image_id, "text_id": text_id}
         return Batch(valid=valid, label=label, **fields)
 
 
@@ -206,6 +214,6 @@ def batch_maker(
     Raises:
         UserError: the labels cannot be read.
     """
-    captions = Captions(config.captions, config.caption_unit, tokenizer) if tokenizer else None
+    captions = Captions(config.texts, tokenizer) if tokenizer else None
     labels = config.labels.build(storage.parent(address)) if config.labels else None
     return BatchMaker(image_input, captions, labels, texts, config.seed, faults)

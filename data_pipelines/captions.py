@@ -1,13 +1,15 @@
-"""Captions of a sample: the lines of a text, or the texts of a JSON member."""
+"""Texts of a sample: captions, which are the lines of a text or those of a JSON member, or answers to questions."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.storage import Unreadable
+from lit_het.errors import UserError
 from lit_het.untrusted import parse_json
 
 Tokenizer = Callable[[list[str]], np.ndarray]
@@ -54,27 +56,111 @@ def _json_field(text: str, place: str) -> Any:
     return found
 
 
-class Captions:
-    """Token ids ``[b l]``.
+@dataclasses.dataclass(frozen=True)
+class TextPlace:
+    """Where the texts of a data set are, and what a decoder is given before them.
 
-    Args:
-        place: the member that holds captions; ``json/caption`` is the field ``caption`` of a JSON object.
+    Attributes:
+        place: the member, or a field in it, as in `captions_in`; a decoder also reads ``questions`` of a JSON object.
         unit: see `captions_in`.
-        tokenizer: captions to ids.
+        prompt: see `lit_het.data_pipelines.data_config.LoaderConfig`.
     """
 
-    def __init__(self, place: str, unit: CaptionUnit, tokenizer: Tokenizer):
-        self.member = member_of(place)
-        self._place, self._tokenizer = place, tokenizer
-        self._unit: CaptionUnit = unit
+    place: str = "txt"
+    unit: CaptionUnit = "line"
+    prompt: str | None = None
 
-    def read(self, content: bytes) -> list[str]:
-        """Returns the captions in a member; raises as `captions_in` and `text_of`."""
-        return captions_in(text_of(content), self._place, self._unit)
+    @property
+    def member(self) -> str:
+        """The member that holds the texts."""
+        return member_of(self.place)
 
-    def tokenize(self, captions: list[str], valid: np.ndarray) -> np.ndarray:
-        """Returns token ids, zeros in invalid rows."""
-        text = self._tokenizer(captions)
-        # The tokenizer makes an end token of the empty captions of invalid rows.
-        text[~valid] = 0
-        return text
+    def read(self, content: bytes) -> "list[Text]":
+        """Returns the texts in a member: its captions, or the answers to each of its questions.
+
+        Raises:
+            Unreadable: as `captions_in`, or no question has an answer.
+        """
+        text = text_of(content)
+        if self.prompt is None:
+            return [Text("", caption) for caption in captions_in(text, self.place, self.unit)]
+        if not self.place.endswith("/questions"):
+            return [Text(self.prompt, caption) for caption in captions_in(text, self.place, self.unit)]
+        found, entries = [], _json_field(text, self.place)
+        for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            question, answers = (
+                entry.get(name) if isinstance(entry, dict) else None for name in ("question", "answers")
+            )
+            if not isinstance(question, str) or not isinstance(answers, list):
+                raise Unreadable("not a question", f"questions[{number}] has no question and answers")
+            prompt = self.prompt.replace("{question}", question.strip())
+            found += [Text(prompt, answer.strip()) for answer in answers if isinstance(answer, str) and answer.strip()]
+        if not found:
+            raise Unreadable("no answer", "none of its questions has one")
+        return found
+
+
+class Text(NamedTuple):
+    """A text to learn, and what a decoder is given before it."""
+
+    prompt: str
+    text: str
+
+
+@runtime_checkable
+class DecoderTokenizer(Protocol):
+    """Turns prompts and texts into token ids, one after the other."""
+
+    def prompted(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids ``[n l]``, and which of them belong to the text or its end token ``[n l]``."""
+        ...
+
+    def fits(self, prompt: str) -> bool:
+        """Returns whether a prompt leaves room for a token of text and the end token."""
+        ...
+
+
+class Captions:
+    """Token ids ``[b l]`` of texts.
+
+    Args:
+        places: of each data set, see `TextPlace`.
+        tokenizer: texts to ids; where there are prompts, a `DecoderTokenizer`.
+
+    Raises:
+        UserError: there are prompts, and the tokenizer is for text towers only.
+    """
+
+    def __init__(self, places: Sequence[TextPlace], tokenizer: Tokenizer | DecoderTokenizer):
+        self.places, self._tokenizer = tuple(places), tokenizer
+        self._is_prompted = self.places[0].prompt is not None
+        if self._is_prompted and not isinstance(tokenizer, DecoderTokenizer):
+            raise UserError("data.prompt is for decoders, whose tokenizer is a SentencePieceConfig; set `tokenizer`")
+
+    def read(self, content: bytes, data_set: int = 0) -> list[Text]:
+        """Returns the texts in a member of a sample of a data set.
+
+        Raises:
+            Unreadable: as `TextPlace.read`, or a prompt leaves no room for its text.
+        """
+        found = self.places[data_set].read(content)
+        if self._is_prompted:
+            assert isinstance(self._tokenizer, DecoderTokenizer)
+            for prompt in dict.fromkeys(text.prompt for text in found):
+                if not self._tokenizer.fits(prompt):
+                    raise Unreadable("prompt too long", f"no position is left after {prompt[:100]!r}")
+        return found
+
+    def fields(self, texts: list[Text], valid: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the fields of a `Batch`, zeros in invalid rows."""
+        prompts, captions = [text.prompt for text in texts], [text.text for text in texts]
+        if isinstance(self._tokenizer, DecoderTokenizer) and self._is_prompted:
+            ids, target = self._tokenizer.prompted(prompts, captions)
+            found = {"text": ids, "text_target": target}
+        else:
+            assert callable(self._tokenizer)
+            found = {"text": self._tokenizer(captions)}
+        # The tokenizer makes an end token of the empty texts of invalid rows.
+        for rows in found.values():
+            rows[~valid] = 0
+        return found

@@ -6,7 +6,7 @@ It stands apart from both, so that a configuration is read and checked without t
 import dataclasses
 import math
 
-from lit_het.data_pipelines.captions import CaptionUnit
+from lit_het.data_pipelines.captions import CaptionUnit, TextPlace
 from lit_het.data_pipelines.labels import LabelsConfig
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import expand
@@ -23,11 +23,14 @@ class WeightedShards:
         shards: as those of a `LoaderConfig`.
         weight: samples of this set for each one of the `LoaderConfig`'s own shards.
         portion: of its samples.
+        captions, prompt: as those of a `LoaderConfig`; None takes its own.
     """
 
     shards: tuple[str, ...]
     weight: float = 1.0
     portion: Portion = ALL
+    captions: str | None = None
+    prompt: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
@@ -62,9 +65,12 @@ class LoaderConfig:
         portion: of the samples of ``shards``, to hold out a part of a training set for validation.
         suspects: samples of ``shards`` that training leaves out or weights less, by a table of ``lit-het data score``.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
-        captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object.
+        captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object. A decoder
+            also reads the questions and answers that ``lit-het data prepare vqa`` writes, ``json/questions``.
         caption_unit: "line" takes each line of a text, or each text of a JSON list, for a caption, of which training
             draws one by position and evaluation takes the first; "text" takes the whole text for one.
+        prompt: what a decoder is given before a caption or an answer, whose question is ``{question}`` in it; may be
+            empty. None for texts of a text tower.
         preprocessing: of evaluation images.
         crop: the random crop of training images; None uses the evaluation preprocessing.
         augmentations: of training images, in order; not applied in evaluation.
@@ -90,6 +96,7 @@ class LoaderConfig:
     mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
     caption_unit: CaptionUnit = "line"
+    prompt: str | None = None
     preprocessing: Preprocessing = Preprocessing()
     crop: InceptionCrop | RandomCrop | None = None
     augmentations: tuple[Augmentation, ...] = ()
@@ -118,6 +125,12 @@ class LoaderConfig:
             )
         if self.window is not None:
             require_at_least(1, self, "window")
+        if self.prompt is None and any(one.prompt is not None for one in self.mixture):
+            raise UserError("LoaderConfig: a data set of the mixture has a `prompt`; give the others one, '' for none")
+        if self.text_embeddings is not None and any(one.captions is not None for one in self.mixture):
+            raise UserError(
+                "LoaderConfig: text_embeddings are of one kind of `captions`; leave them out of the mixture"
+            )
         if self.stream is not None:
             for field in ("portion", "suspects", "mixture", "shuffle", "window", "embeddings", "text_embeddings"):
                 if getattr(self, field) != getattr(LoaderConfig, field):
@@ -127,6 +140,16 @@ class LoaderConfig:
     def training(self) -> Training:
         """The preprocessing of training images."""
         return Training(self.preprocessing, self.crop, self.augmentations)
+
+    @property
+    def texts(self) -> list[TextPlace]:
+        """Where the texts of each data set are, that of ``shards`` first."""
+        own = TextPlace(self.captions, self.caption_unit, self.prompt)
+        found = [own]
+        for one in self.mixture:
+            place, prompt = one.captions or own.place, own.prompt if one.prompt is None else one.prompt
+            found.append(TextPlace(place, own.unit, prompt))
+        return found
 
     def data_sets(self, *, allow_commands: bool = False) -> list[list[str]]:
         """Returns the tar files of each data set, that of ``shards`` first.

@@ -61,6 +61,7 @@ class ShardIndex:
         optional: kinds that some samples may lack.
         attach: adds to the table of a shard kinds that lie in other files.
         advance: called with 1 after each shard, for a progress bar.
+        own: of each address, a further kind that its samples must have; None for none.
 
     Attributes:
         summaries: of the shards, in order.
@@ -76,14 +77,16 @@ class ShardIndex:
         optional: Sequence[str] = (),
         attach: Callable[[ShardTable], ShardTable] = lambda table: table,
         advance: Callable[[int], None] = lambda count: None,
+        own: Sequence[str] | None = None,
     ):
-        self._required, self._kinds, self._attach = tuple(required), (*required, *optional), attach
+        self._optional, self._attach = tuple(optional), attach
+        self._required = [(*required, *([] if own is None else [own[number]])) for number in range(len(addresses))]
         self.summaries: list[ShardSummary] = []
-        summary = functools.partial(summarize, required=self._required, attach=attach)
+        summary = functools.partial(summarize, attach=attach)
         # Requests to a store overlap; scanning a local shard is bound by the processor.
         is_remote = any(map(storage.is_remote, map(str, addresses)))
         self._pool = ThreadPoolExecutor(storage.MAX_REQUESTS) if is_remote else None
-        for result in (self._pool.map if self._pool else map)(summary, map(str, addresses)):
+        for result in (self._pool.map if self._pool else map)(summary, map(str, addresses), self._required):
             self.summaries.append(result)
             advance(1)
         self._starts = [0, *itertools.accumulate(summary.count for summary in self.summaries)]
@@ -161,7 +164,8 @@ class ShardIndex:
         if table.digest != self.summaries[number].digest:
             raise UserError(f"{table.address}: changed while it was in use; start again")
         table = self._attach(table)
-        return table.only(table.has(self._required), self._kinds)
+        required = self._required[number]
+        return table.only(table.has(required), (*required, *self._optional))
 
 
 def _unreadable(span: Span | None) -> Unreadable | None:

@@ -86,12 +86,18 @@ class Loader:
         self.num_classes = self._maker.num_classes
         # Images are required even if embeddings are read instead: so both give the same order of samples.
         kinds = [part.member for part in (self.stored, self.stored_texts) if part is not None]
-        required = list(dict.fromkeys([IMAGE, *(kind for kind in self._maker.members if kind not in kinds)]))
+        required = list(dict.fromkeys([IMAGE, *(kind for kind in self._maker.shared if kind not in kinds)]))
         addresses = [address for shards in data_sets for address in shards]
-        self.index = ShardIndex(addresses, required, kinds, self._attach, advance)
+        own = None
+        if tokenizer is not None:
+            texts = zip(config.texts, data_sets, strict=True)
+            own = [place.member for place, shards in texts for _ in shards]
+        self.index = ShardIndex(addresses, required, kinds, self._attach, advance, own)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
         self._num_shards = [len(shards) for shards in data_sets]
+        of_shards = np.cumsum([0, *self.index.counts])
+        self._ends = of_shards[np.cumsum(self._num_shards)]
         self._suspects = _suspects(config, self.index, data_sets[0])
         self._weight = 0.0 if config.suspects is None else config.suspects.weight
         self._order, self.numbers = _order(config, self.index.counts, self._num_shards, self._left_out)
@@ -238,7 +244,8 @@ class Loader:
 
     def _raw(self, sample: int, contents: Sequence[bytes | Unreadable]) -> RawSample:
         members = dict(zip(self._maker.members, contents, strict=True))
-        return RawSample(self.index.shard(sample), self.index.key(sample), members)
+        data_set = int(np.searchsorted(self._ends, sample, "right"))
+        return RawSample(self.index.shard(sample), self.index.key(sample), members, data_set)
 
 
 def _stored_embeddings(

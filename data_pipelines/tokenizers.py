@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import sentencepiece
 import tokenizers
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
 from lit_het.data_pipelines import tokenizer_files
 from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, silenced_stderr
@@ -145,6 +145,7 @@ class SentencePieceTokenizer:
         length: tokens per caption.
         lowercase: whether captions are lowercased first.
         padding_id: fills the rest of a row.
+        end_id: of the end token.
         remove_punctuation: whether ASCII punctuation and repeated white space are removed first.
         split_underscores: whether underscores become spaces before that.
 
@@ -169,8 +170,8 @@ class SentencePieceTokenizer:
             raise UserError(f"is not a SentencePiece model ({error}); train one or copy it again") from error
         except RuntimeError as error:
             raise UserError("is not a SentencePiece model; train one or copy it again") from error
-        self._end_id = self._processor.eos_id()
-        if self._end_id < 0:
+        self.end_id = self._processor.eos_id()
+        if self.end_id < 0:
             raise UserError("the model has no end token; train it with an eos_id")
         self.padding_id = self._processor.pad_id() if padding_id is None else padding_id
         if not 0 <= self.padding_id < self.vocabulary_size:
@@ -195,8 +196,38 @@ class SentencePieceTokenizer:
             pieces = self._processor.EncodeAsIds(self._prepared(caption))[: self.length - 1]
             ids[row, : len(pieces)] = pieces
             # SigLIP and LiT pool the last position: a caption that is cut must end like any other.
-            ids[row, len(pieces)] = self._end_id
+            ids[row, len(pieces)] = self.end_id
         return ids
+
+    def prompted(
+        self, prompts: list[str], texts: list[str]
+    ) -> tuple[Int32[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
+        """Tokenises prompts and the texts after them: pieces of both, the end token, then padding.
+
+        Returns:
+            The ids, and which of them are to be learned: those of the text, which may be cut, and the end token.
+
+        Raises:
+            UserError: a prompt leaves no room for its text.
+        """
+        ids = np.full((len(prompts), self.length), self.padding_id, np.int32)
+        target = np.zeros(ids.shape, bool)
+        for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            before = self._processor.EncodeAsIds(self._prepared(prompt))
+            if not self.fits(prompt):
+                raise UserError(
+                    f"the prompt {prompt[:100]!r} has {len(before)} tokens, too many for {self.length}; shorten it, "
+                    "or set --tokenizer.length"
+                )
+            pieces = [*before, *self._processor.EncodeAsIds(self._prepared(text))][: self.length - 1]
+            ids[row, : len(pieces)] = pieces
+            ids[row, len(pieces)] = self.end_id
+            target[row, len(before) : len(pieces) + 1] = True
+        return ids, target
+
+    def fits(self, prompt: str) -> bool:
+        """Returns whether a prompt leaves room for a token of text and the end token."""
+        return len(self._processor.EncodeAsIds(self._prepared(prompt))) <= self.length - 2
 
     def _prepared(self, caption: str) -> str:
         caption = tokenizer_files.truncate(caption)

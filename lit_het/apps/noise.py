@@ -38,7 +38,7 @@ from lit_het.runs.importing import ImportOptions, import_weights, require_no_opt
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train_unless_done
 from lit_het.schedules import Schedule
-from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.training.loop import Cadence
 
 LEAST_PAIRS = 1000
@@ -222,6 +222,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
     _check_model(model, str(source))
     assert model.tokenizer is not None, "checked"
     run = open_run(source)
+    assert isinstance(run.task, ContrastiveTask), "checked"
     # τ and the bias start where the model's training left them.
     bias = run.params.get("head", {}).get("bias")
     head = HetXLContrastiveConfig(

@@ -12,10 +12,12 @@ from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.directory import config_path, load_config
+from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.masking import MaskingConfig
+from lit_het.tasks.union import AnyTask
 from lit_het.towers.vit import ViTConfig
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ CHANGEABLE_FIELDS = (
     "pretrained.run",
     "task.image_tower.weights",
     "task.text_tower.weights",
+    "task.decoder.encoder.remat",
+    "task.decoder.encoder.unrolled",
     "task.image_tower.encoder.remat",
     "task.image_tower.encoder.unrolled",
     "task.text_tower.encoder.remat",
@@ -121,8 +125,22 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                     f"tower has length {text.length} and {text.vocabulary_size} tokens; set --tokenizer.length and "
                     "--task.text-tower.length, or --task.text-tower.vocabulary-size"
                 )
+            if config.data.prompt is not None:
+                raise UserError("data.prompt is for decoders; leave it out for an image-text model")
             if task.masking is not None:
                 _check_masking(task.masking, config.data, tokenizer)
+        case CaptioningConfig(decoder=decoder):
+            if tokenizer is None or config.data.prompt is None:
+                raise UserError(
+                    "a decoder needs texts: name a `tokenizer`, and set `data.prompt`, '' for no prompt, in the "
+                    "configuration file"
+                )
+            if tokenizer.length != decoder.length or tokenizer.vocabulary_size > decoder.vocabulary_size:
+                raise UserError(
+                    f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the decoder "
+                    f"has length {decoder.length} and {decoder.vocabulary_size} tokens; set --tokenizer.length and "
+                    "--task.decoder.length, or --task.decoder.vocabulary-size"
+                )
 
 
 def _check_masking(masking: MaskingConfig, data: LoaderConfig, tokenizer: Tokenizer) -> None:
@@ -166,7 +184,7 @@ def unseen_pixels(tower: ImageTowerConfig) -> str | None:
 
 def check_embeddings(
     loader: "Loader | Stream",
-    task: ContrastiveTask | ClassificationTask,
+    task: AnyTask,
     tower: Callable[[], str],
     text_tower: Callable[[], str],
 ) -> None:
@@ -180,10 +198,12 @@ def check_embeddings(
     for side, inputs, flag, stored, fingerprint in sides:
         if stored is None:
             continue
-        if not isinstance(task, ContrastiveTask):
-            raise UserError(f"a classifier is trained on images; leave out --data.{flag}")
+        if isinstance(task, ClassificationTask) or (side == "text" and isinstance(task, CaptioningTask)):
+            raise UserError(
+                f"{'a classifier' if side == 'image' else 'the model'} is trained on {inputs}; leave out --data.{flag}"
+            )
         if f"{side}_tower" in task.trained:
             raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")
-        if side == "image" and task.config.mixing is not None:
+        if side == "image" and isinstance(task, ContrastiveTask) and task.config.mixing is not None:
             raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
         stored.check_tower(fingerprint())

@@ -18,8 +18,7 @@ from lit_het.eval.evaluation import Drawing, Evaluation, line, write_record
 from lit_het.eval.features import Sets
 from lit_het.eval.suite import EvaluationConfig
 from lit_het.runs.predictor import Programs
-from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.union import AnyTask
 from lit_het.training.metric_log import read_metrics
 from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel, Params
@@ -27,7 +26,7 @@ from lit_het.types import EvaluatedModel, Params
 
 def opened_evaluations(
     config: ExperimentConfig,
-    task: ContrastiveTask | ClassificationTask,
+    task: AnyTask,
     locked: Params,
     trainable: Params,
     tokenizer: Tokenizer | None,

@@ -8,6 +8,7 @@ from lit_het.runs.flags import with_flags
 from lit_het.runs.opening import Run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.union import TaskConfig
 from lit_het.towers.vit import ViTConfig
 
 # Others have no effect outside training, or belong to the parameters.
@@ -46,8 +47,8 @@ def with_experts(run: Run, fields: Sequence[str]) -> Run:
     return dataclasses.replace(run, config=dataclasses.replace(run.config, task=config), task=config.build())
 
 
-def _takes_members(task: ClassificationConfig | ContrastiveConfig) -> bool:
-    return isinstance(task, ClassificationConfig) or task.takes_keys
+def _takes_members(task: TaskConfig) -> bool:
+    return isinstance(task, ClassificationConfig) or (isinstance(task, ContrastiveConfig) and task.takes_keys)
 
 
 def _flags(fields: Sequence[str]) -> list[str]:

@@ -9,15 +9,12 @@ from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
 from lit_het.runs.pretrained import load_pretrained, load_weights
-from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.union import AnyTask
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 
-def initial_params(
-    config: ExperimentConfig, task: ContrastiveTask | ClassificationTask, mesh: Mesh
-) -> tuple[Params, Params]:
+def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple[Params, Params]:
     """Returns (locked, trainable) parameters on the mesh; only those that are not loaded are drawn."""
     key = jax.random.key(config.seed)
     shapes = task.shapes

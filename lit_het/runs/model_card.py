@@ -6,6 +6,8 @@ from pathlib import Path
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.eval.evaluation import read_records
 from lit_het.runs.opening import Run
+from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 
 _TEXT = """\
@@ -64,9 +66,13 @@ def _what(config: ExperimentConfig) -> str:
     towers = [type(task.image_tower).__name__.removesuffix("Config")]
     if isinstance(task, ContrastiveConfig):
         towers.append(type(task.text_tower).__name__.removesuffix("Config"))
-    kind = (
-        "An image-text model" if isinstance(task, ContrastiveConfig) else f"A classifier of {task.num_classes} classes"
-    )
+    match task:
+        case ContrastiveConfig():
+            kind = "An image-text model"
+        case ClassificationConfig():
+            kind = f"A classifier of {task.num_classes} classes"
+        case CaptioningConfig():
+            kind = "A text decoder on an image tower"
     return f"{kind}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
 
 

@@ -34,6 +34,7 @@ from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance
 from lit_het.runs.opening import Run
 from lit_het.tasks import quantities
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
@@ -58,8 +59,11 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
         calibrated: whether the script applies the temperatures of ``lit-het calibrate``, if there are any.
 
     Raises:
-        UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow.
+        UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow, or it is
+            a decoder.
     """
+    if isinstance(run.task, CaptioningTask):
+        raise UserError(f"{run.run_dir} is a decoder, which is not exported to ONNX; export with --to lit-het")
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
     # All models are converted before the first file is written: one may be refused.

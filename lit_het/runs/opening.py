@@ -29,7 +29,7 @@ from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.union import AnyTask
 from lit_het.types import Calibration, EvaluatedModel, Params
 
 
@@ -48,7 +48,7 @@ class Run:
 
     run_dir: Path
     config: ExperimentConfig
-    task: ContrastiveTask | ClassificationTask
+    task: AnyTask
     params: Params
     tokenizer: Tokenizer | None
     step: int

@@ -15,6 +15,7 @@ from lit_het.durations import RunLength
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
+from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.dispatch import DISPATCH
 from lit_het.training.step import initial_state, jit_step, make_train_step
@@ -106,11 +107,14 @@ class Step:
         image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
         is_stored = self.config.data.embeddings is not None
         suspects = self.config.data.suspects
-        text = stored_text = ids = label = None
+        text = stored_text = target = ids = label = None
         if isinstance(task, ContrastiveConfig):
             if self.config.data.text_embeddings is not None:
                 stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
+        elif isinstance(task, CaptioningConfig):
+            text, ids = of(task.decoder.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
+            target = of(task.decoder.length, dtype=jnp.bool_)
         else:
             shape = task.loss.label_shapes(task.num_classes)[0]
             label = of(*shape, dtype=jnp.float32 if shape else jnp.int32)
@@ -120,6 +124,7 @@ class Step:
             "image_embedding": stored if is_stored else None,
             "text": text,
             "text_embedding": stored_text,
+            "text_target": target,
             "image_id": ids,
             "text_id": ids,
             "label": label,
@@ -132,7 +137,7 @@ class Step:
         locked, trainable = self.inputs.locked, self.inputs.state.params
         return {
             part: (parameters.count(locked.get(part, {})), parameters.count(trainable.get(part, {})))
-            for part in ("image_tower", "text_tower", "head")
+            for part in ("image_tower", "text_tower", "decoder", "head")
             if part in locked or part in trainable
         }
 
@@ -167,9 +172,14 @@ class Step:
         """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
         if not isinstance(task, ContrastiveConfig):
-            block = task.head.sampling
+            block, num_classes = task.head.sampling, 0
+            if isinstance(task, CaptioningConfig):
+                # Of every token of a text.
+                rows, num_classes = rows * task.decoder.length, task.decoder.vocabulary_size
+            else:
+                num_classes = task.num_classes
             vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
-            return _COPIES_OF_LOGITS * vectors * task.num_classes * item
+            return _COPIES_OF_LOGITS * vectors * num_classes * item
         all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
         num_keys = rows if task.loss.form == "ring" else all_rows
         vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)

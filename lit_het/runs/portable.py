@@ -22,7 +22,7 @@ from lit_het.runs import directory
 from lit_het.runs.directory import config_path
 from lit_het.runs.saved_calibration import copy_calibration
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.union import AnyTask
 from lit_het.types import Params
 
 FILES = ("config.json", "manifest.json", "tokenizer.model", "calibration.json", "model.safetensors")
@@ -99,7 +99,7 @@ def _without_training(config: ExperimentConfig) -> ExperimentConfig:
     )
 
 
-def read(folder: Path, task: ContrastiveTask | ClassificationTask) -> tuple[Params, int]:
+def read(folder: Path, task: AnyTask) -> tuple[Params, int]:
     """Returns the parameters of all parts, without ``head`` if only an image tower was written, and the step.
 
     Args:

@@ -14,9 +14,9 @@ from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.gaussian import GaussianContrastiveConfig, variances_of_texts
 from lit_het.heads.sampling import in_pairs
-from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.quantities import Quantity
+from lit_het.tasks.union import AnyTask
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
 
 
@@ -29,7 +29,7 @@ class Programs:
         tokenizer: for captions; None for a classifier.
     """
 
-    def __init__(self, task: ContrastiveTask | ClassificationTask, mesh: Mesh, tokenizer: Tokenizer | None):
+    def __init__(self, task: AnyTask, mesh: Mesh, tokenizer: Tokenizer | None):
         self.task, self._mesh, self._tokenizer = task, mesh, tokenizer
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
 
@@ -104,7 +104,7 @@ class Programs:
         return ImageFeatures(extract, of_tower.num_members, shards, tower, of_tower.mean_size)
 
     def _text_encoder(self, params: Params, tower: str) -> TextEncoder | None:
-        if isinstance(self.task, ClassificationTask):
+        if not isinstance(self.task, ContrastiveTask):
             return None
         encode_text, mean_text_key = self.task.encode_text, self.task.mean_text_key
 
@@ -184,7 +184,9 @@ class Model:
     ) -> np.ndarray:
         """Computes a quantity of all images, see `lit_het.types.EvaluatedModel`."""
         if self.num_classes == 0:
-            raise UserError("an imported image tower has no head; only its features can be evaluated")
+            raise UserError(
+                "the model has no classes (an imported image tower, or a decoder); only its features can be evaluated"
+            )
         found = self.programs.quantity(quantity, self.params, blocks, seeds, classes, num_samples)
         if np.isnan(found).any():
             raise UserError(

@@ -18,8 +18,8 @@ from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.runs.directory import check_chain, checkpoint_dir, find_pretrained, load_config
 from lit_het.runs.tower_fingerprints import EXECUTION_FIELDS
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.union import AnyTask, TaskConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
@@ -134,9 +134,7 @@ def _resampled(source: ExperimentConfig, wanted: dict[str, Any]) -> dict[str, An
     return shapes
 
 
-def load_weights(
-    config: ContrastiveConfig | ClassificationConfig, shapes: Params, shardings: Params | None = None
-) -> Params:
+def load_weights(config: TaskConfig, shapes: Params, shardings: Params | None = None) -> Params:
     """Returns the parameters of all towers that have ``weights``, by tower.
 
     The last dense layer may exist only in the source or only in the tower; it is then not loaded.
@@ -164,7 +162,7 @@ def load_weights(
         source = getattr(found, part)
         is_adapted = adapting.is_adapted(source, tower)
         form = adapting.source_form(source, tower) if is_adapted else tower
-        ends = {field: layer for field, layer in LAST_LAYERS if _is_in_one(field, source, form)}
+        ends = _optional_layers(source, form)
         _check_same_source(source, form, part, tuple(ends))
         of_tower = _tower_shapes(form) if is_adapted else shapes[part]
         wanted = {name: tree for name, tree in of_tower.items() if name not in ends.values()}
@@ -178,9 +176,18 @@ def load_weights(
     return loaded
 
 
-def _is_in_one(field: str, *towers: Any) -> bool:
-    """Returns whether exactly one of two towers has the layer of a field."""
-    return len({bool(getattr(tower, field, None)) for tower in towers}) == 2
+def _optional_layers(theirs: Any, ours: Any) -> dict[str, str]:
+    """Returns the layers after the last block that only one of two towers has, by the fields that say so."""
+    ends = {
+        field: layer
+        for field, layer in LAST_LAYERS
+        if bool(getattr(theirs, field, None)) != bool(getattr(ours, field, None))
+    }
+    pooled = getattr(theirs, "pooling", None), getattr(ours, "pooling", None)
+    # A decoder attends to all tokens (but a class token is one of them, and takes part in every block).
+    if pooled in (("mean", "none"), ("first", "none"), ("attention", "none")):
+        ends["pooling"] = "pooling"
+    return ends
 
 
 def _weights_options(tower: ViTConfig | TextConfig | BertConfig) -> dict[str, Any]:
@@ -213,7 +220,7 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
             )
 
 
-def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
+def abstract_params(task: AnyTask) -> Params:
     """Returns the shapes of a task's parameters on one device, to restore into."""
     return _on_one_device(task.shapes)
 
@@ -229,7 +236,7 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
     Raises:
         UserError: the towers differ in anything else.
     """
-    ends = {field: f"image_tower/{layer}/" for field, layer in LAST_LAYERS if _is_in_one(field, theirs, ours)}
+    ends = {field: f"image_tower/{layer}/" for field, layer in _optional_layers(theirs, ours).items()}
     for field, (before, now) in _differences(theirs, ours).items():
         if field not in (*ends, *RESAMPLED_FIELDS):
             raise UserError(
@@ -239,7 +246,7 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
     return tuple(ends.values())
 
 
-def _check_same_text_tower(source: ContrastiveConfig | ClassificationConfig, ours: Any, origin: Path) -> None:
+def _check_same_text_tower(source: TaskConfig, ours: Any, origin: Path) -> None:
     if not isinstance(source, ContrastiveConfig):
         raise UserError(f"{origin} is a classifier without a text tower; lock that of an image-text model")
     for field, (before, now) in _differences(source.text_tower, ours).items():

@@ -44,7 +44,7 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.union import AnyTask
 from lit_het.training import loop, preemption
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
@@ -313,7 +313,7 @@ class _Saver:
         self.checkpoints.finish()
 
 
-def _to_devices(batches: Iterator[Batch], task: ContrastiveTask | ClassificationTask, mesh: Mesh) -> Iterator[Batch]:
+def _to_devices(batches: Iterator[Batch], task: AnyTask, mesh: Mesh) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(task, ClassificationTask):
             task.check_labels(np.asarray(batch.label))

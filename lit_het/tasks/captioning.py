@@ -17,6 +17,7 @@ from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
@@ -82,7 +83,11 @@ class Captioner(nnx.Module):
 
 
 class CaptioningTask:
-    """The task of a `CaptioningConfig`."""
+    """The task of a `CaptioningConfig`; it writes text and has no classes of images."""
+
+    num_classes, num_predictions = 0, 1
+    has_image_noise = has_class_probabilities = False
+    antithetic = None
 
     def __init__(self, config: CaptioningConfig):
         self.config = config
@@ -123,6 +128,10 @@ class CaptioningTask:
         if isinstance(self.config.head, HetXLConfig):
             metrics["token_noise_norm"] = masked_mean(model.head.noise_norm(samples.features), counted.reshape(-1))
         return result.loss + sum(auxiliary_losses.values()), metrics
+
+    def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
+        """Raises a `UserError`, as the model is none."""
+        raise UserError("the model writes text, and has no classes; use lit-het caption or lit-het ask")
 
     def next_tokens(
         self, params: Params, source: Float[Array, "b n width"], text: Int[Array, "bt l"], key: Key[Array, ""] | None

@@ -18,7 +18,7 @@ from lit_het.checkpoints.huggingface.tokenizer import read_settings, tokenizer_f
 from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.checkpoints.weights import open_weights
 from lit_het.data_pipelines import images, storage
-from lit_het.data_pipelines.captions import Captions
+from lit_het.data_pipelines.captions import TextPlace
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
 from lit_het.data_pipelines.index import ShardIndex
@@ -111,7 +111,7 @@ _MEMBERS: dict[str, Callable[[bytes], Any]] = {
     "npy": MultiHotLabels("names", 8).encode,
     "txt": CaptionWordsLabels("words", ("red", "bar")).encode,
     "cls": ClassIndexLabels("names", 8).encode,
-    "json": Captions("json/caption", "line", _tokenized).read,
+    "json": TextPlace("json/caption").read,
 }
 
 

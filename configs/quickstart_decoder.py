@@ -1,0 +1,41 @@
+"""A text decoder that writes the name of a character, on the locked tower of the quickstart (SoViT App. C, in small)."""
+
+import dataclasses
+from pathlib import Path
+
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.configs.quickstart_lit_deterministic import TEXT_LENGTH, VOCABULARY_SIZE
+from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
+from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.durations import Duration
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.optimizers import AdamW, Optimizer
+from lit_het.schedules import Schedule
+from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.training.loop import Cadence
+
+
+def get_config(root: Path = ROOT) -> ExperimentConfig:
+    """Returns the run; ``root`` contains the data and the upstream run of ``lit-het quickstart``."""
+    blocks = EncoderConfig(width=128, depth=2, mlp_width=512, num_heads=4, causal=True, unrolled=True)
+    return ExperimentConfig(
+        run_dir=root / "decoder",
+        task=CaptioningConfig(
+            image_tower=dataclasses.replace(IMAGE_TOWER, pooling="none"),
+            decoder=DecoderConfig(VOCABULARY_SIZE, TEXT_LENGTH, blocks, tied_output=True, dropout=0.1),
+            head=DeterministicConfig(),
+            loss=SoftmaxCrossEntropy(),
+        ),
+        data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=128, threads=1, prompt=""),
+        tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),
+        pretrained=PretrainedConfig(run=root / "upstream"),
+        calibration=None,
+        length=Duration(1500),
+        optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-6),
+        schedule=Schedule(learning_rate=2e-3, warmup=Duration(50)),
+        cadence=Cadence(log_steps=25, save_steps=500),
+    )
