@@ -287,7 +287,7 @@ def _update(value: Any) -> None:
         value.setdefault("calibration", None)
     if value.get("type") in ("SoftmaxLoss", "SigmoidLoss"):
         value.setdefault("duplicates", "negatives")
-    if {"shards", "captions"} <= value.keys():
+    if {"shards", "captions", "image_size"} <= value.keys():
         value.setdefault("caption_unit", "text")
 
 

@@ -1,4 +1,4 @@
-"""A text decoder that writes the name of a character, on the locked tower of the quickstart (SoViT App. C, in small)."""
+"""A decoder that writes the name of a character, on the locked tower of the quickstart (SoViT App. C, in small)."""
 
 import dataclasses
 from pathlib import Path

@@ -16,7 +16,7 @@ import tokenizers
 from jaxtyping import Bool, Int32
 
 from lit_het.data_pipelines import tokenizer_files
-from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, silenced_stderr
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig, silenced_stderr
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
@@ -193,7 +193,7 @@ class SentencePieceTokenizer:
         """Tokenises captions: pieces, the end token, then padding."""
         ids = np.full((len(captions), self.length), self.padding_id, np.int32)
         for row, caption in enumerate(captions):
-            pieces = self._processor.EncodeAsIds(self._prepared(caption))[: self.length - 1]
+            pieces = self.pieces(caption)[: self.length - 1]
             ids[row, : len(pieces)] = pieces
             # SigLIP and LiT pool the last position: a caption that is cut must end like any other.
             ids[row, len(pieces)] = self.end_id
@@ -213,13 +213,13 @@ class SentencePieceTokenizer:
         ids = np.full((len(prompts), self.length), self.padding_id, np.int32)
         target = np.zeros(ids.shape, bool)
         for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-            before = self._processor.EncodeAsIds(self._prepared(prompt))
+            before = self.pieces(prompt)
             if not self.fits(prompt):
                 raise UserError(
                     f"the prompt {prompt[:100]!r} has {len(before)} tokens, too many for {self.length}; shorten it, "
                     "or set --tokenizer.length"
                 )
-            pieces = [*before, *self._processor.EncodeAsIds(self._prepared(text))][: self.length - 1]
+            pieces = [*before, *self.pieces(text)][: self.length - 1]
             ids[row, : len(pieces)] = pieces
             ids[row, len(pieces)] = self.end_id
             target[row, len(before) : len(pieces) + 1] = True
@@ -227,7 +227,15 @@ class SentencePieceTokenizer:
 
     def fits(self, prompt: str) -> bool:
         """Returns whether a prompt leaves room for a token of text and the end token."""
-        return len(self._processor.EncodeAsIds(self._prepared(prompt))) <= self.length - 2
+        return len(self.pieces(prompt)) <= self.length - 2
+
+    def pieces(self, text: str) -> list[int]:
+        """Returns the ids of a text's pieces, all of them and without control tokens."""
+        return self._processor.EncodeAsIds(self._prepared(text))
+
+    def piece(self, number: int) -> str:
+        """Returns the text of a piece, with a space where a word begins; empty for the end token."""
+        return "" if number == self.end_id else self._processor.IdToPiece(number).replace("▁", " ")
 
     def _prepared(self, caption: str) -> str:
         caption = tokenizer_files.truncate(caption)
@@ -360,37 +368,6 @@ def _one_line_errors(what: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{what} ({reason}); use the one that comes with the model's weights") from error
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorFlowTextConfig:
-    """A ``vocab.txt`` of BERT, read by TensorFlow Text, which LiT's published BERT towers were trained with.
-
-    Attributes:
-        model: the file, one word piece per line.
-        length: tokens per caption, control tokens included.
-        lowercase: fold case and remove accents first; False for a cased vocabulary.
-        end_token: end captions with ``[SEP]``; LiT's own towers were trained without it.
-        padding_id: None uses ``[PAD]``.
-    """
-
-    model: Path
-    length: int = 16
-    lowercase: bool = True
-    end_token: bool = True
-    padding_id: int | None = None
-
-    def build(self) -> TensorFlowTextTokenizer:
-        """Reads the file.
-
-        Raises:
-            UserError: it is missing or not a vocabulary of BERT, or TensorFlow Text is not installed.
-        """
-        model_bytes = tokenizer_files.read(self.model)
-        try:
-            return TensorFlowTextTokenizer(model_bytes, self.length, self.lowercase, self.end_token, self.padding_id)
-        except UserError as error:
-            raise UserError(f"{self.model}: {error}") from error
 
 
 TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig | TensorFlowTextConfig

@@ -32,7 +32,10 @@ html_show_copyright = False
 # Sphinx complains about a page that is in none of these.
 NAVIGATION = {
     "Learn": ("tutorial", "notebook", "quickstart"),
-    "Train": ("data", "data_reference", "weights", "recipes", "heads", "temperature", "noise", "rivals", "ensembles"),
+    "Train": (
+        *("data", "data_reference", "weights", "recipes", "heads", "temperature", "noise", "rivals", "ensembles"),
+        "decoder",
+    ),
     "At scale": ("distributed", "surviving", "trust", "benchmarks"),
     "Use": ("using", "api", "evaluation"),
     "Understand": ("paper_map", "architecture", "/CONTRIBUTING", "/CHANGELOG"),

@@ -23,6 +23,7 @@ from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
+from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import ImageTowerConfig
@@ -113,6 +114,10 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
                 encoder=_shrink_encoder(task.text_tower.encoder),
             )
             task = dataclasses.replace(task, image_tower=tower, text_tower=text)
+        case CaptioningConfig():
+            blocks = _shrink_encoder(task.decoder.encoder)
+            decoder = dataclasses.replace(task.decoder, vocabulary_size=64, length=6, encoder=blocks)
+            task = dataclasses.replace(task, image_tower=tower, decoder=decoder)
         case ClassificationConfig():
             names, words = len(COLOURS) * len(SHAPES), len(COLOURS) + len(SHAPES)
             num_classes = names if isinstance(config.data.labels, ClassIndex) else words

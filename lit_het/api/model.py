@@ -27,9 +27,12 @@ from lit_het.paths import require_weights
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.importing import ImportOptions, open_imported, require_no_options
 from lit_het.runs.opening import Run, open_run
+from lit_het.runs.writer import Writer, Written
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.generation import GenerationConfig
 from lit_het.tasks.quantities import Quantity
 
 
@@ -82,11 +85,12 @@ class Model:
 
     def __init__(self, run: Run, *, calibrated: bool = True, mesh: Mesh | MeshConfig | None = None):
         self.run = run
-        built = sharding.as_own(mesh) if isinstance(mesh, Mesh) else (mesh or MeshConfig()).build()
-        self._model = run.model(calibrated=calibrated, mesh=built)
+        self._mesh = sharding.as_own(mesh) if isinstance(mesh, Mesh) else (mesh or MeshConfig()).build()
+        self._model = run.model(calibrated=calibrated, mesh=self._mesh)
 
     def __repr__(self) -> str:
         kind = "classifier" if self._model.text is None else "image-text model"
+        kind = "decoder" if isinstance(self.run.task, CaptioningTask) else kind
         return f"<Model {self.run.run_dir}: {kind}, step {self.run.step:,}, {self.calibration}>"
 
     @property
@@ -226,6 +230,78 @@ class Model:
         """
         return self._quantity(quantities.noise_norm, images)
 
+    def caption(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        prompt: str | None = None,
+        *,
+        samples: int = 32,
+        seed: int = 0,
+        num_tokens: int | None = None,
+        **generation: Any,
+    ) -> Any:
+        """Writes texts about images with a decoder, as ``lit-het caption`` does.
+
+        Args:
+            images: one image or several.
+            prompt: what the texts follow; None for that of training.
+            samples: S, the noise samples that the probability of each token is averaged over; 0 for no noise.
+            seed: of the noise and of sampling.
+            num_tokens: most tokens of a text; None for as many as fit.
+            generation: fields of `lit_het.tasks.generation.GenerationConfig`, such as ``num_texts=5``.
+
+        Returns:
+            The texts of an image, the best first, each a `lit_het.runs.writer.Written`; of several images a list.
+
+        Raises:
+            UserError: an image cannot be decoded, the model is no decoder, or prompt and texts do not fit it.
+        """
+        writer = self._writer
+        prompt = writer.caption_prompt if prompt is None else prompt
+        how = GenerationConfig(num_tokens=num_tokens or writer.room(prompt), **generation)
+        read = Images(images, self.run.config.data)
+        features = np.stack(list(_shown(features_of(self._model.features, read, len(read)), len(read))))
+        found: list[list[Written]] = []
+        for start in range(0, len(features), BATCH_SIZE):
+            some = features[start : start + BATCH_SIZE]
+            # All batches have the same shape, so that JAX compiles once.
+            padded = np.concatenate([some, np.repeat(some[-1:], min(BATCH_SIZE, len(features)) - len(some), axis=0)])
+            found += writer.write(padded, prompt, how, samples=samples, seed=seed + start)[: len(some)]
+        return found[0] if read.is_single else found
+
+    def ask(
+        self,
+        image: ImageLike,
+        question: str,
+        answers: Sequence[str] | None = None,
+        *,
+        samples: int = 32,
+        seed: int = 0,
+        **generation: Any,
+    ) -> "list[Written]":
+        """Answers a question about an image with a decoder, as ``lit-het ask`` does.
+
+        Args:
+            image: the image.
+            question: written as in training.
+            answers: to rank by their probability; None to answer freely.
+            samples: as of `caption`.
+            seed: of the noise and of sampling.
+            generation: as of `caption`.
+
+        Returns:
+            Answers, the most probable first.
+
+        Raises:
+            UserError: as `caption`, or answers are missing, repeated or too long.
+        """
+        prompt = self._writer.question_prompt(question)
+        if answers is None:
+            return self.caption([image], prompt, samples=samples, seed=seed, **generation)[0]
+        read = Images([image], self.run.config.data)
+        features = next(features_of(self._model.features, read, 1))
+        return self._writer.rank(features, prompt, answers, samples=samples, seed=seed)
+
     def save_pretrained(self, folder: str | Path, *, licence: str | None = None) -> None:
         """Writes the model to a folder that `lit_het.load` opens with equal outputs, noise and calibration included.
 
@@ -275,6 +351,10 @@ class Model:
             block_size = min(BLOCK_SIZE, 1 << (len(features) - 1).bit_length())
             found = image_quantity(self._model, quantity, features, block_size)
         return found.reshape(found.shape[1:]) if read.is_single else found
+
+    @cached_property
+    def _writer(self) -> Writer:
+        return Writer(self.run, self._mesh)
 
     @cached_property
     def _records(self) -> list[Record]:

@@ -18,12 +18,8 @@ from lit_het.checkpoints.native.saving import save_imported
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.tokenizers import (
-    HuggingFaceTokenizerConfig,
-    SentencePieceConfig,
-    TensorFlowTextConfig,
-    TokenizerConfig,
-)
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TokenizerConfig
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.errors import UserError

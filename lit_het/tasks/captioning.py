@@ -134,7 +134,12 @@ class CaptioningTask:
         raise UserError("the model writes text, and has no classes; use lit-het caption or lit-het ask")
 
     def next_tokens(
-        self, params: Params, source: Float[Array, "b n width"], text: Int[Array, "bt l"], key: Key[Array, ""] | None
+        self,
+        params: Params,
+        source: Float[Array, "b n width"],
+        text: Int[Array, "bt l"],
+        key: Key[Array, ""] | None,
+        num_samples: int | None = None,
     ) -> LogitSamples:
         """Returns samples of the logits of every token of texts, given the tokens before it.
 
@@ -143,6 +148,7 @@ class CaptioningTask:
             source: image tokens.
             text: t texts of each image, adjacent.
             key: random key of the noise; None for one sample without noise.
+            num_samples: S; None for that of training.
 
         Returns:
             Rows are the l tokens of each text.
@@ -150,7 +156,7 @@ class CaptioningTask:
         model = self.model(params)
         state = model.decoder.start(source, num_texts=len(text) // len(source))
         features, _ = model.decoder(shifted(text), state)
-        return model.head(features.reshape(-1, features.shape[-1]), key)
+        return model.head(features.reshape(-1, features.shape[-1]), key, num_samples)
 
     def tokens(self, embedding: Float[Array, "b f"]) -> Float[Array, "b n width"]:
         """Returns the tokens of images from their features, where they lie one after the other."""

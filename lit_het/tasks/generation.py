@@ -131,7 +131,7 @@ def text_log_probabilities(
     source: Float[Array, "b n width"],
     text: Int[Array, "bt l"],
     target: Bool[Array, "bt l"],
-    noise: Key[Array, ""] | None = None,
+    noise: tuple[Key[Array, ""], int] | None = None,
 ) -> Float[Array, "bt l"]:
     """Returns the log-probability of each token of given texts, given the tokens before; 0 for those of the prompt.
 
@@ -143,10 +143,40 @@ def text_log_probabilities(
         source: tokens of the images.
         text: prompts and answers, t for each image, adjacent.
         target: which tokens are of the answer.
-        noise: random key of the head's noise; None for none.
+        noise: random key and S, as in `generate`; None for no noise.
     """
-    samples = task.next_tokens(params, source, text, noise)
+    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
     return jnp.where(target, label_log_probabilities(samples, text.reshape(-1)).reshape(text.shape), 0.0)
+
+
+def token_probabilities(
+    task: CaptioningTask,
+    params: Params,
+    source: Float[Array, "b n width"],
+    text: Int[Array, "bt l"],
+    key: Key[Array, ""],
+    num_samples: int,
+) -> Float[Array, "bt l s"]:
+    """Returns the probability of each token of given texts in each noise sample, given the tokens before.
+
+    Args:
+        task: of the model.
+        params: its parameters.
+        source: tokens of the images.
+        text: prompts and answers, t for each image, adjacent.
+        key: random key of the head's noise.
+        num_samples: S.
+    """
+    samples = task.next_tokens(params, source, text, key, num_samples)
+
+    # Token by token: the logits of all samples of all tokens may not fit.
+    def of_token(rows: Any) -> Float[Array, " s"]:
+        features, keys, token = rows
+        logits = samples.logits(samples.prepare(features[None]), keys[None], jnp.arange(num_samples))
+        return jax.nn.softmax(logits)[0, :, token]
+
+    found = jax.lax.map(of_token, (samples.features, samples.keys, text.reshape(-1)))
+    return found.reshape(*text.shape, num_samples)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,8 @@ from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tars import DamagedTar, streamed_members
-from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TensorFlowTextConfig
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig
 from lit_het.errors import UserError
 from lit_het.eval.recognition import read_larger
 from lit_het.eval.saved_runs import read_runs

@@ -24,7 +24,8 @@ from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import experiment
-from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TensorFlowTextConfig
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.errors import UserError

@@ -23,6 +23,7 @@ TRAINED = [
     for name in (
         "glyph_classifier.py",
         "quickstart_upstream.py",
+        "quickstart_decoder.py",
         "lit_so400m_het_xl.py",
         "lit_e3_b32_het_xl.py",
         "fine_tune_imagenet.py:image_size=384",

@@ -18,13 +18,8 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from lit_het.configs import experiment
 from lit_het.configs.lit_e3_b32_het_xl import get_config
-from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
-from lit_het.data_pipelines.tokenizers import (
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    TensorFlowTextConfig,
-    Tokenizer,
-)
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig, TensorFlowTextTokenizer, load_tensorflow
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow_text"

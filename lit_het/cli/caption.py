@@ -1,0 +1,100 @@
+"""The arguments of ``lit-het caption`` and ``lit-het ask``."""
+
+import argparse
+from typing import Any
+
+from lit_het.cli.classify import add_checkpoint
+from lit_het.cli.prepare import positive
+from lit_het.errors import UserError
+from lit_het.paths import require_file, require_run
+
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
+
+
+def add_to(commands: Any) -> None:
+    """Adds the commands to those of ``lit-het``."""
+    caption = commands.add_parser(
+        "caption",
+        allow_abbrev=False,
+        help="write captions of images, with the probability of each token",
+        description="Writes texts about images with a trained decoder (docs/decoder.md): the most probable token at "
+        "each step, the best of several beams (--num-texts), or samples (--temperature). Prints each text, its "
+        "probability, and that of each token, with its 5-95 % band over noise samples of a HET-XL head.",
+    )
+    caption.add_argument("images", nargs="+", metavar="IMAGE", help="files, addresses, or - for standard input")
+    caption.add_argument("--prompt", metavar="TEXT", help="what texts follow; default: that of training")
+    _add_generation(caption)
+    caption.set_defaults(command=_caption, name="caption", answers=None)
+    ask = commands.add_parser(
+        "ask",
+        allow_abbrev=False,
+        help="answer a question about an image, or rank given answers",
+        description="Answers a question about an image with a trained decoder (docs/decoder.md), freely or by the "
+        "probability of given answers (--answers). The question is written as in training.",
+    )
+    ask.add_argument("images", nargs=1, metavar="IMAGE", help="a file, an address, or - for standard input")
+    ask.add_argument("question", metavar="QUESTION", help='such as "how many cats?"')
+    ask.add_argument(
+        "--answers", metavar="ANSWERS|FILE", help='rank these: such as "yes,no", or a file with one answer per line'
+    )
+    _add_generation(ask)
+    ask.set_defaults(command=_ask, name="ask")
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    add_checkpoint(parser)
+    parser.add_argument("--num-texts", type=positive, default=1, metavar="N", help="texts of each image (%(default)s)")
+    parser.add_argument(
+        "--num-tokens", type=positive, metavar="N", help="most tokens of a text; default: as many as fit the decoder"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="of sampling; default: 0, the most probable text"
+    )
+    parser.add_argument("--top-k", type=positive, metavar="K", help="sample among the K most probable tokens")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="sample among the most probable tokens of probability P"
+    )
+    parser.add_argument(
+        "--length-penalty", type=float, default=0.6, metavar="A", help="of beams: 0 prefers short texts (%(default)s)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=32, metavar="S", help="noise samples (%(default)s); 0 for no noise"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise and of sampling")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _caption(options: argparse.Namespace, _: list[str]) -> None:
+    _check(options)
+    from lit_het.apps.caption import caption
+
+    caption(options.images, options.checkpoint, options.prompt, _generation(options), **_others(options))
+
+
+def _ask(options: argparse.Namespace, _: list[str]) -> None:
+    _check(options)
+    if not options.question.strip():
+        raise UserError("the question is empty; ask one")
+    from lit_het.apps.caption import ask
+
+    image, how = options.images[0], {**_others(options), "answers": options.answers}
+    ask(image, options.question, options.checkpoint, _generation(options), **how)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for image in options.images:
+        if image != "-":  # the standard input
+            require_file(image)
+    require_run(options.checkpoint)
+    if options.samples < 0:
+        raise UserError(f"--samples {options.samples}: must be at least 0")
+
+
+def _generation(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("num_tokens", "num_texts", "temperature", "top_k", "top_p", "length_penalty")
+    return {name: getattr(options, name) for name in names}
+
+
+def _others(options: argparse.Namespace) -> dict[str, Any]:
+    fields = {name: getattr(options, name) for name in ("samples", "seed", "pretrained")}
+    return {**fields, "as_json": options.json}

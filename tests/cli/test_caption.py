@@ -1,0 +1,222 @@
+"""`lit-het caption` and `lit-het ask`, and the same from Python, on a decoder that was trained on coloured shapes."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import lit_het
+from lit_het.cli.main import main
+from lit_het.configs import quickstart_decoder
+from lit_het.configs.experiment import PretrainedConfig
+from lit_het.data_pipelines.data_config import WeightedShards
+from lit_het.data_pipelines.loader import Loader
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.durations import Duration
+from lit_het.errors import UserError
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
+from lit_het.runs.training import train
+from lit_het.schedules import Schedule
+from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.training.loop import Cadence
+from tests import tiny
+from tests.cli.test_train import refusal
+
+NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+QUESTION = "which colour?"
+
+
+def pixels(config, count):
+    """Returns the first images."""
+    image = next(Loader(config.data).epoch(count)).image
+    assert image is not None
+    return image
+
+
+@pytest.fixture(scope="session")
+def decoder(tmp_path_factory):
+    """A decoder of captions and answers with a HET-XL head on the vocabulary; tests only read it."""
+    root = tiny.write_data(tmp_path_factory.mktemp("decoder"))
+    config = tiny.shrink(quickstart_decoder.get_config(), root, root / "run")
+    assert isinstance(config.task, CaptioningConfig)
+    assert config.tokenizer is not None
+    samples = []
+    for number, image in enumerate(pixels(config, tiny.NUM_SAMPLES)):
+        colour = NAMES[number % len(NAMES)].split()[0]
+        questions = [{"id": number, "question": QUESTION, "answers": [colour]}]
+        samples.append({"__key__": f"{number:04d}", "npy": image, "json": {"questions": questions}})
+    samples = [{"__key__": one["__key__"], "jpg": tiny.encode_jpeg(one["npy"]), "json": one["json"]} for one in samples]
+    write_shards(root / "questions", samples)
+    vocabulary = tiny.train_sentencepiece([*NAMES, QUESTION, "a shape :"] * 5, vocabulary_size=60)
+    (root / "tokenizer.model").write_bytes(vocabulary)
+    upstream = tiny.classifier(config, root, root / "upstream")
+    train(dataclasses.replace(upstream, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
+    questions = WeightedShards((str(root / "questions"),), captions="json/questions", prompt="{question}")
+    noise = HetXLConfig(CovarianceConfig(4), sampling=SamplingConfig(num_samples=4, num_eval_samples=4))
+    decoder = dataclasses.replace(config.task.decoder, length=24, dropout=0.0)
+    config = dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, head=noise, decoder=decoder),
+        tokenizer=dataclasses.replace(config.tokenizer, length=24),
+        data=dataclasses.replace(config.data, prompt="a shape:", mixture=(questions,)),
+        pretrained=PretrainedConfig(root / "upstream"),
+        length=Duration(250),
+        schedule=Schedule(3e-3, warmup=Duration(10)),
+        cadence=Cadence(log_steps=50, save_steps=250),
+    )
+    train(config)
+    return config
+
+
+@pytest.fixture(scope="session")
+def run(decoder):
+    return decoder.run_dir
+
+
+@pytest.fixture(scope="session")
+def images(decoder, tmp_path_factory):
+    """The eight shapes, as files."""
+    folder = tmp_path_factory.mktemp("images")
+    paths = [folder / f"{name}.jpg" for name in NAMES]
+    for path, image in zip(paths, pixels(decoder, 8), strict=True):
+        path.write_bytes(tiny.encode_jpeg(image))
+    return paths
+
+
+def printed(capsys, *arguments):
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_captions_are_those_of_training_with_the_probability_of_each_token(run, images, capsys):
+    found = printed(capsys, "caption", *images, "--checkpoint", run, "--samples", 4, "--json")
+    texts = [one["texts"][0] for one in found]
+    assert [text["text"] for text in texts] == NAMES
+    assert [one["image"] for one in found] == list(map(str, images))
+    for text in texts:
+        assert "".join(text["tokens"]).strip() == text["text"]
+        assert text["tokens"][-1] == "", "the end"
+        assert np.exp(text["log_p"]) == pytest.approx(np.prod(text["probabilities"]), rel=1e-4)
+        assert len(text["bands"]) == len(text["tokens"])
+        for (low, high), p in zip(text["bands"], text["probabilities"], strict=True):
+            assert 0 <= low <= high <= 1
+            assert p == pytest.approx((low + high) / 2, abs=0.3)
+
+
+def test_a_table_shows_texts_and_their_tokens(run, images, capsys):
+    assert main(["caption", str(images[0]), "--checkpoint", str(run), "--samples", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert NAMES[0] in shown
+    assert "end" in shown
+    assert "%" in shown
+
+
+def test_a_question_of_training_is_answered_and_answers_are_ranked(run, images, capsys):
+    for image, name in zip(images, NAMES, strict=True):
+        line = ["ask", image, QUESTION, "--checkpoint", run, "--samples", 4, "--json"]
+        [[answer]] = [one["texts"] for one in printed(capsys, *line)]
+        assert answer["text"] == name.split()[0]
+        [ranked] = [one["texts"] for one in printed(capsys, *line, "--answers", ",".join(tiny.COLOURS))]
+        assert ranked[0]["text"] == name.split()[0]
+        assert [one["log_p"] for one in ranked] == sorted((one["log_p"] for one in ranked), reverse=True)
+        # By the same noise, ranking and writing give the same probability.
+        assert ranked[0]["log_p"] == pytest.approx(answer["log_p"], abs=0.05)
+
+
+def test_python_and_the_command_write_the_same(run, images, capsys):
+    model = lit_het.load(run)
+    assert repr(model).startswith(f"<Model {run}: decoder")
+    [[text]] = [one["texts"] for one in printed(capsys, "caption", images[2], "--checkpoint", run, "--json")]
+    [found] = model.caption(images[2])
+    assert dataclasses.asdict(found)["text"] == text["text"]
+    assert found.log_p == pytest.approx(text["log_p"])
+    several = model.caption([*images] * 5, samples=0)
+    assert [texts[0].text for texts in several] == NAMES * 5
+    sampled = model.caption(images[:2], samples=0, num_texts=3, temperature=1.0, seed=1)
+    assert [len(texts) for texts in sampled] == [3, 3]
+    again = model.caption(images[:2], samples=0, num_texts=3, temperature=1.0, seed=1)
+    assert sampled == again
+    beams = model.caption(images[0], samples=0, num_texts=4)
+    assert len({text.text for text in beams}) == 4
+    assert model.ask(images[0], QUESTION)[0].text == "red"
+    assert len(model.ask(images[0], QUESTION, num_tokens=1)[0].tokens) == 1
+
+
+def test_a_folder_of_weights_writes_the_same(run, images, tmp_path):
+    model = lit_het.load(run)
+    model.save_pretrained(tmp_path / "folder")
+    assert lit_het.load(tmp_path / "folder").caption(images[0]) == model.caption(images[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "a shape: " * 20], "tokens, too many for the decoder's 24 positions; shorten it"),
+        (["--num-tokens", "40"], "need more than the decoder's 24 positions"),
+        (["--top-k", "3"], "set a temperature above 0"),
+        (["--samples", "-1"], "--samples -1: must be at least 0"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(run, images, capsys, arguments, message):
+    line = ["caption", images[0], "--checkpoint", run, *arguments]
+    assert message in refusal(capsys, *line)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ("red,red", "answer 'red' is repeated; keep one"),
+        (",", "no answers; give at least one"),
+        ("red " * 30, "too many for the decoder's 24 with the prompt; shorten it"),
+    ],
+)
+def test_answers_that_cannot_be_ranked_are_one_line(run, images, capsys, answers, message):
+    line = ["ask", images[0], QUESTION, "--checkpoint", run, "--answers", answers]
+    assert message in refusal(capsys, *line)
+
+
+def test_other_commands_say_what_a_decoder_lacks(run, trained, images, data, capsys):
+    assert "is no decoder: it writes no text" in refusal(capsys, "caption", images[0], "--checkpoint", trained)
+    line = refusal(capsys, "classify", images[0], "--checkpoint", run, "--labels", "a,b")
+    assert "a decoder has no classes" in line
+    line = refusal(capsys, "zero-shot", "--checkpoint", run, "--data", data / "train", "--split", ".")
+    assert "a decoder has no classes" in line
+    output = data.parent / "onnx"
+    assert "not exported to ONNX" in refusal(capsys, "export", "--checkpoint", run, "--to", "onnx", "--output", output)
+
+
+def test_stored_tokens_train_the_same_decoder(decoder, tmp_path, capsys):
+    store = tmp_path / "tokens"
+    config = dataclasses.replace(
+        decoder,
+        run_dir=tmp_path / "pixels",
+        length=Duration(3),
+        schedule=Schedule(1e-3, warmup=Duration(1)),
+        data=dataclasses.replace(decoder.data, mixture=()),
+    )
+    train(config)
+    line = ["embed", "--tower", str(config.run_dir), "--output", str(store), "--dtype", "float32"]
+    assert main(line) == 0
+    stored = dataclasses.replace(
+        config, run_dir=tmp_path / "stored", data=dataclasses.replace(config.data, embeddings=str(store))
+    )
+    train(stored)
+    losses = []
+    for run_dir in (config.run_dir, stored.run_dir):
+        records = (run_dir / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(record).get("train/loss") for record in records])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_a_decoder_needs_a_prompt_and_positions_for_its_tokens(decoder, tmp_path):
+    for changes, message in (
+        ({"data": dataclasses.replace(decoder.data, prompt=None, mixture=())}, "set `data.prompt`"),
+        ({"tokenizer": dataclasses.replace(decoder.tokenizer, length=9)}, "--task.decoder.length"),
+    ):
+        config = dataclasses.replace(decoder, run_dir=tmp_path / "run", **changes)
+        with pytest.raises(UserError, match=message):
+            train(config)
