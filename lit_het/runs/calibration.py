@@ -79,7 +79,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     run = open_run(run_dir, pretrained)
     model = run.model(calibrated=False)
     if model.num_classes == 0:
-        raise UserError(f"{run_dir} is an image tower without head, which predicts nothing to calibrate")
+        raise UserError(f"{run_dir} is an image tower without head, or a decoder: it has no classes to calibrate")
     model.check_samples(options.samples)
     loader = _open(run, model, options)
     _require_enough(loader.num_samples, options)

@@ -12,6 +12,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import UserError
+from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
 
 LEAST_IMAGES, MOST_IMAGES = 100, 10_000
@@ -65,6 +66,8 @@ def _rest(config: ExperimentConfig, held_out: Portion) -> Portion:
 def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> str:
     """Returns why a portion cannot be held out for a temperature, or an empty text."""
     data = config.data
+    if isinstance(config.task, CaptioningConfig):
+        return "tokens of a decoder have no temperature"
     if data.stream is not None:
         return "a stream has no portions"
     if data.mixture:

@@ -35,6 +35,8 @@ from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntro
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.optimizers import Adafactor, ParameterGroup
 from lit_het.runs.parsing import parse_config
+from lit_het.schedules import Schedule
+from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.mixing import Mixing
@@ -73,6 +75,7 @@ TRACED = [
         "lit_so400m_sigmoid.py",
         "lit_gigantic14_het_xl.py",
         "prolip_b16.py",
+        "lit_decoder_so400m.py",
         "fine_tune_imagenet.py:image_size=384",
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",
@@ -195,7 +198,8 @@ def test_a_config_in_full_size_has_a_train_step(path):
                 label = jnp.zeros((rows, config.task.num_classes))
             text = jnp.zeros((rows, config.tokenizer.length), jnp.int32) if config.tokenizer else None
             image = jnp.zeros((rows, size, size, 3), jnp.uint8)
-            return Batch(jnp.ones(rows, bool), image=image, text=text, label=label)
+            target = None if text is None else jnp.ones(text.shape, bool)
+            return Batch(jnp.ones(rows, bool), image=image, text=text, text_target=target, label=label)
 
         step = make_train_step(task, optimizer, config.seed)
         after, metrics = jax.eval_shape(step, state, locked, jax.eval_shape(batch))
@@ -211,6 +215,20 @@ def test_a_file_may_have_arguments_with_choices_of_their_own():
             UserError, match=rf"fine_tune_imagenet.py does not accept '{wrong}'; it accepts image_size=224"
         ):
             experiment.load_module_config(Path(f"configs/fine_tune_imagenet.py:{wrong}"))
+
+
+def test_the_decoder_has_the_settings_of_its_table():
+    """SoViT Table 6 and Sec. 4.2."""
+    config = experiment.load_module_config(Path("configs/lit_decoder_so400m.py"))
+    task, data = config.task, config.data
+    assert isinstance(task, CaptioningConfig)
+    assert (data.image_size, data.batch_size, config.length) == (224, 512, Duration(50, "epochs"))
+    assert (data.preprocessing.fit, data.preprocessing.crop_fraction) == ("crop", 224 / 256)
+    assert isinstance(config.optimizer.rule, Adafactor)
+    assert (config.optimizer.clip_norm, config.optimizer.weight_decay) == (1.0, 1e-4)
+    assert config.schedule == Schedule(3e-4, warmup=Duration(10, "percent"))
+    assert (task.loss.label_smoothing, task.decoder.dropout, task.decoder.vocabulary_size) == (0.1, 0.1, 32_000)
+    assert task.decoder.encoder.depth == 2
 
 
 def test_recipes_have_the_numbers_of_their_tables():
