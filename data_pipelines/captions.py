@@ -93,6 +93,10 @@ class TextPlace:
             )
             if not isinstance(question, str) or not isinstance(answers, list):
                 raise Unreadable("not a question", f"questions[{number}] has no question and answers")
+            try:
+                "".join([question, *(answer for answer in answers if isinstance(answer, str))]).encode()
+            except UnicodeEncodeError as error:  # JSON may contain lone surrogates, which tokenizers reject
+                raise Unreadable("not a question", f"questions[{number}] is not valid text: {error.reason}") from error
             prompt = self.prompt.replace("{question}", question.strip())
             found += [Text(prompt, answer.strip()) for answer in answers if isinstance(answer, str) and answer.strip()]
         if not found:

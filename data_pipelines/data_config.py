@@ -127,6 +127,13 @@ class LoaderConfig:
             require_at_least(1, self, "window")
         if self.prompt is None and any(one.prompt is not None for one in self.mixture):
             raise UserError("LoaderConfig: a data set of the mixture has a `prompt`; give the others one, '' for none")
+        for text in self.texts:
+            asks, has_questions = "{question}" in (text.prompt or ""), text.place.endswith("/questions")
+            if text.prompt is not None and asks != has_questions:
+                raise UserError(
+                    f"LoaderConfig: the prompt {text.prompt!r} does not fit captions = {text.place!r}: questions "
+                    "(json/questions) need '{question}' in their prompt, and captions have none"
+                )
         if self.text_embeddings is not None and any(one.captions is not None for one in self.mixture):
             raise UserError(
                 "LoaderConfig: text_embeddings are of one kind of `captions`; leave them out of the mixture"

@@ -35,6 +35,9 @@ from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.generation import GenerationConfig
 from lit_het.tasks.quantities import Quantity
 
+# The most tokens of a text, unless they are given.
+_TOKENS = 32
+
 
 def load(
     address: str | Path,
@@ -247,7 +250,7 @@ class Model:
             prompt: what the texts follow; None for that of training.
             samples: S, the noise samples that the probability of each token is averaged over; 0 for no noise.
             seed: of the noise and of sampling.
-            num_tokens: most tokens of a text; None for as many as fit.
+            num_tokens: most tokens of a text; None for 32, or as many as fit.
             generation: fields of `lit_het.tasks.generation.GenerationConfig`, such as ``num_texts=5``.
 
         Returns:
@@ -258,15 +261,15 @@ class Model:
         """
         writer = self._writer
         prompt = writer.caption_prompt if prompt is None else prompt
-        how = GenerationConfig(num_tokens=num_tokens or writer.room(prompt), **generation)
+        most = min(_TOKENS, writer.room(prompt)) if num_tokens is None else num_tokens
+        how = GenerationConfig(num_tokens=most, **generation)
         read = Images(images, self.run.config.data)
-        features = np.stack(list(_shown(features_of(self._model.features, read, len(read)), len(read))))
+        rows = _shown(features_of(self._model.features, read, len(read)), len(read))
         found: list[list[Written]] = []
-        for start in range(0, len(features), BATCH_SIZE):
-            some = features[start : start + BATCH_SIZE]
+        while some := list(itertools.islice(rows, BATCH_SIZE)):
             # All batches have the same shape, so that JAX compiles once.
-            padded = np.concatenate([some, np.repeat(some[-1:], min(BATCH_SIZE, len(features)) - len(some), axis=0)])
-            found += writer.write(padded, prompt, how, samples=samples, seed=seed + start)[: len(some)]
+            padded = np.stack(some + some[-1:] * (min(BATCH_SIZE, len(read)) - len(some)))
+            found += writer.write(padded, prompt, how, samples=samples, seed=seed + len(found))[: len(some)]
         return found[0] if read.is_single else found
 
     def ask(
@@ -296,6 +299,8 @@ class Model:
             UserError: as `caption`, or answers are missing, repeated or too long.
         """
         prompt = self._writer.question_prompt(question)
+        if answers is not None and (written := [name for name, value in generation.items() if value is not None]):
+            raise UserError(f"{written[0]} writes answers, and given ones are ranked; leave one out")
         if answers is None:
             return self.caption([image], prompt, samples=samples, seed=seed, **generation)[0]
         read = Images([image], self.run.config.data)

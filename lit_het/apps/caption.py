@@ -9,12 +9,19 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lit_het.api.model import load
 from lit_het.apps.classify import STANDARD_INPUT
 from lit_het.data_pipelines import storage
+from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
 from lit_het.runs.writer import Written
+
+# Of generation, on the command line.
+_DEFAULTS = {
+    **{"num_tokens": None, "num_texts": 1, "temperature": 0.0, "top_k": None, "top_p": 1.0, "length_penalty": 0.6}
+}
 
 
 def caption(
@@ -77,10 +84,13 @@ def ask(
         UserError: as `caption`, or answers are missing, repeated or too long.
     """
     among = None
+    if answers is not None and (given := [name for name in generation if generation[name] != _DEFAULTS[name]]):
+        raise UserError(f"--{given[0].replace('_', '-')} writes answers, and --answers ranks given ones; leave one out")
     if answers is not None:
         among = storage.read_lines(answers) if Path(answers).is_file() else split_labels(answers)
     model = load(checkpoint, pretrained=pretrained)
-    found = model.ask(_opened(image), question, among, samples=samples, seed=seed, **generation)
+    how = generation if among is None else {}
+    found = model.ask(_opened(image), question, among, samples=samples, seed=seed, **how)
     _print([image], [found], as_json=as_json)
 
 
@@ -98,21 +108,25 @@ def _print(images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json
         return
     console = Console()
     for image, texts in zip(images, found, strict=True):
-        console.print(_table(image, texts))
+        console.print(table_of(image, texts))
 
 
-def _table(image: str, texts: Sequence[Written]) -> Table:
-    table = Table(title=image, title_justify="left", box=None)
+def table_of(image: str, texts: Sequence[Written]) -> Table:
+    """Returns a table of the texts of an image."""
+    # `Text`, as brackets in a name or a text would be styles.
+    table = Table(title=Text(image), title_justify="left", box=None)
     table.add_column("text")
     table.add_column("probability", justify="right")
     table.add_column("of each token")
     for text in texts:
-        table.add_row(text.text, f"{text.probability:.2%}", " ".join(_token(text, n) for n in range(len(text.tokens))))
+        tokens = " ".join(_token(text, number) for number in range(len(text.tokens)))
+        table.add_row(Text(text.text), f"{text.probability:.2%}", Text(tokens))
     return table
 
 
 def _token(text: Written, number: int) -> str:
-    name = text.tokens[number].strip() or "end"
+    piece = text.tokens[number]
+    name = piece.strip() or ("space" if piece else "end")
     if text.bands is None:
         return f"{name} {text.probabilities[number]:.2f}"
     low, high = text.bands[number]

@@ -113,6 +113,19 @@ def _pool(workers: int) -> Executor:
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
 
 
+class _AnyTokenizer:
+    """Makes rows of zeros of any text."""
+
+    def __call__(self, texts: list[str]) -> np.ndarray:
+        return np.zeros((len(texts), 1), np.int32)
+
+    def prompted(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        return self(texts), np.zeros((len(texts), 1), bool)
+
+    def fits(self, prompt: str) -> bool:
+        return True
+
+
 def check(
     shards: Sequence[str],
     workers: int,
@@ -129,17 +142,18 @@ def check(
     """
     if output is not None and not output.resolve().parent.is_dir():
         raise UserError(f"no folder {output.parent} for {output.name}; create it first")
-    addresses = expand(shards)
+    addresses, has_questions = expand(shards), (captions or "").endswith("/questions")
     config = LoaderConfig(
         tuple(addresses),
         image_size=32,
         batch_size=64,
         labels=labels,
         captions=captions or "txt",
+        prompt="{question}" if has_questions else None,
         threads=workers,
     )
     # The loader reads captions only with a tokenizer; any tokenizer will do.
-    tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
+    tokenizer = _AnyTokenizer() if captions else None
     with Bar("indexing", len(addresses), "shards") as bar:
         loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
     with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:

@@ -209,7 +209,9 @@ def _model(model: str, output: Path, options: ImportOptions) -> Path:
 
 def _check_model(model: ExperimentConfig, name: str) -> None:
     if not isinstance(model.task, ContrastiveConfig):
-        raise UserError(f"{name} is a classifier; noise is added to image-text models, see lit_het.sklearn for others")
+        raise UserError(
+            f"{name} has no text tower; noise is added to image-text models, see lit_het.sklearn for others"
+        )
     if not isinstance(model.task.head, DeterministicContrastiveConfig):
         raise UserError(f"{name} has noise already; give a model with a deterministic head")
     if model.tokenizer is None:

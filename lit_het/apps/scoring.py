@@ -103,7 +103,7 @@ def score_captions(run_dir: Path, shards: str, options: ScoreOptions, pretrained
     run = open_run(run_dir, pretrained)
     model = run.model()
     if model.text is None:
-        raise UserError(f"{run_dir} is a classifier; captions are scored by an image-text model")
+        raise UserError(f"{run_dir} has no text tower; captions are scored by an image-text model")
     if options.by == "noise_norm" and not model.has_noise:
         raise UserError(f"--by noise_norm needs noise of images, and the head of {run_dir} has none; take loss")
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)

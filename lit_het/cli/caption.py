@@ -45,7 +45,7 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     parser.add_argument("--num-texts", type=positive, default=1, metavar="N", help="texts of each image (%(default)s)")
     parser.add_argument(
-        "--num-tokens", type=positive, metavar="N", help="most tokens of a text; default: as many as fit the decoder"
+        "--num-tokens", type=positive, metavar="N", help="most tokens of a text; default: 32, or as many as fit"
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="of sampling; default: 0, the most probable text"

@@ -23,6 +23,7 @@ from lit_het.runs import image_processors, portable
 from lit_het.runs.model_card import write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
@@ -63,6 +64,8 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         require_empty(output)
     try:
         run = open_run(run_dir, options.pretrained)
+        if isinstance(run.task, CaptioningTask) and to != "lit-het":
+            raise UserError(f"{run_dir} is a decoder, which no other library opens; export with --to lit-het")
         output.parent.mkdir(parents=True, exist_ok=True)
         name = options.push or output.name
         if to == "lit-het":

@@ -59,11 +59,9 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
         calibrated: whether the script applies the temperatures of ``lit-het calibrate``, if there are any.
 
     Raises:
-        UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow, or it is
-            a decoder.
+        UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow.
     """
-    if isinstance(run.task, CaptioningTask):
-        raise UserError(f"{run.run_dir} is a decoder, which is not exported to ONNX; export with --to lit-het")
+    assert not isinstance(run.task, CaptioningTask), "refused by `exporting.export`"
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
     # All models are converted before the first file is written: one may be refused.

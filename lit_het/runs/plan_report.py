@@ -155,7 +155,7 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Calla
     if isinstance(task, ContrastiveConfig) and task.loss.form != "ring":
         loss = dataclasses.replace(task.loss, form="ring")
         yield "--task.loss.form ring", lambda config: _with_task(config, loss=loss)
-    for part in ("text_tower", "image_tower"):
+    for part in ("text_tower", "decoder", "image_tower"):
         tower: Any = getattr(task, part, None)
         if made.counts.get(part, (0, 0))[1] and (encoder := getattr(tower, "encoder", None)) is not None:
             for policy in ("dots", "full"):

@@ -16,6 +16,7 @@ import safetensors
 from lit_het import parameters, untrusted
 from lit_het.checkpoints import sources
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.portions import ALL
 from lit_het.errors import UserError
 from lit_het.files import write_safetensors
 from lit_het.runs import directory
@@ -93,7 +94,13 @@ def _without_training(config: ExperimentConfig) -> ExperimentConfig:
         if getattr(getattr(task, part, None), "weights", None) is not None:
             task = dataclasses.replace(task, **{part: dataclasses.replace(getattr(task, part), weights=None)})
     tokenizer = config.tokenizer and dataclasses.replace(config.tokenizer, model=Path("tokenizer.model"))
-    data = dataclasses.replace(config.data, shards=(), embeddings=None, text_embeddings=None, mixture=())
+    # A decoder asks questions in the prompts of its data sets.
+    prompts = [
+        dataclasses.replace(one, shards=(), portion=ALL)
+        for one in config.data.mixture
+        if config.data.prompt is not None
+    ]
+    data = dataclasses.replace(config.data, shards=(), embeddings=None, text_embeddings=None, mixture=tuple(prompts))
     return dataclasses.replace(
         config, run_dir=Path("."), task=task, data=data, tokenizer=tokenizer, pretrained=None, evaluations=()
     )

@@ -248,7 +248,7 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
 
 def _check_same_text_tower(source: TaskConfig, ours: Any, origin: Path) -> None:
     if not isinstance(source, ContrastiveConfig):
-        raise UserError(f"{origin} is a classifier without a text tower; lock that of an image-text model")
+        raise UserError(f"{origin} has no text tower; lock that of an image-text model")
     for field, (before, now) in _differences(source.text_tower, ours).items():
         raise UserError(
             f"the text tower of {origin} has {field} = {before}, but this configuration has {now}; "

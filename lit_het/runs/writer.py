@@ -1,12 +1,13 @@
-"""Writes text about images with a trained decoder, and ranks given answers; programs are compiled once."""
+"""Writes text about images with a trained decoder, and ranks given answers."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
@@ -14,21 +15,22 @@ from jaxtyping import Float, Int
 from lit_het import sharding
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
-from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import in_pairs
 from lit_het.runs.opening import Run
 from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.generation import (
     GenerationConfig,
     Prompt,
+    Texts,
     generate,
-    text_log_probabilities,
     token_probabilities,
 )
 
 # The band of a probability lies between these quantiles of its noise samples, as in `lit_het.eval.answers`.
 _BAND = (0.05, 0.95)
 _QUESTION = "{question}"
+# Answers that are ranked at a time.
+_ANSWERS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Written:
 
 
 class Writer:
-    """A trained decoder.
+    """A trained decoder; programs are compiled once for prompts, answers and numbers of images of similar size.
 
     Args:
         run: of a captioning task.
@@ -73,22 +75,12 @@ class Writer:
         self._task, self._tokenizer, self._mesh = run.task, run.tokenizer, mesh
         self._params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
         self._templates = [place.prompt or "" for place in run.config.data.texts]
-        self.length = run.tokenizer.length
-        self.has_noise = isinstance(run.task.config.head, HetXLConfig)
-
-    def room(self, prompt: str) -> int:
-        """Returns the most tokens of a text after a prompt, its end included.
-
-        Raises:
-            UserError: the prompt leaves no room for a text.
-        """
-        room = self.length - len(self._tokens_of(prompt))
-        if room < 2:
-            raise UserError(
-                f"the prompt {prompt[:100]!r} has {self.length - room} tokens, too many for the decoder's "
-                f"{self.length} positions; shorten it"
-            )
-        return room
+        self._sampling = run.task.config.head.sampling
+        # The vocabulary of the decoder may be larger than that of the tokenizer.
+        self._allowed = np.arange(run.task.config.decoder.vocabulary_size) < run.tokenizer.vocabulary_size
+        if run.tokenizer.padding_id != run.tokenizer.end_id:
+            self._allowed[run.tokenizer.padding_id] = False
+        self._programs: dict[Any, Any] = {}
 
     @property
     def caption_prompt(self) -> str:
@@ -100,6 +92,21 @@ class Writer:
         template = next((template for template in self._templates if _QUESTION in template), _QUESTION)
         return template.replace(_QUESTION, question.strip())
 
+    def room(self, prompt: str) -> int:
+        """Returns the most tokens of a text after a prompt, its end included.
+
+        Raises:
+            UserError: the prompt leaves no room for a text.
+        """
+        length = self._tokenizer.length
+        room = length - len(self._tokens_of(prompt))
+        if room < 2:
+            raise UserError(
+                f"the prompt {prompt[:100]!r} has {length - room} tokens, too many for the decoder's {length} "
+                "positions; shorten it"
+            )
+        return room
+
     def write(
         self,
         features: Float[np.ndarray, "n f"],
@@ -109,7 +116,7 @@ class Writer:
         samples: int = 0,
         seed: int = 0,
     ) -> list[list[Written]]:
-        """Returns the texts of each image, the best first.
+        """Returns the texts of each image, the best first; images do not change each other's texts but by sampling.
 
         Args:
             features: of the images.
@@ -123,14 +130,21 @@ class Writer:
         """
         samples = self._checked(samples)
         tokens = self._tokens_of(prompt)
-        rows = np.repeat(tokens[None], len(features), axis=0)
-        noise, key = jax.random.split(jax.random.key(seed))
-        texts = self._run(self._generated(config, samples), features, rows, noise, key)
+        # Padded, so that prompts of similar lengths share a program.
+        longest = max(len(tokens), min(-(-len(tokens) // 8) * 8, self._tokenizer.length - config.num_tokens))
+        rows = np.zeros((len(features), longest), np.int32)
+        rows[:, : len(tokens)] = tokens
+        key = jax.random.key(seed)
+        given = Prompt(jnp.asarray(rows), jnp.full(len(rows), len(tokens), jnp.int32))
+        texts = self._run((self._generated, config, samples), features, given, self._allowed, key)
         found = []
         for row in range(len(features)):
-            of_image = list(zip(texts.tokens[row], texts.log_p[row], strict=True))
-            bands = self._bands(features[row], tokens, [ids for ids, _ in of_image], samples, noise)
-            found.append([self._written(ids, log_p, band) for (ids, log_p), band in zip(of_image, bands, strict=True)])
+            ids = [one[: _length(one, self._tokenizer.end_id)] for one in texts.tokens[row]]
+            log_p = [of_text[: len(one)] for one, of_text in zip(ids, texts.log_p[row], strict=True)]
+            bands: list[Any] = [None] * len(ids)
+            if samples:
+                _, bands = self._token_figures(features[row], tokens, ids, samples, key)
+            found.append([self._written(*one) for one in zip(ids, log_p, bands, strict=True)])
         return found
 
     def rank(
@@ -149,51 +163,85 @@ class Writer:
             UserError: answers are missing or repeated, or too long for the decoder.
         """
         samples = self._checked(samples)
-        if not answers:
-            raise UserError("no answers; give at least one")
-        if repeated := [answer for answer in dict.fromkeys(answers) if answers.count(answer) > 1]:
+        if not answers or isinstance(answers, str):
+            raise UserError("no answers; give a list of at least one")
+        if repeated := [answer for answer in dict.fromkeys(answers) if list(answers).count(answer) > 1]:
             raise UserError(f"answer {repeated[0]!r} is repeated; keep one")
-        before = self._tokens_of(prompt)
+        before, length = self._tokens_of(prompt), self._tokenizer.length
         rows = []
         for answer in answers:
             ids = self._tokenizer.pieces(answer)
             if not ids:
                 raise UserError(f"answer {answer!r} is empty; leave it out")
-            if len(before) + len(ids) + 1 > self._tokenizer.length:
+            if len(before) + len(ids) + 1 > length:
                 raise UserError(
-                    f"answer {answer[:100]!r} has {len(ids)} tokens, too many for the decoder's "
-                    f"{self._tokenizer.length} with the prompt; shorten it"
+                    f"answer {answer[:100]!r} has {len(ids)} tokens, too many for the decoder's {length} with the "
+                    "prompt; shorten it"
                 )
             rows.append(np.asarray([*ids, self._tokenizer.end_id]))
-        noise = jax.random.key(seed)
-        log_p = self._token_log_p(features, before, rows, samples, noise)
-        bands = self._bands(features, before, rows, samples, noise)
+        log_p, bands = self._token_figures(features, before, rows, samples, jax.random.key(seed))
         found = [self._written(*one) for one in zip(rows, log_p, bands, strict=True)]
         return sorted(found, key=lambda written: -written.log_p)
 
     def _checked(self, samples: int) -> int:
-        if samples and self.has_noise:
-            assert isinstance(self._task.config.head, HetXLConfig)
-            in_pairs(self._task.config.head.sampling.antithetic, samples)
-        return samples if self.has_noise else 0
+        """Returns S, 0 for a head without noise."""
+        if samples < 0:
+            raise UserError(f"samples = {samples} must be at least 0")
+        if self._sampling is None or not samples:
+            return 0
+        in_pairs(self._sampling.antithetic, samples)
+        return samples
 
     def _tokens_of(self, prompt: str) -> Int[np.ndarray, " p"]:
         return np.asarray(self._tokenizer.pieces(prompt), np.int32)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - a writer lives as long as its programs
-    def _generated(self, config: GenerationConfig, samples: int) -> Any:
-        def run(params: Any, features: Any, prompts: Any, noise: Any, key: Any) -> Any:
-            source = self._task.tokens(features)
-            prompt = Prompt(prompts, jax.numpy.full(len(prompts), prompts.shape[1], jax.numpy.int32))
-            how = None if not samples else (noise, samples)
-            end = self._tokenizer.end_id
-            return generate(self._task, params, source, prompt, config, end_token=end, noise=how, key=key)
-
-        return jax.jit(run, out_shardings=sharding.replicated(self._mesh))
-
-    def _run(self, program: Any, *arguments: Any) -> Any:
+    def _run(self, how: tuple[Any, ...], *arguments: Any) -> Any:
+        """Runs a function of fixed settings, which is compiled once for arguments of the same shapes."""
+        if how not in self._programs:
+            function, *settings = how
+            bound = functools.partial(function, *settings)
+            self._programs[how] = jax.jit(bound, out_shardings=sharding.replicated(self._mesh))
         with jax.set_mesh(self._mesh):
-            return jax.tree.map(np.asarray, program(self._params, *arguments))
+            return jax.tree.map(np.asarray, self._programs[how](self._params, *arguments))
+
+    def _generated(
+        self, config: GenerationConfig, samples: int, params: Any, features: Any, prompt: Prompt, allowed: Any, key: Any
+    ) -> Texts:
+        return generate(
+            self._task,
+            params,
+            self._task.tokens(features),
+            prompt,
+            config,
+            end_token=self._tokenizer.end_id,
+            noise=(key, samples) if samples else None,
+            # Apart from those of the noise, whose numbers are those of positions.
+            key=jax.random.fold_in(key, self._tokenizer.length),
+            allowed=allowed,
+        )
+
+    def _token_figures(
+        self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
+    ) -> tuple[list[np.ndarray], list[tuple[tuple[float, float], ...] | None]]:
+        """Returns the log-probability of each token of each answer, and its band over noise samples."""
+        found_log_p, found_bands = [], []
+        for start in range(0, len(answers), _ANSWERS):
+            some = list(answers[start : start + _ANSWERS])
+            # A power of two, so that similar numbers of answers share a program.
+            size = 1 << (len(some) - 1).bit_length()
+            text, target = self._rows(before, [*some, *some[-1:] * (size - len(some))])
+            samples_of = self._run((self._sampled, samples), features[None], text, key)
+            low, high = np.quantile(samples_of, _BAND, axis=2)
+            for row in range(len(some)):
+                of_answer = target[row]
+                found_log_p.append(np.log(samples_of[row][of_answer].mean(axis=1)))
+                band = zip(low[row][of_answer].tolist(), high[row][of_answer].tolist(), strict=True)
+                found_bands.append(tuple(band) if samples else None)
+        return found_log_p, found_bands
+
+    def _sampled(self, samples: int, params: Any, features: Any, text: Any, key: Any) -> Any:
+        noise = (key, samples) if samples else None
+        return token_probabilities(self._task, params, self._task.tokens(features), text, noise)
 
     def _rows(self, before: Int[np.ndarray, " p"], answers: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Returns prompts with answers behind them, and which tokens are of the answers."""
@@ -204,45 +252,7 @@ class Writer:
             text[row, :end], target[row, len(before) : end] = [*before, *ids], True
         return text, target
 
-    def _token_log_p(
-        self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, noise: Any
-    ) -> Iterator[Float[np.ndarray, " l"]]:
-        text, target = self._rows(before, answers)
-        found = self._run(self._ranked(samples), features[None], text, target, noise)
-        return (row[of_answer] for row, of_answer in zip(found, target, strict=True))
-
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - as above
-    def _ranked(self, samples: int) -> Any:
-        def run(params: Any, features: Any, text: Any, target: Any, noise: Any) -> Any:
-            how = None if not samples else (noise, samples)
-            return text_log_probabilities(self._task, params, self._task.tokens(features), text, target, how)
-
-        return jax.jit(run, out_shardings=sharding.replicated(self._mesh))
-
-    def _bands(
-        self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, noise: Any
-    ) -> list[tuple[tuple[float, float], ...] | None]:
-        if not samples:
-            return [None] * len(answers)
-        answers = [ids[: _length(ids, self._tokenizer.end_id)] for ids in answers]
-        text, target = self._rows(before, answers)
-        found = self._run(self._sampled(samples), features[None], text, noise)
-        low, high = np.quantile(found, _BAND, axis=2)
-        return [
-            tuple(zip(low[row][of_answer].tolist(), high[row][of_answer].tolist(), strict=True))
-            for row, of_answer in enumerate(target)
-        ]
-
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - as above
-    def _sampled(self, samples: int) -> Any:
-        def run(params: Any, features: Any, text: Any, noise: Any) -> Any:
-            return token_probabilities(self._task, params, self._task.tokens(features), text, noise, samples)
-
-        return jax.jit(run, out_shardings=sharding.replicated(self._mesh))
-
     def _written(self, ids: np.ndarray, log_p: np.ndarray, bands: Any) -> Written:
-        length = _length(ids, self._tokenizer.end_id)
-        ids, log_p = ids[:length], log_p[:length]
         text = self._tokenizer.decode(ids[None].astype(np.int32))[0]
         pieces = tuple(self._tokenizer.piece(int(number)) for number in ids)
         return Written(text, float(log_p.sum()), pieces, tuple(np.exp(log_p).tolist()), bands)

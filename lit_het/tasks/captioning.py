@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
@@ -156,7 +157,8 @@ class CaptioningTask:
         model = self.model(params)
         state = model.decoder.start(source, num_texts=len(text) // len(source))
         features, _ = model.decoder(shifted(text), state)
-        return model.head(features.reshape(-1, features.shape[-1]), key, num_samples)
+        samples = model.head(features.reshape(-1, features.shape[-1]), key, num_samples)
+        return at_positions(samples, key, jnp.tile(jnp.arange(text.shape[1]), len(text)))
 
     def tokens(self, embedding: Float[Array, "b f"]) -> Float[Array, "b n width"]:
         """Returns the tokens of images from their features, where they lie one after the other."""
@@ -171,6 +173,17 @@ class CaptioningTask:
             return batch.image_embedding.astype(jnp.float32), {}, {}
         key = keys("image_tower_routing") if "image_tower" in self.trained else None
         return microbatches.apply(model.image_tower, batch.image, key, self.config.microbatches)
+
+
+def at_positions(samples: LogitSamples, key: Key[Array, ""] | None, position: Int[Array, " rows"]) -> LogitSamples:
+    """Returns samples whose noise depends only on the position of the token in its text.
+
+    So neither other images, nor the beam that a token belongs to, nor the length of a prompt's padding change it, and
+    texts that are written and texts that are given have the same probabilities.
+    """
+    if key is None:
+        return samples
+    return dataclasses.replace(samples, keys=jax.vmap(lambda number: jax.random.fold_in(key, number))(position))
 
 
 def shifted(text: Int[Array, "b l"]) -> Int[Array, "b l"]:

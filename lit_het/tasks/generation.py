@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
-from lit_het.tasks.captioning import Captioner, CaptioningTask, shifted
+from lit_het.tasks.captioning import Captioner, CaptioningTask, at_positions, shifted
 from lit_het.towers.decoder import DecoderState
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Params
@@ -94,6 +94,7 @@ def generate(
     end_token: int,
     noise: tuple[Key[Array, ""], int] | None = None,
     key: Key[Array, ""] | None = None,
+    allowed: Bool[Array, " k"] | None = None,
 ) -> Texts:
     """Returns texts of images.
 
@@ -106,6 +107,7 @@ def generate(
         end_token: ends a text.
         noise: random key and S, to average the probabilities of each token over noise samples; None for no noise.
         key: random key of sampling; each text of each image draws its own numbers.
+        allowed: tokens that may be written; None for all.
 
     Raises:
         UserError: prompt and text have more tokens than the decoder has positions, or sampling has no key.
@@ -118,7 +120,7 @@ def generate(
         )
     if config.temperature and key is None:
         raise UserError("sampling needs a random key; give one, or set temperature to 0")
-    writer = _Writer(task.model(params), config, end_token, noise)
+    writer = _Writer(task.model(params), config, end_token, noise, allowed)
     started = writer.start(source, prompt)
     if config.temperature == 0 and config.num_texts > 1:
         return _beam_search(writer, *started)
@@ -154,29 +156,30 @@ def token_probabilities(
     params: Params,
     source: Float[Array, "b n width"],
     text: Int[Array, "bt l"],
-    key: Key[Array, ""],
-    num_samples: int,
+    noise: tuple[Key[Array, ""], int] | None = None,
 ) -> Float[Array, "bt l s"]:
     """Returns the probability of each token of given texts in each noise sample, given the tokens before.
+
+    Their mean is the probability with which `generate` writes the token.
 
     Args:
         task: of the model.
         params: its parameters.
         source: tokens of the images.
         text: prompts and answers, t for each image, adjacent.
-        key: random key of the head's noise.
-        num_samples: S.
+        noise: random key and S, as in `generate`; None for one sample without noise.
     """
-    samples = task.next_tokens(params, source, text, key, num_samples)
+    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
 
     # Token by token: the logits of all samples of all tokens may not fit.
     def of_token(rows: Any) -> Float[Array, " s"]:
         features, keys, token = rows
-        logits = samples.logits(samples.prepare(features[None]), keys[None], jnp.arange(num_samples))
+        of_noise = None if keys is None else keys[None]
+        logits = samples.logits(samples.prepare(features[None]), of_noise, jnp.arange(samples.num_samples))
         return jax.nn.softmax(logits)[0, :, token]
 
     found = jax.lax.map(of_token, (samples.features, samples.keys, text.reshape(-1)))
-    return found.reshape(*text.shape, num_samples)
+    return found.reshape(*text.shape, samples.num_samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +190,7 @@ class _Writer:
     config: GenerationConfig
     end_token: int
     noise: tuple[Key[Array, ""], int] | None
+    allowed: Bool[Array, " k"] | None
 
     def start(
         self, source: Float[Array, "b n width"], prompt: Prompt
@@ -199,22 +203,23 @@ class _Writer:
         # One more column, so that the input after a whole prompt is its last token.
         features, state = decoder(shifted(jnp.pad(tokens, ((0, 0), (0, 1)))), state)
         last = jnp.take_along_axis(features, positions[:, None, None], axis=1)[:, 0]
-        return state, self._log_p(last, 0), positions
+        return state, self._log_p(last, positions), positions
 
     def next(
-        self, state: DecoderState, token: Int[Array, " rows"], position: Int[Array, " rows"], step: Int[Array, ""]
+        self, state: DecoderState, token: Int[Array, " rows"], position: Int[Array, " rows"]
     ) -> tuple[DecoderState, Float[Array, "rows k"]]:
-        """Returns the state after a token of each text, and log-probabilities of the one after."""
+        """Returns the state after a token of each text, and log-probabilities of the one at ``position``."""
         features, state = self.model.decoder(token[:, None], state, position[:, None])
-        return state, self._log_p(features[:, 0], step)
+        return state, self._log_p(features[:, 0], position)
 
-    def _log_p(self, features: Float[Array, "rows d"], step: int | Int[Array, ""]) -> Float[Array, "rows k"]:
+    def _log_p(self, features: Float[Array, "rows d"], position: Int[Array, " rows"]) -> Float[Array, "rows k"]:
         if self.noise is None:
             samples = self.model.head(features, None)
         else:
             key, num_samples = self.noise
-            samples = self.model.head(features, jax.random.fold_in(key, step), num_samples)
-        return mean_log_probabilities(samples, jax.nn.log_softmax)
+            samples = at_positions(self.model.head(features, key, num_samples), key, position)
+        log_p = mean_log_probabilities(samples, jax.nn.log_softmax)
+        return log_p if self.allowed is None else jnp.where(self.allowed[None], log_p, _WORST)
 
 
 def _one_by_one(
@@ -240,7 +245,7 @@ def _one_by_one(
         tokens = tokens.at[:, step].set(token)
         found = found.at[:, step].set(jnp.where(done, 0.0, of_token))
         done = done | (token == writer.end_token)
-        state, log_p = writer.next(state, token, position + step + 1, step + 1)
+        state, log_p = writer.next(state, token, position + step + 1)
         return step + 1, state, log_p, done, tokens, found
 
     empty = jnp.zeros((rows, n), jnp.int32), jnp.zeros((rows, n))
@@ -321,7 +326,7 @@ def _beam_search(
         rows = (jnp.arange(b)[:, None] * t + _rows_of(parent, kept)).reshape(-1)
         state = dataclasses.replace(state, own=jax.tree.map(lambda x: x[:, rows], state.own))
         last = alive.tokens[:, :, step].reshape(-1)
-        state, log_p = writer.next(state, last, position + step + 1, step + 1)
+        state, log_p = writer.next(state, last, position + step + 1)
         return step + 1, state, log_p, alive, best
 
     *_, best = jax.lax.while_loop(is_unfinished, search, (jnp.zeros((), jnp.int32), state, log_p, alive, best))

@@ -108,11 +108,17 @@ def _embeddings(folder: Path) -> None:
         pass
 
 
+def _texts(content: bytes) -> None:
+    for place in (TextPlace("json/caption"), TextPlace("json/questions", prompt="{question}")):
+        with contextlib.suppress(Unreadable):
+            place.read(content)
+
+
 _MEMBERS: dict[str, Callable[[bytes], Any]] = {
     "npy": MultiHotLabels("names", 8).encode,
     "txt": CaptionWordsLabels("words", ("red", "bar")).encode,
     "cls": ClassIndexLabels("names", 8).encode,
-    "json": TextPlace("json/caption").read,
+    "json": _texts,
 }
 
 

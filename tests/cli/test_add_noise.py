@@ -128,7 +128,7 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
         given = ("--model", model, "--data", shards, "--output", tmp_path / "x", *flags)
         return refusal(capsys, "add-noise", *given)
 
-    assert "is a classifier; noise is added to image-text models" in line(upstream, pairs)
+    assert "has no text tower; noise is added to image-text models" in line(upstream, pairs)
     assert "has noise already; give a model with a deterministic head" in line(trained_lit.run_dir, pairs)
     assert "has 40 pairs of an image and a .txt, too few to learn noise from" in line(deterministic, data / "train")
     missing = line(deterministic, pairs, "--captions", "json/caption")

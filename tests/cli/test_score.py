@@ -80,7 +80,7 @@ def test_of_several_captions_the_first_is_scored(capsys, trained_lit, tmp_path):
 
 def test_what_cannot_be_scored_is_one_line(capsys, trained_lit, upstream, data, tmp_path):
     shards, output = data / "train", tmp_path / "scores.csv"
-    assert "is a classifier; captions are scored by an image-text model" in refusal(
+    assert "has no text tower; captions are scored by an image-text model" in refusal(
         capsys, "data", "score", upstream, shards, "--output", output
     )
     for wrong in (tmp_path / "scores.txt", tmp_path / "nowhere" / "scores.csv"):

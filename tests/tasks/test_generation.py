@@ -66,9 +66,13 @@ def written(config=CAPTIONING, source=SOURCE, prompt=PROMPT, noise=None, key=Non
 
 
 @functools.cache
-def _log_p(config):
+def _log_p(config, num_samples):
     task, _ = trained(config)
-    return jax.jit(lambda params, *rows: text_log_probabilities(task, params, *rows))
+
+    def run(params, source, text, target, key):
+        return text_log_probabilities(task, params, source, text, target, key and (key[0], num_samples))
+
+    return jax.jit(run)
 
 
 def log_probabilities(texts, prompt=PROMPT, source=SOURCE, config=CAPTIONING, noise=None):
@@ -83,7 +87,9 @@ def log_probabilities(texts, prompt=PROMPT, source=SOURCE, config=CAPTIONING, no
             ends = np.flatnonzero(tokens == END)
             target[row, one, start : start + (ends[0] + 1 if len(ends) else n)] = True
     rows = [jnp.asarray(x.reshape(b * t, length)) for x in (text, target)]
-    found = np.asarray(_log_p(config)(trained(config)[1], jnp.asarray(source), *rows, noise)).reshape(b, t, length)
+    found = np.asarray(
+        _log_p(config, noise and noise[1])(trained(config)[1], jnp.asarray(source), *rows, noise and noise[:1])
+    ).reshape(b, t, length)
     return np.stack([found[row, :, start : start + n] for row, start in enumerate(np.asarray(prompt.length))])
 
 
@@ -213,12 +219,36 @@ def test_probabilities_of_tokens_are_averaged_over_noise():
     model = task.model(params)
     # The first token of every prompt, from the features after its last token.
     features, _ = model.decoder(jnp.zeros((8, 1), jnp.int32), model.decoder.start(jnp.asarray(SOURCE)))
-    samples = model.head(features[:, 0], jax.random.fold_in(noise, 0), 4)
-    logits = samples.logits(samples.prepare(samples.features), samples.keys, jnp.arange(4))
+    samples = model.head(features[:, 0], noise, 4)
+    # The noise of position 0 of every text.
+    keys = jnp.broadcast_to(jax.random.fold_in(noise, 0), (8,))
+    logits = samples.logits(samples.prepare(samples.features), keys, jnp.arange(4))
     p = np.asarray(jax.nn.softmax(logits)).mean(axis=1)
     for row in (0, 6):  # those without a prompt
         assert texts.log_p[row, 0, 0] == pytest.approx(np.log(p[row].max()), abs=1e-4)
     assert np.abs(texts.log_p - written(NOISY, num_tokens=1).log_p).max() > 1e-3
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_texts": 2}], ids=["greedy", "beams"])
+def test_texts_that_are_written_have_the_probabilities_of_the_same_texts_given(fields):
+    noise = jax.random.key(5)
+    texts = written(NOISY, noise=noise, **fields)
+    expected = log_probabilities(texts.tokens, config=NOISY, noise=(noise, 4))
+    np.testing.assert_allclose(texts.log_p, expected, atol=1e-4)
+
+
+def test_only_allowed_tokens_are_written():
+    task, params = trained()
+    allowed = jnp.asarray([False, True, True, True, False])
+    run = jax.jit(
+        lambda params, source: generate(
+            task, params, source, PROMPT, GenerationConfig(3, 2), end_token=END, allowed=allowed
+        )
+    )
+    tokens = np.asarray(run(params, jnp.asarray(SOURCE)).tokens)
+    ended = np.cumsum(tokens == END, axis=2) - (tokens == END) > 0
+    assert np.isin(tokens[~ended], [1, 2, 3]).all()
+    assert (written(num_texts=2).tokens == 4).any()
 
 
 @pytest.mark.parametrize(

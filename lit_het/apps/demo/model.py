@@ -18,6 +18,7 @@ from lit_het.eval.predictions import samples_of
 from lit_het.runs.opening import Run, open_run
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.types import EvaluatedModel
 
 _NUM_CAPTIONS = 8
@@ -98,7 +99,8 @@ def open_model(
     """Opens a run and embeds the captions; errors are those of `lit_het.apps.demo.server.demo`."""
     texts = None if captions is None else read_lines(captions)
     run = open_run(checkpoint, pretrained)
-    if isinstance(run.task, ClassificationTask):
-        raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower")
+    if not isinstance(run.task, ContrastiveTask):
+        kind = "classifier" if isinstance(run.task, ClassificationTask) else "decoder"
+        raise UserError(f"{checkpoint} is a {kind}; the demo needs a run with a text tower")
     model = run.model(calibrated=calibrated)
     return DemoModel(run, model, None if texts is None else index_captions(model, texts))
