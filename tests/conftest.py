@@ -26,10 +26,14 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["lit_het"], "beartype.beartype")
 
+import hypothesis
 import jax
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Times of machines that are busy fail no test.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 # Flax asks every tracer whether it has a sharding. JAX answers with an error that says where the tracer comes from,
 # which is never shown and takes an eighth of the time of a training run.
 DynamicJaxprTracer._origin_msg = lambda self: ""

@@ -120,7 +120,8 @@ def test_shares_are_those_of_numpys_average_and_never_zero_for_valid_rows():
 @BOTH
 @pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1, "samples_per_block": 2}], ids=["whole", "blocks"])
 def test_a_classifier_has_a_weighted_loss_and_an_unweighted_top1(fast, slow, labels, blocks):
-    loss = SigmoidCrossEntropy() if slow.__name__ == "reference_sigmoid" else SoftmaxCrossEntropy()
+    kinds = {"reference_sigmoid": SigmoidCrossEntropy(), "reference_smoothed": SoftmaxCrossEntropy(label_smoothing=0.2)}
+    loss = kinds.get(slow.__name__, SoftmaxCrossEntropy())
     valid, weight = np.array([True, False, True, True]), np.array([1, 5, 0.25, 0.5], np.float32)
     labels = jax.tree.map(jnp.asarray, labels)
 
