@@ -14,6 +14,8 @@ from lit_het.untrusted import parse_json
 
 Tokenizer = Callable[[list[str]], np.ndarray]
 CaptionUnit = Literal["line", "text"]
+QUESTION = "{question}"
+"""Stands for the question in a prompt."""
 
 
 def member_of(place: str) -> str:
@@ -75,6 +77,11 @@ class TextPlace:
         """The member that holds the texts."""
         return member_of(self.place)
 
+    @property
+    def has_questions(self) -> bool:
+        """Whether the texts are answers to questions, for a decoder."""
+        return self.place.endswith("/questions")
+
     def read(self, content: bytes) -> "list[Text]":
         """Returns the texts in a member: its captions, or the answers to each of its questions.
 
@@ -82,10 +89,8 @@ class TextPlace:
             Unreadable: as `captions_in`, or no question has an answer.
         """
         text = text_of(content)
-        if self.prompt is None:
-            return [Text("", caption) for caption in captions_in(text, self.place, self.unit)]
-        if not self.place.endswith("/questions"):
-            return [Text(self.prompt, caption) for caption in captions_in(text, self.place, self.unit)]
+        if self.prompt is None or not self.has_questions:
+            return [Text(self.prompt or "", caption) for caption in captions_in(text, self.place, self.unit)]
         found, entries = [], _json_field(text, self.place)
         for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
             question, answers = (
@@ -97,7 +102,7 @@ class TextPlace:
                 "".join([question, *(answer for answer in answers if isinstance(answer, str))]).encode()
             except UnicodeEncodeError as error:  # JSON may contain lone surrogates, which tokenizers reject
                 raise Unreadable("not a question", f"questions[{number}] is not valid text: {error.reason}") from error
-            prompt = self.prompt.replace("{question}", question.strip())
+            prompt = self.prompt.replace(QUESTION, question.strip())
             found += [Text(prompt, answer.strip()) for answer in answers if isinstance(answer, str) and answer.strip()]
         if not found:
             raise Unreadable("no answer", "none of its questions has one")

@@ -6,7 +6,7 @@ It stands apart from both, so that a configuration is read and checked without t
 import dataclasses
 import math
 
-from lit_het.data_pipelines.captions import CaptionUnit, TextPlace
+from lit_het.data_pipelines.captions import QUESTION, CaptionUnit, TextPlace
 from lit_het.data_pipelines.labels import LabelsConfig
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import expand
@@ -128,8 +128,7 @@ class LoaderConfig:
         if self.prompt is None and any(one.prompt is not None for one in self.mixture):
             raise UserError("LoaderConfig: a data set of the mixture has a `prompt`; give the others one, '' for none")
         for text in self.texts:
-            asks, has_questions = "{question}" in (text.prompt or ""), text.place.endswith("/questions")
-            if text.prompt is not None and asks != has_questions:
+            if text.prompt is not None and (QUESTION in text.prompt) != text.has_questions:
                 raise UserError(
                     f"LoaderConfig: the prompt {text.prompt!r} does not fit captions = {text.place!r}: questions "
                     "(json/questions) need '{question}' in their prompt, and captions have none"

@@ -214,7 +214,7 @@ class SentencePieceTokenizer:
         target = np.zeros(ids.shape, bool)
         for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             before = self.pieces(prompt)
-            if not self.fits(prompt):
+            if len(before) > self._longest_prompt:
                 raise UserError(
                     f"the prompt {prompt[:100]!r} has {len(before)} tokens, too many for {self.length}; shorten it, "
                     "or set --tokenizer.length"
@@ -227,7 +227,12 @@ class SentencePieceTokenizer:
 
     def fits(self, prompt: str) -> bool:
         """Returns whether a prompt leaves room for a token of text and the end token."""
-        return len(self.pieces(prompt)) <= self.length - 2
+        return len(self.pieces(prompt)) <= self._longest_prompt
+
+    @property
+    def _longest_prompt(self) -> int:
+        # It leaves room for a token of text and the end token.
+        return self.length - 2
 
     def pieces(self, text: str) -> list[int]:
         """Returns the ids of a text's pieces, all of them and without control tokens."""

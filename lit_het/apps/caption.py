@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_het.api.model import load
-from lit_het.apps.classify import STANDARD_INPUT
+from lit_het.apps.classify import opened
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
 from lit_het.runs.writer import Written
+from lit_het.tasks.generation import GenerationConfig
 
 # Of generation, on the command line.
-_DEFAULTS = {
-    **{"num_tokens": None, "num_texts": 1, "temperature": 0.0, "top_k": None, "top_p": 1.0, "length_penalty": 0.6}
-}
+_DEFAULTS = {**dataclasses.asdict(GenerationConfig()), "num_tokens": None}
 
 
 def caption(
@@ -51,7 +49,7 @@ def caption(
         UserError: an image cannot be read, the run is no decoder, or the texts do not fit it.
     """
     model = load(checkpoint, pretrained=pretrained)
-    found = model.caption([_opened(image) for image in images], prompt, samples=samples, seed=seed, **generation)
+    found = model.caption([opened(image) for image in images], prompt, samples=samples, seed=seed, **generation)
     _print(images, found, as_json=as_json)
 
 
@@ -90,12 +88,8 @@ def ask(
         among = storage.read_lines(answers) if Path(answers).is_file() else split_labels(answers)
     model = load(checkpoint, pretrained=pretrained)
     how = generation if among is None else {}
-    found = model.ask(_opened(image), question, among, samples=samples, seed=seed, **how)
+    found = model.ask(opened(image), question, among, samples=samples, seed=seed, **how)
     _print([image], [found], as_json=as_json)
-
-
-def _opened(image: str) -> Any:
-    return sys.stdin.buffer if image == STANDARD_INPUT else image
 
 
 def _print(images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json: bool) -> None:

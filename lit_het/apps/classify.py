@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lit_het.api.images import BinaryFile
 from lit_het.api.model import load
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError, require_at_least
@@ -66,7 +67,7 @@ def classify(
     labels = read_labels(options.labels)
     model = load(checkpoint, pretrained=pretrained, calibrated=options.calibrated)
     results = model.classify(
-        [sys.stdin.buffer if image == STANDARD_INPUT else image for image in images],
+        [opened(image) for image in images],
         labels,
         prompts=options.prompts,
         samples=options.samples,
@@ -80,6 +81,11 @@ def classify(
     for found in results:
         found.drawing(options.top).print(console)
         console.print()
+
+
+def opened(image: str) -> str | BinaryFile:
+    """Returns the path or address of an image, or the standard input for ``-``."""
+    return sys.stdin.buffer if image == STANDARD_INPUT else image
 
 
 def read_labels(labels: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_het.console import Bar, message
+from lit_het.data_pipelines.captions import QUESTION, TextPlace
 from lit_het.data_pipelines.checksums import checksum_mismatch, save_checksum
 from lit_het.data_pipelines.corruptions import CORRUPTIONS
 from lit_het.data_pipelines.data_config import LoaderConfig
@@ -142,14 +143,14 @@ def check(
     """
     if output is not None and not output.resolve().parent.is_dir():
         raise UserError(f"no folder {output.parent} for {output.name}; create it first")
-    addresses, has_questions = expand(shards), (captions or "").endswith("/questions")
+    addresses, place = expand(shards), captions or "txt"
     config = LoaderConfig(
         tuple(addresses),
         image_size=32,
         batch_size=64,
         labels=labels,
-        captions=captions or "txt",
-        prompt="{question}" if has_questions else None,
+        captions=place,
+        prompt=QUESTION if TextPlace(place).has_questions else None,
         threads=workers,
     )
     # The loader reads captions only with a tokenizer; any tokenizer will do.

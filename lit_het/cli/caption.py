@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
-from lit_het.cli.classify import add_checkpoint
+from lit_het.cli.classify import add_checkpoint, require_images
 from lit_het.cli.prepare import positive
 from lit_het.errors import UserError
-from lit_het.paths import require_file, require_run
+from lit_het.paths import require_run
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -82,9 +82,7 @@ def _ask(options: argparse.Namespace, _: list[str]) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for image in options.images:
-        if image != "-":  # the standard input
-            require_file(image)
+    require_images(options.images)
     require_run(options.checkpoint)
     if options.samples < 0:
         raise UserError(f"--samples {options.samples}: must be at least 0")

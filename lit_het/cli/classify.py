@@ -1,6 +1,7 @@
 """The arguments of ``lit-het classify``."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def require_images(images: Sequence[str]) -> None:
+    """Checks that the files of images exist.
+
+    Raises:
+        UserError: one does not.
+    """
+    for image in images:
+        if image != "-":  # the standard input
+            require_file(image)
+
+
 def add_uncalibrated(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that leaves out the temperatures of ``lit-het calibrate``."""
     parser.add_argument(
@@ -68,9 +80,7 @@ def add_uncalibrated(parser: argparse.ArgumentParser) -> None:
 
 
 def _classify(options: argparse.Namespace, _: list[str]) -> None:
-    for image in options.images:
-        if image != "-":  # the standard input
-            require_file(image)
+    require_images(options.images)
     require_run(options.checkpoint)
     from lit_het.apps.classify import ClassifyOptions, classify
 

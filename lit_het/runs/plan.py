@@ -172,7 +172,7 @@ class Step:
         """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
         if not isinstance(task, ContrastiveConfig):
-            block, num_classes = task.head.sampling, 0
+            block = task.head.sampling
             if isinstance(task, CaptioningConfig):
                 # Of every token of a text.
                 rows, num_classes = rows * task.decoder.length, task.decoder.vocabulary_size

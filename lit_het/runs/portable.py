@@ -95,12 +95,9 @@ def _without_training(config: ExperimentConfig) -> ExperimentConfig:
             task = dataclasses.replace(task, **{part: dataclasses.replace(getattr(task, part), weights=None)})
     tokenizer = config.tokenizer and dataclasses.replace(config.tokenizer, model=Path("tokenizer.model"))
     # A decoder asks questions in the prompts of its data sets.
-    prompts = [
-        dataclasses.replace(one, shards=(), portion=ALL)
-        for one in config.data.mixture
-        if config.data.prompt is not None
-    ]
-    data = dataclasses.replace(config.data, shards=(), embeddings=None, text_embeddings=None, mixture=tuple(prompts))
+    asked = config.data.mixture if config.data.prompt is not None else ()
+    mixture = tuple(dataclasses.replace(one, shards=(), portion=ALL) for one in asked)
+    data = dataclasses.replace(config.data, shards=(), embeddings=None, text_embeddings=None, mixture=mixture)
     return dataclasses.replace(
         config, run_dir=Path("."), task=task, data=data, tokenizer=tokenizer, pretrained=None, evaluations=()
     )

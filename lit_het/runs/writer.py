@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,10 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from lit_het import sharding
+from lit_het.data_pipelines.captions import QUESTION
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
+from lit_het.eval.answers import BAND
 from lit_het.heads.sampling import in_pairs
 from lit_het.runs.opening import Run
 from lit_het.tasks.captioning import CaptioningTask
@@ -23,12 +25,10 @@ from lit_het.tasks.generation import (
     Prompt,
     Texts,
     generate,
+    text_log_probabilities,
     token_probabilities,
 )
 
-# The band of a probability lies between these quantiles of its noise samples, as in `lit_het.eval.answers`.
-_BAND = (0.05, 0.95)
-_QUESTION = "{question}"
 # Answers that are ranked at a time.
 _ANSWERS = 64
 
@@ -85,12 +85,12 @@ class Writer:
     @property
     def caption_prompt(self) -> str:
         """The first prompt of training without a question; empty if there is none."""
-        return next((template for template in self._templates if _QUESTION not in template), "")
+        return next((template for template in self._templates if QUESTION not in template), "")
 
     def question_prompt(self, question: str) -> str:
         """Returns a question in the first prompt of training that has one, or as it is."""
-        template = next((template for template in self._templates if _QUESTION in template), _QUESTION)
-        return template.replace(_QUESTION, question.strip())
+        template = next((template for template in self._templates if QUESTION in template), QUESTION)
+        return template.replace(QUESTION, question.strip())
 
     def room(self, prompt: str) -> int:
         """Returns the most tokens of a text after a prompt, its end included.
@@ -141,9 +141,7 @@ class Writer:
         for row in range(len(features)):
             ids = [one[: _length(one, self._tokenizer.end_id)] for one in texts.tokens[row]]
             log_p = [of_text[: len(one)] for one, of_text in zip(ids, texts.log_p[row], strict=True)]
-            bands: list[Any] = [None] * len(ids)
-            if samples:
-                _, bands = self._token_figures(features[row], tokens, ids, samples, key)
+            bands = self._bands(features[row], tokens, ids, samples, key)
             found.append([self._written(*one) for one in zip(ids, log_p, bands, strict=True)])
         return found
 
@@ -179,7 +177,8 @@ class Writer:
                     "prompt; shorten it"
                 )
             rows.append(np.asarray([*ids, self._tokenizer.end_id]))
-        log_p, bands = self._token_figures(features, before, rows, samples, jax.random.key(seed))
+        given = features, before, rows, samples, jax.random.key(seed)
+        log_p, bands = self._log_p(*given), self._bands(*given)
         found = [self._written(*one) for one in zip(rows, log_p, bands, strict=True)]
         return sorted(found, key=lambda written: -written.log_p)
 
@@ -220,28 +219,43 @@ class Writer:
             allowed=allowed,
         )
 
-    def _token_figures(
+    def _log_p(
         self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
-    ) -> tuple[list[np.ndarray], list[tuple[tuple[float, float], ...] | None]]:
-        """Returns the log-probability of each token of each answer, and its band over noise samples."""
-        found_log_p, found_bands = [], []
+    ) -> list[np.ndarray]:
+        """Returns the log-probability of each token of each answer."""
+        found = []
+        # Not of the samples' probabilities, which may round to zero.
+        for text, target, count in self._blocks(before, answers):
+            log_p = self._run((self._given, samples), features[None], text, target, key)
+            found += [log_p[row][target[row]] for row in range(count)]
+        return found
+
+    def _bands(
+        self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
+    ) -> list[tuple[tuple[float, float], ...] | None]:
+        """Returns the band of each token of each answer over noise samples."""
+        if not samples:
+            return [None] * len(answers)
+        found = []
+        for text, target, count in self._blocks(before, answers):
+            ends = np.quantile(self._run((self._sampled, samples), features[None], text, key), BAND, axis=2)
+            found += [tuple(zip(*ends[:, row, target[row]].tolist(), strict=True)) for row in range(count)]
+        return found
+
+    def _blocks(self, before: Any, answers: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+        """Yields prompts with answers behind them, which tokens are of the answers, and how many rows are answers."""
         for start in range(0, len(answers), _ANSWERS):
             some = list(answers[start : start + _ANSWERS])
             # A power of two, so that similar numbers of answers share a program.
             size = 1 << (len(some) - 1).bit_length()
-            text, target = self._rows(before, [*some, *some[-1:] * (size - len(some))])
-            samples_of = self._run((self._sampled, samples), features[None], text, key)
-            low, high = np.quantile(samples_of, _BAND, axis=2)
-            for row in range(len(some)):
-                of_answer = target[row]
-                found_log_p.append(np.log(samples_of[row][of_answer].mean(axis=1)))
-                band = zip(low[row][of_answer].tolist(), high[row][of_answer].tolist(), strict=True)
-                found_bands.append(tuple(band) if samples else None)
-        return found_log_p, found_bands
+            yield *self._rows(before, [*some, *some[-1:] * (size - len(some))]), len(some)
+
+    def _given(self, samples: int, params: Any, features: Any, text: Any, target: Any, key: Any) -> Any:
+        noise = (key, samples) if samples else None
+        return text_log_probabilities(self._task, params, self._task.tokens(features), text, target, noise)
 
     def _sampled(self, samples: int, params: Any, features: Any, text: Any, key: Any) -> Any:
-        noise = (key, samples) if samples else None
-        return token_probabilities(self._task, params, self._task.tokens(features), text, noise)
+        return token_probabilities(self._task, params, self._task.tokens(features), text, (key, samples))
 
     def _rows(self, before: Int[np.ndarray, " p"], answers: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Returns prompts with answers behind them, and which tokens are of the answers."""

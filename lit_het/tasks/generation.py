@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from lit_het import blocks
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.tasks.captioning import Captioner, CaptioningTask, at_positions, shifted
@@ -171,14 +172,14 @@ def token_probabilities(
     """
     samples = task.next_tokens(params, source, text, *(noise or (None, None)))
 
-    # Token by token: the logits of all samples of all tokens may not fit.
-    def of_token(rows: Any) -> Float[Array, " s"]:
+    # In blocks of tokens: the logits of all samples of all of them may not fit.
+    def block(_: None, rows: Any) -> tuple[None, Float[Array, "n s"]]:
         features, keys, token = rows
-        of_noise = None if keys is None else keys[None]
-        logits = samples.logits(samples.prepare(features[None]), of_noise, jnp.arange(samples.num_samples))
-        return jax.nn.softmax(logits)[0, :, token]
+        logits = samples.logits(samples.prepare(features), keys, jnp.arange(samples.num_samples))
+        return None, jnp.take_along_axis(jax.nn.softmax(logits), token[:, None, None], axis=2)[:, :, 0]
 
-    found = jax.lax.map(of_token, (samples.features, samples.keys, text.reshape(-1)))
+    rows = (samples.features, samples.keys, text.reshape(-1))
+    found = blocks.scan_examples(block, None, rows, samples.examples_per_block)[1]
     return found.reshape(*text.shape, samples.num_samples)
 
 
@@ -276,14 +277,6 @@ def _chosen(
     return draw(keys, log_p).astype(jnp.int32)
 
 
-class _Beams(NamedTuple):
-    """The beams of every image: unfinished ones ``[b t]``, and the best texts so far."""
-
-    tokens: Int[Array, "b t n"]
-    log_p: Float[Array, "b t n"]
-    total: Float[Array, "b t"]
-
-
 def _beam_search(
     writer: _Writer, state: DecoderState, log_p: Float[Array, "rows k"], position: Int[Array, " rows"]
 ) -> Texts:
@@ -291,8 +284,8 @@ def _beam_search(
     n, t, k = writer.config.num_tokens, writer.config.num_texts, log_p.shape[1]
     b = len(log_p) // t
     empty = jnp.zeros((b, t, n), jnp.int32), jnp.zeros((b, t, n))
-    # At first all beams of an image are equal: one of them is enough.
-    alive = _Beams(*empty, jnp.full((b, t), _WORST).at[:, 0].set(0.0))
+    # The score of beams that go on is their log-probability. At first all of an image are equal: one is enough.
+    alive = Texts(*empty, jnp.full((b, t), _WORST).at[:, 0].set(0.0))
     best = Texts(*empty, jnp.full((b, t), _WORST))
 
     def penalized(total: Float[Array, "b _"], length: int | Int[Array, ""]) -> Float[Array, "b _"]:
@@ -301,27 +294,27 @@ def _beam_search(
     def is_unfinished(carry: Any) -> Bool[Array, ""]:
         step, _, _, alive, best = carry
         # A total only falls, and no penalty divides it by more than that of the most tokens.
-        may_improve = penalized(alive.total.max(axis=1, keepdims=True), n) > best.score.min(axis=1, keepdims=True)
+        may_improve = penalized(alive.score.max(axis=1, keepdims=True), n) > best.score.min(axis=1, keepdims=True)
         return (step < n) & jnp.any(may_improve)
 
     def search(carry: Any) -> Any:
         step, state, log_p, alive, best = carry
-        totals = (alive.total[:, :, None] + log_p.reshape(b, t, k)).reshape(b, t * k)
+        totals = (alive.score[:, :, None] + log_p.reshape(b, t, k)).reshape(b, t * k)
         # Of 2t candidates at most t end here: t remain to be continued.
         total, index = jax.lax.top_k(totals, min(2 * t, t * k))
         parent, token = index // k, (index % k).astype(jnp.int32)
         of_token = jnp.take_along_axis(log_p.reshape(b, t * k), index, axis=1)
-        candidates = _Beams(
+        candidates = Texts(
             _rows_of(alive.tokens, parent).at[:, :, step].set(token),
             _rows_of(alive.log_p, parent).at[:, :, step].set(of_token),
             total,
         )
         is_last = (token == writer.end_token) | (step + 1 == n)
         score = jnp.where(is_last, penalized(total, step + 1), _WORST)
-        best = _best(best, Texts(candidates.tokens, candidates.log_p, score), t)
+        best = _best(best, dataclasses.replace(candidates, score=score), t)
         _, kept = jax.lax.top_k(jnp.where(is_last, 2 * _WORST, total), t)
         alive = jax.tree.map(lambda x: _rows_of(x, kept), candidates)
-        alive = alive._replace(total=jnp.where(_rows_of(is_last, kept), _WORST, alive.total))
+        alive = dataclasses.replace(alive, score=jnp.where(_rows_of(is_last, kept), _WORST, alive.score))
         # The keys and values of a beam are those of its parent.
         rows = (jnp.arange(b)[:, None] * t + _rows_of(parent, kept)).reshape(-1)
         state = dataclasses.replace(state, own=jax.tree.map(lambda x: x[:, rows], state.own))

@@ -19,7 +19,7 @@ from lit_het.errors import FieldError, UserError, require_at_least, require_choi
 from lit_het.towers.attention import KeysAndValues
 from lit_het.towers.layers import layer_norm
 from lit_het.towers.positions import sinusoidal_positions
-from lit_het.towers.transformer import REMAT_POLICIES, EncoderConfig, layers_above
+from lit_het.towers.transformer import REMAT_POLICIES, EncoderConfig, layers_above, stack
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Params
 
@@ -143,12 +143,7 @@ class Decoder(nnx.Module):
         if config.positions == "learned":
             self.positions = nnx.Param(scale(rngs.params(), (config.length, encoder.width)))
 
-        @nnx.split_rngs(splits=encoder.depth)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def stack(rngs: nnx.Rngs) -> DecoderBlock:
-            return DecoderBlock(encoder, source_width, rngs)
-
-        self.blocks = stack(rngs)
+        self.blocks = stack(lambda rngs: DecoderBlock(encoder, source_width, rngs), encoder.depth, rngs)
         if encoder.norm_placement == "before":
             self.norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
 from lit_het.types import Metrics, Params, Size
+
+_Module = TypeVar("_Module", bound=nnx.Module)
 
 # "dots" saves the outputs of dense layers, the most expensive values to recompute, but not attention's products, which
 # have batch dimensions and grow with the square of the number of tokens.
@@ -180,9 +182,9 @@ class Encoder(nnx.Module):
         self.config = config
         numbers = () if config.experts is None else config.experts.block_numbers(config.depth)
         if len(numbers) < config.depth:
-            self.blocks = _stack(config, None, config.depth - len(numbers), rngs)
+            self.blocks = stack(lambda rngs: Block(config, None, rngs), config.depth - len(numbers), rngs)
         if numbers:
-            self.expert_blocks = _stack(config, config.experts, len(numbers), rngs)
+            self.expert_blocks = stack(lambda rngs: Block(config, config.experts, rngs), len(numbers), rngs)
         if config.norm_placement == "before":
             self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
 
@@ -316,14 +318,16 @@ class _Part:
         return graph, jax.tree.map(lambda leaf: leaf[self.start : self.stop], stacked)
 
 
-def _stack(config: EncoderConfig, experts: ExpertsConfig | None, count: int, rngs: nnx.Rngs) -> Block:
+def stack(build: Callable[[nnx.Rngs], _Module], count: int, rngs: nnx.Rngs) -> _Module:
+    """Returns blocks whose parameters are stacked along a leading axis, each with random numbers of its own."""
+
     # One initialisation for all blocks, with a key for each: compilation takes as long as for one block.
     @nnx.split_rngs(splits=count)
     @nnx.vmap(in_axes=(0,), out_axes=0)
-    def stack(rngs: nnx.Rngs) -> Block:
-        return Block(config, experts, rngs)
+    def stacked(rngs: nnx.Rngs) -> _Module:
+        return build(rngs)
 
-    return stack(rngs)
+    return stacked(rngs)
 
 
 def _summary(routing: Routing, config: ExpertsConfig) -> tuple[Metrics, Metrics]:

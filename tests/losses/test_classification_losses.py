@@ -18,11 +18,7 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.base import masked_mean, weights
-from lit_het.losses.classification import (
-    LabelMixture,
-    SigmoidCrossEntropy,
-    SoftmaxCrossEntropy,
-)
+from lit_het.losses.classification import LabelMixture, SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.types import LogitSamples
@@ -405,9 +401,3 @@ def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, mes
 def test_labels_that_a_loss_can_take_are_accepted():
     ClassificationConfig(num_classes=5).build().check_labels(np.array([0, 4]))
     ClassificationConfig(num_classes=5, loss=SigmoidCrossEntropy()).build().check_labels(TARGET.astype(np.float32))
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_a_share_of_the_uniform_distribution_is_below_one(share):
-    with pytest.raises(UserError, match=rf"SoftmaxCrossEntropy: label_smoothing = {share} is not in \[0, 1\)"):
-        SoftmaxCrossEntropy(label_smoothing=share)

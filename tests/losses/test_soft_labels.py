@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
+from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.types import EmbeddingSamples, MixedImages, Queries
 from tests.losses.contrastive_cases import (
@@ -161,3 +162,9 @@ def test_the_likelihood_without_samples_approaches_that_with_samples_as_noise_va
 def test_a_negative_weight_of_pseudo_positives_is_refused():
     with pytest.raises(UserError, match=r"SigmoidLoss: pseudo_positives = -0.1 must be at least 0"):
         SigmoidLoss(pseudo_positives=-0.1)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_of_the_uniform_distribution_is_below_one(share):
+    with pytest.raises(UserError, match=rf"SoftmaxCrossEntropy: label_smoothing = {share} is not in \[0, 1\)"):
+        SoftmaxCrossEntropy(label_smoothing=share)
