@@ -157,6 +157,11 @@ class LoaderConfig:
             found.append(TextPlace(place, own.unit, prompt))
         return found
 
+    @property
+    def prompts(self) -> list[str]:
+        """What a decoder is given before the texts of each data set; empty where there is nothing."""
+        return [place.prompt or "" for place in self.texts]
+
     def data_sets(self, *, allow_commands: bool = False) -> list[list[str]]:
         """Returns the tar files of each data set, that of ``shards`` first.
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
+from lit_het.texts import TextWriter
 from lit_het.trees import tree_of_arrays
 
 # A nested dict of arrays, the only form of parameters outside Flax modules.
@@ -332,6 +333,11 @@ class EvaluatedModel(Protocol):
     @property
     def text(self) -> TextEncoder | None:
         """The text tower and its tokenizer; None for a classifier."""
+        ...
+
+    @property
+    def writer(self) -> TextWriter | None:
+        """The decoder; None for other models."""
         ...
 
     @property

@@ -25,7 +25,8 @@ from rich.console import Console
 
 from lit_het import parameters
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
-from lit_het.tasks.generation import GenerationConfig, Prompt, generate
+from lit_het.tasks.generation import Prompt, generate
+from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

@@ -27,13 +27,11 @@ from lit_het.paths import require_weights
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.importing import ImportOptions, open_imported, require_no_options
 from lit_het.runs.opening import Run, open_run
-from lit_het.runs.writer import Writer, Written
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.contrastive import ContrastiveTask
-from lit_het.tasks.generation import GenerationConfig
 from lit_het.tasks.quantities import Quantity
+from lit_het.texts import GenerationConfig, TextWriter, Written
 
 # The most tokens of a text, unless they are given.
 _TOKENS = 32
@@ -93,7 +91,7 @@ class Model:
 
     def __repr__(self) -> str:
         kind = "classifier" if self._model.text is None else "image-text model"
-        kind = "decoder" if isinstance(self.run.task, CaptioningTask) else kind
+        kind = kind if self._model.writer is None else "decoder"
         return f"<Model {self.run.run_dir}: {kind}, step {self.run.step:,}, {self.calibration}>"
 
     @property
@@ -251,10 +249,10 @@ class Model:
             samples: S, the noise samples that the probability of each token is averaged over; 0 for no noise.
             seed: of the noise and of sampling.
             num_tokens: most tokens of a text; None for 32, or as many as fit.
-            generation: fields of `lit_het.tasks.generation.GenerationConfig`, such as ``num_texts=5``.
+            generation: fields of `lit_het.texts.GenerationConfig`, such as ``num_texts=5``.
 
         Returns:
-            The texts of an image, the best first, each a `lit_het.runs.writer.Written`; of several images a list.
+            The texts of an image, the best first, each a `lit_het.texts.Written`; of several images a list.
 
         Raises:
             UserError: an image cannot be decoded, the model is no decoder, or prompt and texts do not fit it.
@@ -269,7 +267,8 @@ class Model:
         while some := list(itertools.islice(rows, BATCH_SIZE)):
             # All batches have the same shape, so that JAX compiles once.
             padded = np.stack(some + some[-1:] * (min(BATCH_SIZE, len(read)) - len(some)))
-            found += writer.write(padded, prompt, how, samples=samples, seed=seed + len(found))[: len(some)]
+            prompts = [prompt] * len(padded)
+            found += writer.write(padded, prompts, how, samples=samples, seed=seed + len(found))[: len(some)]
         return found[0] if read.is_single else found
 
     def ask(
@@ -357,9 +356,11 @@ class Model:
             found = image_quantity(self._model, quantity, features, block_size)
         return found.reshape(found.shape[1:]) if read.is_single else found
 
-    @cached_property
-    def _writer(self) -> Writer:
-        return Writer(self.run, self._mesh)
+    @property
+    def _writer(self) -> TextWriter:
+        if self._model.writer is None:
+            raise UserError(f"{self.run.run_dir} is no decoder: it writes no text; train one, see docs/decoder.md")
+        return self._model.writer
 
     @cached_property
     def _records(self) -> list[Record]:

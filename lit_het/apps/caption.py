@@ -15,8 +15,7 @@ from lit_het.apps.classify import opened
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
-from lit_het.runs.writer import Written
-from lit_het.tasks.generation import GenerationConfig
+from lit_het.texts import GenerationConfig, Written
 
 # Of generation, on the command line.
 _DEFAULTS = {**dataclasses.asdict(GenerationConfig()), "num_tokens": None}

@@ -46,7 +46,7 @@ def opened_evaluations(
         raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
     sets = Sets(config.data.image_size, config.data.preprocessing, tower)
     evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
-    programs = Programs(task, mesh, tokenizer)
+    programs = Programs(task, mesh, tokenizer, config.data.prompts)
     versions = itertools.count()
 
     def model_of(trainable: Params) -> EvaluatedModel:

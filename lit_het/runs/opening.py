@@ -61,7 +61,7 @@ class Run:
         """
         mesh = mesh or MeshConfig().build()
         placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
-        programs = Programs(self.task, mesh, self.tokenizer)
+        programs = Programs(self.task, mesh, self.tokenizer, self.config.data.prompts)
         return programs.model(placed, self.tower, self._text_tower(), self.calibration if calibrated else None)
 
     @functools.cached_property

@@ -1,7 +1,7 @@
 """Trained models for evaluators: compiled once, with images sharded over the devices of a mesh."""
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -10,10 +10,12 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from lit_het import distributed, sharding
-from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.gaussian import GaussianContrastiveConfig, variances_of_texts
 from lit_het.heads.sampling import in_pairs
+from lit_het.runs.writer import Writer
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.tasks.union import AnyTask
@@ -27,10 +29,11 @@ class Programs:
         task: the task.
         mesh: devices that hold the parameters.
         tokenizer: for captions; None for a classifier.
+        prompts: what a decoder was given before texts in training.
     """
 
-    def __init__(self, task: AnyTask, mesh: Mesh, tokenizer: Tokenizer | None):
-        self.task, self._mesh, self._tokenizer = task, mesh, tokenizer
+    def __init__(self, task: AnyTask, mesh: Mesh, tokenizer: Tokenizer | None, prompts: Sequence[str] = ()):
+        self.task, self._mesh, self._tokenizer, self._prompts = task, mesh, tokenizer, prompts
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
 
     def model(
@@ -79,6 +82,17 @@ class Programs:
         program = self._program(quantity, self._of_blocks(quantity), "num_samples")
         with jax.set_mesh(self._mesh):
             return sum(memory_bytes(program.lower(*arguments, num_samples=num_samples).compile()))
+
+    def writer(self, params: Params) -> Writer | None:
+        """Returns the decoder with these parameters; None for another task."""
+        if not isinstance(self.task, CaptioningTask):
+            return None
+        assert isinstance(self._tokenizer, SentencePieceTokenizer), "checked in training"
+
+        def call(key: Hashable, function: Callable[..., Any], params: Params, rows: Any, *shared: Any) -> Any:
+            return jax.tree.map(np.asarray, self._call(key, function, params, self._split(rows), *shared))
+
+        return Writer(self.task, params, self._tokenizer, self._prompts, call)
 
     def _of_blocks(self, quantity: Quantity) -> Callable[..., jax.Array]:
         def all_blocks(params: Params, classes: Any, rows: Any, num_samples: int) -> jax.Array:
@@ -145,6 +159,11 @@ class Model:
     features: ImageFeatures
     text: TextEncoder | None
     calibration: Calibration | None = None
+
+    @property
+    def writer(self) -> Writer | None:
+        """The decoder; None for other models."""
+        return self.programs.writer(self.params)
 
     @property
     def num_classes(self) -> int | None:

@@ -1,86 +1,68 @@
-"""Writes text about images with a trained decoder, and ranks given answers."""
+"""Writes text about images with a trained decoder, ranks given answers, and predicts the tokens of given texts."""
 
-import dataclasses
 import functools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from lit_het import sharding
 from lit_het.data_pipelines.captions import QUESTION
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.eval.answers import BAND
 from lit_het.heads.sampling import in_pairs
-from lit_het.runs.opening import Run
 from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.generation import (
-    GenerationConfig,
+    Predicted,
     Prompt,
     Texts,
     generate,
     text_log_probabilities,
+    token_predictions,
     token_probabilities,
 )
+from lit_het.texts import GenerationConfig, TokenPredictions, Written
+from lit_het.types import Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """A text about an image.
-
-    Attributes:
-        text: as written.
-        log_p: log-probability of the whole text and its end.
-        tokens: the pieces of the text; the last one may be the end token, which is empty.
-        probabilities: of each token given those before.
-        bands: 5-95 % of the noise samples of each of these probabilities; None without noise.
-    """
-
-    text: str
-    log_p: float
-    tokens: tuple[str, ...]
-    probabilities: tuple[float, ...]
-    bands: tuple[tuple[float, float], ...] | None = None
-
-    @property
-    def probability(self) -> float:
-        """Of the whole text and its end."""
-        return math.exp(self.log_p)
+# Computes a function of parameters, rows that the devices share, and arguments that each device has. The first argument
+# identifies the function, which is compiled once; the result is in NumPy.
+Call = Callable[..., Any]
 
 
 class Writer:
-    """A trained decoder; programs are compiled once for prompts, answers and numbers of images of similar size.
+    """A trained decoder, see `lit_het.texts.TextWriter`.
+
+    Programs are compiled once for prompts, answers and numbers of images of similar size.
 
     Args:
-        run: of a captioning task.
-        mesh: the devices.
-
-    Raises:
-        UserError: the run is no decoder.
+        task: of the decoder.
+        params: its parameters.
+        tokenizer: of its texts.
+        prompts: templates of training.
+        call: runs a program.
     """
 
-    def __init__(self, run: Run, mesh: Mesh):
-        if not isinstance(run.task, CaptioningTask):
-            raise UserError(f"{run.run_dir} is no decoder: it writes no text; train one, see docs/decoder.md")
-        assert isinstance(run.tokenizer, SentencePieceTokenizer), "checked in training"
-        self._task, self._tokenizer, self._mesh = run.task, run.tokenizer, mesh
-        self._params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
-        self._templates = [place.prompt or "" for place in run.config.data.texts]
-        self._sampling = run.task.config.head.sampling
+    def __init__(
+        self,
+        task: CaptioningTask,
+        params: Params,
+        tokenizer: SentencePieceTokenizer,
+        prompts: Sequence[str],
+        call: Call,
+    ):
+        self._task, self._params, self._tokenizer, self._templates = task, params, tokenizer, prompts
+        self._call, self._sampling = call, task.config.head.sampling
         # The vocabulary of the decoder may be larger than that of the tokenizer.
-        self._allowed = np.arange(run.task.config.decoder.vocabulary_size) < run.tokenizer.vocabulary_size
-        if run.tokenizer.padding_id != run.tokenizer.end_id:
-            self._allowed[run.tokenizer.padding_id] = False
-        self._programs: dict[Any, Any] = {}
+        self._allowed = np.arange(task.config.decoder.vocabulary_size) < tokenizer.vocabulary_size
+        if tokenizer.padding_id != tokenizer.end_id:
+            self._allowed[tokenizer.padding_id] = False
 
     @property
     def caption_prompt(self) -> str:
@@ -107,60 +89,50 @@ class Writer:
             )
         return room
 
+    def check_samples(self, samples: int) -> int:
+        """Returns S, 0 for a head without noise, see `lit_het.texts.TextWriter`."""
+        if samples < 0:
+            raise UserError(f"samples = {samples} must be at least 0")
+        if self._sampling is None or not samples:
+            return 0
+        in_pairs(self._sampling.antithetic, samples)
+        return samples
+
     def write(
         self,
         features: Float[np.ndarray, "n f"],
-        prompt: str,
+        prompts: Sequence[str],
         config: GenerationConfig,
         *,
         samples: int = 0,
         seed: int = 0,
+        bands: bool = True,
     ) -> list[list[Written]]:
-        """Returns the texts of each image, the best first; images do not change each other's texts but by sampling.
-
-        Args:
-            features: of the images.
-            prompt: what the texts begin with.
-            config: how tokens are chosen.
-            samples: S, the noise samples that probabilities are averaged over; 0 for none.
-            seed: of the noise and of sampling.
-
-        Raises:
-            UserError: the prompt and the text do not fit the decoder, or S is odd where noise comes in pairs.
-        """
-        samples = self._checked(samples)
-        tokens = self._tokens_of(prompt)
+        """Returns the texts of each image, the best first, see `lit_het.texts.TextWriter`."""
+        samples, key = self.check_samples(samples), jax.random.key(seed)
+        before = [self._tokens_of(prompt) for prompt in prompts]
+        lengths = np.array([len(tokens) for tokens in before], np.int32)
         # Padded, so that prompts of similar lengths share a program.
-        longest = max(len(tokens), min(-(-len(tokens) // 8) * 8, self._tokenizer.length - config.num_tokens))
-        rows = np.zeros((len(features), longest), np.int32)
-        rows[:, : len(tokens)] = tokens
-        key = jax.random.key(seed)
-        given = Prompt(jnp.asarray(rows), jnp.full(len(rows), len(tokens), jnp.int32))
-        texts = self._run((self._generated, config, samples), features, given, self._allowed, key)
+        most = max(lengths)
+        longest = max(most, min(-(-most // 8) * 8, self._tokenizer.length - config.num_tokens))
+        tokens = np.zeros((len(features), longest), np.int32)
+        for row, of_image in zip(tokens, before, strict=True):
+            row[: len(of_image)] = of_image
+        program = functools.partial(_generated, self._task, config, self._tokenizer.end_id, samples)
+        texts = self._run(program, (features, Prompt(jnp.asarray(tokens), jnp.asarray(lengths))), self._allowed, key)
         found = []
         for row in range(len(features)):
             ids = [one[: _length(one, self._tokenizer.end_id)] for one in texts.tokens[row]]
             log_p = [of_text[: len(one)] for one, of_text in zip(ids, texts.log_p[row], strict=True)]
-            bands = self._bands(features[row], tokens, ids, samples, key)
-            found.append([self._written(*one) for one in zip(ids, log_p, bands, strict=True)])
+            of_tokens = self._bands(features[row], before[row], ids, samples if bands else 0, key)
+            found.append([self._written(*one) for one in zip(ids, log_p, of_tokens, strict=True)])
         return found
 
     def rank(
         self, features: Float[np.ndarray, " f"], prompt: str, answers: Sequence[str], *, samples: int = 0, seed: int = 0
     ) -> list[Written]:
-        """Returns given answers about an image, the most probable first.
-
-        Args:
-            features: of the image.
-            prompt: what the answers follow.
-            answers: at least one, all different.
-            samples: see `write`.
-            seed: of the noise.
-
-        Raises:
-            UserError: answers are missing or repeated, or too long for the decoder.
-        """
-        samples = self._checked(samples)
+        """Returns given answers about an image, the most probable first, see `lit_het.texts.TextWriter`."""
+        samples = self.check_samples(samples)
         if not answers or isinstance(answers, str):
             raise UserError("no answers; give a list of at least one")
         if repeated := [answer for answer in dict.fromkeys(answers) if list(answers).count(answer) > 1]:
@@ -182,42 +154,26 @@ class Writer:
         found = [self._written(*one) for one in zip(rows, log_p, bands, strict=True)]
         return sorted(found, key=lambda written: -written.log_p)
 
-    def _checked(self, samples: int) -> int:
-        """Returns S, 0 for a head without noise."""
-        if samples < 0:
-            raise UserError(f"samples = {samples} must be at least 0")
-        if self._sampling is None or not samples:
-            return 0
-        in_pairs(self._sampling.antithetic, samples)
-        return samples
+    def predict(
+        self,
+        features: Float[np.ndarray, "n f"],
+        prompts: Sequence[str],
+        texts: Sequence[str],
+        *,
+        samples: int = 0,
+        seed: int = 0,
+    ) -> TokenPredictions:
+        """Predicts the tokens of one given text of each image, see `lit_het.texts.TextWriter`."""
+        tokens, counted = self._tokenizer.prompted(list(prompts), list(texts))
+        program = functools.partial(_predicted, self._task, self.check_samples(samples))
+        found = self._run(program, (features, tokens), jax.random.key(seed))
+        return TokenPredictions(np.where(counted, found.log_p, 0.0), np.exp(found.best), found.is_top, counted)
 
     def _tokens_of(self, prompt: str) -> Int[np.ndarray, " p"]:
         return np.asarray(self._tokenizer.pieces(prompt), np.int32)
 
-    def _run(self, how: tuple[Any, ...], *arguments: Any) -> Any:
-        """Runs a function of fixed settings, which is compiled once for arguments of the same shapes."""
-        if how not in self._programs:
-            function, *settings = how
-            bound = functools.partial(function, *settings)
-            self._programs[how] = jax.jit(bound, out_shardings=sharding.replicated(self._mesh))
-        with jax.set_mesh(self._mesh):
-            return jax.tree.map(np.asarray, self._programs[how](self._params, *arguments))
-
-    def _generated(
-        self, config: GenerationConfig, samples: int, params: Any, features: Any, prompt: Prompt, allowed: Any, key: Any
-    ) -> Texts:
-        return generate(
-            self._task,
-            params,
-            self._task.tokens(features),
-            prompt,
-            config,
-            end_token=self._tokenizer.end_id,
-            noise=(key, samples) if samples else None,
-            # Apart from those of the noise, whose numbers are those of positions.
-            key=jax.random.fold_in(key, self._tokenizer.length),
-            allowed=allowed,
-        )
+    def _run(self, program: functools.partial[Any], rows: Any, *shared: Any) -> Any:
+        return self._call((program.func, *program.args[1:]), program, self._params, rows, *shared)
 
     def _log_p(
         self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
@@ -226,7 +182,8 @@ class Writer:
         found = []
         # Not of the samples' probabilities, which may round to zero.
         for text, target, count in self._blocks(before, answers):
-            log_p = self._run((self._given, samples), features[None], text, target, key)
+            program = functools.partial(_given, self._task, samples)
+            log_p = self._run(program, (text, target), features[None], key)
             found += [log_p[row][target[row]] for row in range(count)]
         return found
 
@@ -238,7 +195,8 @@ class Writer:
             return [None] * len(answers)
         found = []
         for text, target, count in self._blocks(before, answers):
-            ends = np.quantile(self._run((self._sampled, samples), features[None], text, key), BAND, axis=2)
+            program = functools.partial(_sampled, self._task, samples)
+            ends = np.quantile(self._run(program, text, features[None], key), BAND, axis=2)
             found += [tuple(zip(*ends[:, row, target[row]].tolist(), strict=True)) for row in range(count)]
         return found
 
@@ -249,13 +207,6 @@ class Writer:
             # A power of two, so that similar numbers of answers share a program.
             size = 1 << (len(some) - 1).bit_length()
             yield *self._rows(before, [*some, *some[-1:] * (size - len(some))]), len(some)
-
-    def _given(self, samples: int, params: Any, features: Any, text: Any, target: Any, key: Any) -> Any:
-        noise = (key, samples) if samples else None
-        return text_log_probabilities(self._task, params, self._task.tokens(features), text, target, noise)
-
-    def _sampled(self, samples: int, params: Any, features: Any, text: Any, key: Any) -> Any:
-        return token_probabilities(self._task, params, self._task.tokens(features), text, (key, samples))
 
     def _rows(self, before: Int[np.ndarray, " p"], answers: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Returns prompts with answers behind them, and which tokens are of the answers."""
@@ -276,3 +227,46 @@ def _length(ids: np.ndarray, end_id: int) -> int:
     """Returns the number of tokens up to the first end token, included; all where there is none."""
     ends = np.flatnonzero(ids == end_id)
     return int(ends[0]) + 1 if len(ends) else len(ids)
+
+
+# Programs of a decoder. They hold no parameters: those of other steps of a training share them.
+
+
+def _generated(
+    task: CaptioningTask,
+    config: GenerationConfig,
+    end_token: int,
+    samples: int,
+    params: Params,
+    rows: Any,
+    allowed: Any,
+    key: Any,
+) -> Texts:
+    features, prompt = rows
+    return generate(
+        task,
+        params,
+        task.tokens(features),
+        prompt,
+        config,
+        end_token=end_token,
+        noise=(key, samples) if samples else None,
+        # Apart from those of the noise, whose numbers are those of positions.
+        key=jax.random.fold_in(key, task.config.decoder.length),
+        allowed=allowed,
+    )
+
+
+def _given(task: CaptioningTask, samples: int, params: Params, rows: Any, features: Any, key: Any) -> jax.Array:
+    noise = (key, samples) if samples else None
+    text, target = rows
+    return text_log_probabilities(task, params, task.tokens(features), text, target, noise)
+
+
+def _sampled(task: CaptioningTask, samples: int, params: Params, text: Any, features: Any, key: Any) -> jax.Array:
+    return token_probabilities(task, params, task.tokens(features), text, (key, samples))
+
+
+def _predicted(task: CaptioningTask, samples: int, params: Params, rows: Any, key: Any) -> Predicted:
+    features, text = rows
+    return token_predictions(task, params, task.tokens(features), text, (key, samples) if samples else None)

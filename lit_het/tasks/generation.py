@@ -1,7 +1,6 @@
 """Writes text with a decoder, token by token: greedily, by sampling or by beam search; and ranks given texts."""
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,52 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import blocks
-from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.tasks.captioning import Captioner, CaptioningTask, at_positions, shifted
+from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderState
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Params
 
 _WORST = -1e30
 """Log-probability of what must not be chosen; finite, as differences of infinities are not numbers."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GenerationConfig:
-    """How text is written.
-
-    Attributes:
-        num_tokens: most tokens of a text, its end token included.
-        num_texts: texts of each image: samples, or the best of as many beams.
-        temperature: of sampling; 0 takes the most probable token (greedy), or searches with beams.
-        top_k: sampling chooses among as many tokens, the most probable; None for all.
-        top_p: sampling chooses among the most probable tokens of this total probability, at least one (Holtzman et al.
-            2020, nucleus sampling).
-        length_penalty: α of beam search, which compares ``log p / ((5 + length) / 6)^α`` (Wu et al. 2016, Eq. 14).
-
-    Raises:
-        UserError: a number below its least value, or choices of sampling without a temperature.
-    """
-
-    num_tokens: int = 32
-    num_texts: int = 1
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    length_penalty: float = 0.6
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "num_tokens", "num_texts")
-        require_at_least(0, self, "length_penalty")
-        if not 0 <= self.temperature < math.inf:
-            raise FieldError(self, "temperature", f"{self.temperature} is not 0 or positive")
-        if self.top_k is not None:
-            require_at_least(1, self, "top_k")
-        if not 0 < self.top_p <= 1:
-            raise FieldError(self, "top_p", f"{self.top_p} is not in (0, 1]")
-        if self.temperature == 0 and (self.top_k is not None or self.top_p < 1):
-            raise UserError("top_k and top_p are of sampling; set a temperature above 0, or leave them out")
 
 
 @tree_of_arrays
@@ -150,6 +113,51 @@ def text_log_probabilities(
     """
     samples = task.next_tokens(params, source, text, *(noise or (None, None)))
     return jnp.where(target, label_log_probabilities(samples, text.reshape(-1)).reshape(text.shape), 0.0)
+
+
+class Predicted(NamedTuple):
+    """Predictions of each token of texts.
+
+    Attributes:
+        log_p: log-probability of the token.
+        best: that of the most probable token.
+        is_top: whether these are the same.
+    """
+
+    log_p: Float[Array, "bt l"]
+    best: Float[Array, "bt l"]
+    is_top: Bool[Array, "bt l"]
+
+
+def token_predictions(
+    task: CaptioningTask,
+    params: Params,
+    source: Float[Array, "b n width"],
+    text: Int[Array, "bt l"],
+    noise: tuple[Key[Array, ""], int] | None = None,
+) -> Predicted:
+    """Returns the predictions of all tokens of given texts from the tokens before them.
+
+    Args:
+        task: of the model.
+        params: its parameters.
+        source: tokens of the images.
+        text: prompts and texts, t for each image, adjacent.
+        noise: random key and S, as in `generate`; None for no noise.
+    """
+    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
+
+    # In blocks of tokens: the probabilities of the whole vocabulary for all of them may not fit.
+    def block(_: None, rows: Any) -> tuple[None, Predicted]:
+        features, keys, token = rows
+        some = dataclasses.replace(samples, features=features, keys=keys)
+        log_p = mean_log_probabilities(some, jax.nn.log_softmax)
+        of_token = jnp.take_along_axis(log_p, token[:, None], axis=1)[:, 0]
+        return None, Predicted(of_token, log_p.max(axis=1), jnp.argmax(log_p, axis=1) == token)
+
+    rows = (samples.features, samples.keys, text.reshape(-1))
+    _, found = blocks.scan_examples(block, None, rows, samples.examples_per_block)
+    return Predicted(*(x.reshape(text.shape) for x in found))
 
 
 def token_probabilities(

@@ -22,9 +22,9 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.runs.training import train
-from lit_het.runs.writer import Written
 from lit_het.schedules import Schedule
 from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.texts import Written
 from lit_het.training.loop import Cadence
 from tests import tiny
 from tests.cli.test_train import refusal

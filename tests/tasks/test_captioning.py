@@ -20,7 +20,8 @@ from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
 from lit_het.tasks.base import Task
 from lit_het.tasks.captioning import CaptioningConfig, shifted
-from lit_het.tasks.generation import GenerationConfig, Prompt, generate, text_log_probabilities
+from lit_het.tasks.generation import Prompt, generate, text_log_probabilities
+from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

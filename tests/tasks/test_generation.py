@@ -16,7 +16,8 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.generation import GenerationConfig, Prompt, generate, text_log_probabilities
+from lit_het.tasks.generation import Prompt, generate, text_log_probabilities
+from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
