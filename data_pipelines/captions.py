@@ -58,6 +58,40 @@ def _json_field(text: str, place: str) -> Any:
     return found
 
 
+class Question(NamedTuple):
+    """A question about an image, its answers, and the type by which a set reports accuracies."""
+
+    question: str
+    answers: tuple[str, ...]
+    type: str | None
+
+
+def questions_in(text: str, place: str) -> list[Question]:
+    """Returns the questions in the text of a member, those without answers too.
+
+    Args:
+        text: the content of the member.
+        place: the field of the JSON object that it holds, as in `captions_in`.
+
+    Raises:
+        Unreadable: a question has no text or list of answers.
+    """
+    found, entries = [], _json_field(text, place)
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+        question, answers, kind = (
+            entry.get(name) if isinstance(entry, dict) else None for name in ("question", "answers", "type")
+        )
+        if not isinstance(question, str) or not isinstance(answers, list):
+            raise Unreadable("not a question", f"questions[{number}] has no question and answers")
+        written = tuple(answer.strip() for answer in answers if isinstance(answer, str) and answer.strip())
+        try:
+            "".join([question, *written]).encode()
+        except UnicodeEncodeError as error:  # JSON may contain lone surrogates, which tokenizers reject
+            raise Unreadable("not a question", f"questions[{number}] is not valid text: {error.reason}") from error
+        found.append(Question(question.strip(), written, kind if isinstance(kind, str) else None))
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class TextPlace:
     """Where the texts of a data set are, and what a decoder is given before them.
@@ -91,19 +125,10 @@ class TextPlace:
         text = text_of(content)
         if self.prompt is None or not self.has_questions:
             return [Text(self.prompt or "", caption) for caption in captions_in(text, self.place, self.unit)]
-        found, entries = [], _json_field(text, self.place)
-        for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-            question, answers = (
-                entry.get(name) if isinstance(entry, dict) else None for name in ("question", "answers")
-            )
-            if not isinstance(question, str) or not isinstance(answers, list):
-                raise Unreadable("not a question", f"questions[{number}] has no question and answers")
-            try:
-                "".join([question, *(answer for answer in answers if isinstance(answer, str))]).encode()
-            except UnicodeEncodeError as error:  # JSON may contain lone surrogates, which tokenizers reject
-                raise Unreadable("not a question", f"questions[{number}] is not valid text: {error.reason}") from error
-            prompt = self.prompt.replace(QUESTION, question.strip())
-            found += [Text(prompt, answer.strip()) for answer in answers if isinstance(answer, str) and answer.strip()]
+        found = []
+        for question, answers, _ in questions_in(text, self.place):
+            prompt = self.prompt.replace(QUESTION, question)
+            found += [Text(prompt, answer) for answer in answers]
         if not found:
             raise Unreadable("no answer", "none of its questions has one")
         return found

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from lit_het.eval.features import OpenSet
+from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import log_probabilities
 from lit_het.eval.uncertainty import Method
 

@@ -1,18 +1,22 @@
 """The data that reports draw for predictions: curves of parts, confusions, and a few example images."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from PIL import Image
 
+from lit_het.eval.calibration import ReliabilityCurve, reliability_of_confidence
 from lit_het.eval.classes import most_confused, worst_classes
 from lit_het.eval.evaluation import Drawing
-from lit_het.eval.features import OpenSet
+from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.scores import sets_of_half
 from lit_het.eval.selective import risk_coverage_curve
 from lit_het.eval.significance import standard_error
+from lit_het.eval.text_scores import TokenResult
+from lit_het.texts import Written
 
 NUM_EXTREMES = 12
 # The number of worst classes, of confusions per class, and of images per confusion.
@@ -20,6 +24,8 @@ NUM_WORST, NUM_CONFUSIONS, NUM_OF_CONFUSION = 8, 3, 3
 # The coverages of prediction sets that are drawn, and the number of points of a risk-coverage curve.
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 NUM_RISKS = 100
+# The number of texts of a decoder that are shown.
+NUM_TEXTS = 36
 # The longest side, in pixels, of images in reports.
 _LARGEST_SIDE = 160
 
@@ -40,7 +46,6 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
       ``[p top]`` and ``top_probabilities``
     """
     plain = next(iter(parts.values()))
-    curves = {name: predictions.reliability() for name, predictions in parts.items()}
     worst = worst_classes(plain.hits(1), plain.label_log_p, plain.labels, plain.num_classes, NUM_WORST)
     confusions = most_confused(plain.predicted, plain.labels, worst.tolist(), NUM_CONFUSIONS)
     confidence = plain.confidence
@@ -54,10 +59,7 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
     extremes = [rows for ranked in (order, by_noise) for rows in (ranked[:NUM_EXTREMES], ranked[-NUM_EXTREMES:])]
     shown = np.unique(np.concatenate([*extremes, spread, *examples]))
     top_classes, top_probabilities = plain.take(shown).top()
-    arrays = {
-        f"reliability/{name}": np.stack([curve.edges[:-1], curve.confidence, curve.accuracy, curve.count])
-        for name, curve in curves.items()
-    }
+    arrays = {f"reliability/{name}": _bins(predictions.reliability()) for name, predictions in parts.items()}
     arrays |= {f"sets/{name}": _set_sizes(predictions) for name, predictions in parts.items()}
     arrays |= {f"risk/{name}": _risk(part.confidence, part) for name, part in parts.items()}
     if plain.noise_norm.any():
@@ -79,6 +81,70 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
     return Drawing(arrays, {"class_names": class_names})
 
 
+@dataclasses.dataclass(frozen=True)
+class TextPart:
+    """Texts that a decoder wrote about images, one in each row, with their confidence and how right they are, 0 to 1.
+
+    Attributes:
+        written: the texts.
+        confidence: of each text.
+        right: of each text.
+        tokens: predictions of the tokens of true captions, or None.
+    """
+
+    written: Sequence[Written]
+    confidence: Float[np.ndarray, " n"]
+    right: Float[np.ndarray, " n"]
+    tokens: TokenResult | None
+
+
+def draw_texts(
+    parts: Mapping[str, TextPart], titles: Sequence[str], positions: Int[np.ndarray, " n"], opened: OpenSet
+) -> Drawing:
+    """Returns curves of all parts, and texts of the first part that are spread evenly over the ranks of confidence.
+
+    The arrays:
+
+    - ``reliability/<part>`` and ``token_reliability/<part>`` ``[4 bins]``: lower edge, confidence, accuracy, count
+    - ``risk/<part>`` ``[2 points]``: coverage, and the mean error of these most confident texts
+    - for all texts: ``confidence`` and ``right``
+    - for those that are shown: ``row`` among all, ``image`` ``[p h w 3]``, ``token_p`` ``[p tokens]``, NaN beyond
+
+    Texts are ``titles`` and ``tokens``, side by side.
+
+    Args:
+        parts: by name; those of one set.
+        titles: what is shown above each text: the true captions, or the question and its answers.
+        positions: of each text's image in the set.
+        opened: the set.
+    """
+    plain = next(iter(parts.values()))
+    order = np.argsort(-plain.confidence, kind="stable")
+    shown = order[np.unique(np.linspace(0, len(order) - 1, NUM_TEXTS).astype(int))]
+    texts = [plain.written[int(row)] for row in shown]
+    token_p = np.full((len(shown), max(len(text.tokens) for text in texts)), np.nan)
+    for row, text in zip(token_p, texts, strict=True):
+        row[: len(text.tokens)] = text.probabilities
+    arrays = {
+        "confidence": plain.confidence,
+        "right": plain.right,
+        "row": shown,
+        "image": thumbnails(opened, positions[shown]),
+        "token_p": token_p,
+    }
+    for name, part in parts.items():
+        arrays[f"reliability/{name}"] = _bins(reliability_of_confidence(part.confidence, part.right))
+        arrays[f"risk/{name}"] = _risk_points(part.confidence, 1 - part.right)
+        if part.tokens is not None:
+            arrays[f"token_reliability/{name}"] = _bins(part.tokens.reliability())
+    tokens = [token for text in texts for token in text.tokens]
+    return Drawing(arrays, {"titles": [titles[int(row)] for row in shown], "tokens": tokens})
+
+
+def _bins(curve: ReliabilityCurve) -> Float[np.ndarray, "four bins"]:
+    return np.stack([curve.edges[:-1], curve.confidence, curve.accuracy, curve.count])
+
+
 def _set_sizes(predictions: Predictions) -> Float[np.ndarray, "four c"]:
     measured = sets_of_half(predictions, COVERAGES)
     rows = [(asked, covered.mean(), size.mean(), standard_error(size)) for asked, covered, size in measured]
@@ -86,7 +152,11 @@ def _set_sizes(predictions: Predictions) -> Float[np.ndarray, "four c"]:
 
 
 def _risk(confidence: Float[np.ndarray, " n"], predictions: Predictions) -> Float[np.ndarray, "two points"]:
-    risks = risk_coverage_curve(confidence, 1 - predictions.hits(1))
+    return _risk_points(confidence, 1 - predictions.hits(1))
+
+
+def _risk_points(confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " n"]) -> Float[np.ndarray, "two points"]:
+    risks = risk_coverage_curve(confidence, loss)
     places = np.unique(np.ceil(np.linspace(0, risks.size, NUM_RISKS + 1)[1:]).astype(int))
     return np.stack([places / risks.size, risks[places - 1]])
 

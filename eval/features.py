@@ -1,48 +1,18 @@
-"""Features and labels of sets of images: opened once, and read once for each image tower.
-
-All evaluators start from the features of the image tower (`Features`). A locked tower has the same features in every
-evaluation of a run, so its images are read only once.
-"""
+"""Features and labels of images, from which all evaluators start."""
 
 import contextlib
 import dataclasses
-import hashlib
-import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het import distributed
-from lit_het.console import Bar, message
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.labels import (
-    SOFT_LABELS,
-    CaptionWords,
-    ClassIndex,
-    LabelsConfig,
-    MultiHot,
-    distribution,
-    text_of,
-)
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise, read_lines
-from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.errors import MissingText, UserError, counted
-from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_templates
-from lit_het.eval.sets import ImageSet
+from lit_het.errors import UserError
 from lit_het.training import preemption
 from lit_het.types import Batch, ImageFeatures
-
-_MEMBERS_PER_READ = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,218 +75,6 @@ class ReadingTime:
         setattr(self, what, getattr(self, what) + time.monotonic() - began)
 
 
-class _OpenShards:
-    """Opened shards, with and without labels, and the features of their images."""
-
-    def __init__(self, data: LoaderConfig, spent: ReadingTime):
-        self._data, self._spent = data, spent
-        self.loaders: dict[LabelsConfig | None, Loader] = {}
-        self._read: dict[LabelsConfig | None, dict[str, Features]] = {}
-
-    def open(self, labels: LabelsConfig | None, fingerprint: Callable[[], str]) -> Loader:
-        if labels not in self.loaders:
-            loader = Loader(dataclasses.replace(self._data, labels=labels))
-            if loader.stored is not None:
-                loader.stored.check_tower(fingerprint())
-            self.loaders[labels] = loader
-        return self.loaders[labels]
-
-    def features(self, labels: LabelsConfig | None, towers: Sequence[ImageFeatures], name: str) -> list[Features]:
-        """Returns the features by each tower and the given kind of labels, see `OpenSet.features_of`."""
-        known = self._read.get(labels, {})
-        distinct = list({tower.tower: tower for tower in towers}.values())
-        missing = [tower for tower in distinct if tower.tower not in known]
-        if missing:
-            found = self._from_labelled(distinct, name) if labels is None else None
-            if found is None:
-                read = iter(_read(self.loaders[labels], missing, name, self._spent))
-                found = [next(read) if tower in missing else known[tower.tower] for tower in distinct]
-            known = self._read[labels] = {tower.tower: rows for tower, rows in zip(distinct, found, strict=True)}
-        return [known[tower.tower] for tower in towers]
-
-    def _from_labelled(self, towers: Sequence[ImageFeatures], name: str) -> list[Features] | None:
-        """Returns the features that are read with labels, if every image has a label; None otherwise.
-
-        Shards that are opened with labels are read with labels sooner or later, so that reading them now costs nothing.
-        """
-        for labels in self.loaders:
-            if labels is not None:
-                found = self.features(labels, towers, name)
-                # With an unlabelled or unreadable image the two passes would give different rows.
-                if len(found[0].values) == self.loaders[None].num_samples:
-                    return [rows.unlabelled() for rows in found]
-        return None
-
-
-class OpenSet:
-    """An `ImageSet` whose shards are indexed.
-
-    Attributes:
-        config: of the set.
-        class_names: the names that labels index; empty if labels are not read.
-        loader: of its images.
-
-    Raises:
-        UserError: a file is missing or malformed, or the embeddings are of another tower.
-    """
-
-    def __init__(self, config: ImageSet, shards: _OpenShards, fingerprint: Callable[[], str]):
-        self.config, self._shards = config, shards
-        self.class_names = read_lines(f"{config.directory}/{config.names_file}") if config.labelled else ()
-        self.loader = shards.open(_labels(config), fingerprint)
-
-    @property
-    def templates(self) -> tuple[str, ...] | None:
-        """The set's own prompt templates; None if it has none."""
-        has_own = storage.exists(f"{self.config.directory}/{TEMPLATES_FILE}")
-        return read_templates(self.config.directory) if has_own else None
-
-    def features(self, tower: ImageFeatures) -> Features:
-        """Returns the features of all images, see `features_of`."""
-        return self.features_of([tower])[0]
-
-    def features_of(self, towers: Sequence[ImageFeatures]) -> list[Features]:
-        """Returns the features of all images by each tower; images are read once for all towers together.
-
-        The features are kept until those of a tower that is not among these are asked for.
-
-        Raises:
-            UserError: more images are unreadable than allowed, or all are.
-        """
-        return self._shards.features(_labels(self.config), towers, self.config.name)
-
-    def images(self, positions: Sequence[int]) -> list[np.ndarray]:
-        """Returns the preprocessed images ``[h w c]``, for display."""
-        data = dataclasses.replace(self.loader.config, embeddings=None)
-        loader = self.loader if self.loader.stored is None else Loader(data)
-        image = loader.read(positions).image
-        assert image is not None
-        return list(image)
-
-    def labels(self) -> Int[np.ndarray, " n"]:
-        """Returns the readable labels of a single-label set, without reading images."""
-        labels, found = ClassIndex(f"{self.config.directory}/{CLASS_NAMES_FILE}").build(""), []
-        for _, content in self._members(self.loader.index, labels.member):
-            with contextlib.suppress(Unreadable):
-                found.append(labels.encode(content_or_raise(content)))
-        return np.array(found, np.int32)
-
-    def keys(self) -> list[str]:
-        """Returns the key of every sample, in the order of the set."""
-        return [self.loader.index.key(number) for number in self.loader.numbers]
-
-    def soft_labels(self) -> Float[np.ndarray, "n k"] | None:
-        """Returns the distribution of human answers of every sample of a single-label set, None if it has none.
-
-        Raises:
-            UserError: a distribution is missing or unreadable.
-        """
-        index = ShardIndex([summary.address for summary in self.loader.index.summaries], [IMAGE, "cls"], [SOFT_LABELS])
-        numbers = self.config.portion.sample_range(len(index))
-        if not (index.sizes(SOFT_LABELS)[numbers.start : numbers.stop] >= 0).any():
-            return None
-        found = []
-        for position, content in self._members(index, SOFT_LABELS):
-            try:
-                found.append(distribution(content_or_raise(content), len(self.class_names)))
-            except Unreadable as error:
-                where = f"{index.shard(position)}: {index.key(position)}.{SOFT_LABELS}"
-                raise UserError(f"{where}: {error}; prepare the set again") from error
-        return np.stack(found)
-
-    def texts(self, member: str) -> list[str]:
-        """Returns the text member of every sample, for a set opened without labels.
-
-        Raises:
-            UserError: a member is missing or unreadable.
-        """
-        addresses = [summary.address for summary in self.loader.index.summaries]
-        index, found = ShardIndex(addresses, [IMAGE], [member]), []
-        for position, content in self._members(index, member):
-            try:
-                found.append(text_of(content_or_raise(content)))
-            except Unreadable as error:
-                where = f"{index.shard(position)}: {index.key(position)}.{member}"
-                raise MissingText(f"{where}: {error}") from error
-        return found
-
-    def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:
-        numbers = self.config.portion.sample_range(len(index))
-        with Bar(f"reading .{member} of {self.config.name}", len(numbers), "samples") as bar:
-            for start in range(0, len(numbers), _MEMBERS_PER_READ):
-                # Blocks of members, so that requests to a store overlap.
-                block = numbers[start : start + _MEMBERS_PER_READ]
-                for position, (content,) in zip(block, index.read(block, [member]), strict=True):
-                    yield position, content
-                bar.advance(len(block))
-
-
-class Sets:
-    """Opens the sets of one model's evaluations; sets on the same shards share their features, whatever their names.
-
-    Args:
-        image_size: side length of the tower's input, in pixels.
-        preprocessing: that of the model's training.
-        fingerprint: of the model's image tower; stored embeddings must have the same.
-
-    Attributes:
-        image_size, preprocessing: as given.
-        spent: on reading all sets.
-    """
-
-    def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
-        self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
-        self.spent = ReadingTime()
-        # By configuration, not by name: two names of the same shards share one pass over the images.
-        self._opened: dict[LoaderConfig, _OpenShards] = {}
-        self._sets: list[OpenSet] = []
-
-    def open(self, config: ImageSet) -> OpenSet:
-        """Opens a set; raises as `OpenSet`."""
-        data = LoaderConfig(
-            shards=(config.shards,),
-            portion=config.portion,
-            image_size=self.image_size,
-            batch_size=config.batch_size,
-            preprocessing=self.preprocessing,
-            embeddings=config.embeddings,
-            max_bad_fraction=config.max_bad_fraction,
-        )
-        shards = self._opened.setdefault(data, _OpenShards(data, self.spent))
-        self._sets.append(OpenSet(config, shards, self._fingerprint))
-        return self._sets[-1]
-
-    @property
-    def digest(self) -> str:
-        """Identifies the samples, class names and templates of all sets that were opened."""
-        content = [(one.loader.digest, one.class_names, one.templates) for one in self._sets]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _labels(config: ImageSet) -> LabelsConfig | None:
-    if not config.labelled:
-        return None
-    names = f"{config.directory}/{config.names_file}"
-    if config.caption_words:
-        # `Path` would take a slash of an address away: at one, the words lie beside the shards or above.
-        return CaptionWords(None if storage.is_remote(names) else Path(names))
-    return MultiHot(names) if config.multi_label else ClassIndex(names)
-
-
-def _read(loader: Loader, towers: Sequence[ImageFeatures], name: str, spent: ReadingTime) -> list[Features]:
-    if loader.stored is not None:
-        for tower in towers:
-            loader.stored.check_tower(tower.tower)
-    # Models of different meshes split batches over different numbers of devices.
-    shards = math.lcm(*(tower.num_shards for tower in towers))
-    batches = loader.epoch(loader.config.batch_size * shards, jax.process_index(), jax.process_count())
-    with Bar(f"reading {name}", loader.num_samples, "images") as bar:
-        found = read_features(towers, batches, bar.advance, name, spent)
-    for (shard, cause), count in sorted(loader.faults.counts.items()):
-        message(f"{shard}: {counted(count, 'sample')} left out: {cause}", on_all_processes=True)
-    return found
-
-
 def read_features(
     towers: Sequence[ImageFeatures],
     batches: Iterable[Batch],
@@ -324,7 +82,26 @@ def read_features(
     name: str,
     spent: ReadingTime | None = None,
 ) -> list[Features]:
-    """Returns the features of the valid rows of all batches, by each tower.
+    """Returns the features of the valid rows of all batches by each tower, see `stream_features`."""
+    return joined(stream_features(towers, batches, advance, name, spent or ReadingTime()))
+
+
+def joined(blocks: Iterable[list[Features]]) -> list[Features]:
+    """Returns the features of all blocks, by each tower."""
+    by_tower = zip(*blocks, strict=True)
+    # Labels and positions are the same for each tower.
+    fields = ([(rows.values, rows.labels, rows.positions) for rows in of_tower] for of_tower in by_tower)
+    return [Features(*map(np.concatenate, zip(*rows, strict=True))) for rows in fields]
+
+
+def stream_features(
+    towers: Sequence[ImageFeatures],
+    batches: Iterable[Batch],
+    advance: Callable[[int], object],
+    name: str,
+    spent: ReadingTime,
+) -> Iterator[list[Features]]:
+    """Yields the features of the valid rows of each batch, by each tower.
 
     Args:
         towers: the image towers.
@@ -337,8 +114,7 @@ def read_features(
         UserError: features are not finite, or there is no valid row.
         Preempted: the run was asked to stop.
     """
-    values, labels, positions, seen = [], [], [], 0
-    spent = spent or ReadingTime()
+    seen = found = 0
     for batch, features in _ahead(towers, batches, spent):
         preemption.leave_if_due()
         valid = distributed.gather_rows(batch.valid)
@@ -346,17 +122,14 @@ def read_features(
             rows = [np.asarray(by_tower)[valid] for by_tower in features]
         if not all(np.isfinite(by_tower).all() for by_tower in rows):
             raise UserError(f"{name}: an embedding is not finite; training diverged, use an earlier checkpoint")
-        values.append(rows)
         label = np.zeros(len(batch.valid), np.int32) if batch.label is None else np.asarray(batch.label)
-        labels.append(distributed.gather_rows(label)[valid])
-        positions.append(seen + np.flatnonzero(valid))
-        seen += len(valid)
-        spent.num_images += len(positions[-1])
-        advance(len(positions[-1]))
-    if not sum(map(len, positions)):
+        labels, positions = distributed.gather_rows(label)[valid], seen + np.flatnonzero(valid)
+        seen, found, spent.num_images = seen + len(valid), found + len(positions), spent.num_images + len(positions)
+        if len(positions):
+            yield [Features(by_tower, labels, positions) for by_tower in rows]
+        advance(len(positions))
+    if not found:
         raise UserError(f"{name}: the set has no valid image; check its path and its shards")
-    shared = np.concatenate(labels), np.concatenate(positions)
-    return [Features(np.concatenate(by_tower), *shared) for by_tower in zip(*values, strict=True)]
 
 
 def _ahead(

@@ -18,7 +18,8 @@ from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels
-from lit_het.eval.features import Features, OpenSet
+from lit_het.eval.features import Features
+from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import Predictions, Predictor, predict, samples_of
 from lit_het.eval.prompts import BARE_TEMPLATE, CANDIDATES_FILE, CLASSES_FILE, check_templates, fill_template
 from lit_het.files import cache_folder, cached_array, completed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_candidates, read_prompts
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from lit_het.eval.evaluators.retrieval import Retrieval
     from lit_het.eval.evaluators.shift import Shift
     from lit_het.eval.evaluators.zero_shot import ZeroShot
-    from lit_het.eval.features import OpenSet, Sets
+    from lit_het.eval.open_sets import OpenSet, Sets
     from lit_het.eval.recognition import Recognition
 
 
@@ -343,6 +344,8 @@ EvaluationConfig: TypeAlias = (
     | ShiftConfig
     | OutOfDistributionConfig
     | EnsembleConfig
+    | WriteCaptionsConfig
+    | AnswerQuestionsConfig
 )
 
 EVALUATIONS: dict[str, type[EvaluationConfig]] = {
@@ -353,4 +356,9 @@ EVALUATIONS: dict[str, type[EvaluationConfig]] = {
     "shift": ShiftConfig,
     "out-of-distribution": OutOfDistributionConfig,
     "ensemble": EnsembleConfig,
+    "captioning": WriteCaptionsConfig,
+    "question-answering": AnswerQuestionsConfig,
 }
+
+UNLABELLED = ("retrieval", "captioning", "question-answering")
+"""Those of images without classes."""

@@ -10,7 +10,8 @@ from scipy import stats
 from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.ensembles import mean_prediction
-from lit_het.eval.features import Features, OpenSet
+from lit_het.eval.features import Features
+from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.out_of_distribution import entropy_score, max_probability_score
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks, num_members, predict
 from lit_het.eval.rows import row_blocks

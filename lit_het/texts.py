@@ -88,6 +88,10 @@ class TokenPredictions:
     is_top: Bool[np.ndarray, "n l"]
     counted: Bool[np.ndarray, "n l"]
 
+    def first(self, count: int) -> "TokenPredictions":
+        """Returns the predictions of the first texts."""
+        return TokenPredictions(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
+
 
 @runtime_checkable
 class TextWriter(Protocol):

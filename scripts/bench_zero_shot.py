@@ -30,7 +30,7 @@ from lit_het.configs import lit_so400m_het_xl
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.eval.evaluators.zero_shot import ZeroShot
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, fill_template
 from lit_het.eval.recognition import Recognition, embed_texts
 from lit_het.eval.sets import ImageSet

@@ -27,7 +27,7 @@ from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.ensembles import mean_prediction, score_ensemble
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.significance import estimate, holm, welch

@@ -10,8 +10,8 @@ from lit_het.console import Bar
 from lit_het.errors import UserError, counted
 from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.features import OpenSet
 from lit_het.eval.multi_label import ensemble_figures
+from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import Predictor, class_log_probabilities, member_blocks, num_members
 from lit_het.eval.recognition import Recognition
 from lit_het.types import EvaluatedModel

@@ -9,10 +9,10 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.portions import ALL
 from lit_het.eval import scores
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.features import OpenSet, Sets
 from lit_het.eval.few_shot import few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.linear_probe import train_linear_probe
+from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
 from lit_het.types import EvaluatedModel

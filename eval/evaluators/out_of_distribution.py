@@ -7,7 +7,7 @@ import numpy as np
 
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.features import OpenSet, Sets
+from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.out_of_distribution import (
     detection_errors,
     detection_figures,

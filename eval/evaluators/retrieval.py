@@ -10,7 +10,7 @@ from lit_het.data_pipelines.storage import Unreadable
 from lit_het.errors import MissingText, UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.features import OpenSet
+from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import highest, image_quantity
 from lit_het.eval.recognition import embed_texts
 from lit_het.eval.retrieval import retrieve

@@ -13,7 +13,7 @@ from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.calibration import scaled
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.features import OpenSet, Sets
+from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.prompts import CLASS_NAMES_FILE, read_classnames
 from lit_het.eval.recognition import Recognition

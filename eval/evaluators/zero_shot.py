@@ -14,7 +14,8 @@ from lit_het.eval import multi_label, scores
 from lit_het.eval.classes import relabelled_accuracy
 from lit_het.eval.drawings import draw_predictions
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.features import Features, OpenSet
+from lit_het.eval.features import Features
+from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import Predictions, Predictor, class_log_probabilities, class_scores, image_quantity
 from lit_het.eval.recognition import Recognition, read_json
 from lit_het.eval.significance import standard_error

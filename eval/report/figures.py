@@ -247,14 +247,18 @@ def _stroke(number: int) -> dict[str, Any]:
     return {"color": _SERIES[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
 
 
-def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve]) -> Html:
-    """Returns a reliability diagram per model: accuracy against confidence, above a histogram of confidence."""
-    return side_by_side(
-        *(_reliability(name, curve, n % NUM_COLOURS) for n, (name, curve) in enumerate(reliabilities.items()))
-    )
+def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve], examples: str = "images") -> Html:
+    """Returns a reliability diagram per model: accuracy against confidence, above a histogram of confidence.
+
+    Args:
+        reliabilities: by the name of the model.
+        examples: what has a confidence.
+    """
+    curves = enumerate(reliabilities.items())
+    return side_by_side(*(_reliability(name, curve, n % NUM_COLOURS, examples) for n, (name, curve) in curves))
 
 
-def _reliability(name: str, curve: ReliabilityCurve, number: int) -> Html:
+def _reliability(name: str, curve: ReliabilityCurve, number: int, examples: str) -> Html:
     figure, axes, counts = _stacked_canvas(4.2)
     filled = curve.count > 0
     width = np.diff(curve.edges)
@@ -267,9 +271,9 @@ def _reliability(name: str, curve: ReliabilityCurve, number: int) -> Html:
     )
     axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
     counts.bar(curve.edges[:-1], curve.count, width, align="edge", color=_SERIES[number], alpha=0.6, lw=0)
-    counts.set(xlabel="confidence", ylabel="images")
+    counts.set(xlabel="confidence", ylabel=examples)
     caption = (
-        f"Calibration error {curve.expected_calibration_error:.1%} over {curve.count.sum():,} images; "
+        f"Calibration error {curve.expected_calibration_error:.1%} over {curve.count.sum():,} {examples}; "
         "points under the dotted line are overconfident."
     )
     return _figure(name, figure, caption)

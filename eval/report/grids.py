@@ -115,14 +115,15 @@ def image_strip(
     figures = (
         Html(
             f"<figure>{img(image, f'image of {caption}')}"
-            f"<figcaption><b>{_marked(mark)}{escaped(value)}</b>{escaped(caption)}</figcaption></figure>"
+            f"<figcaption><b>{marked(mark)}{escaped(value)}</b>{escaped(caption)}</figcaption></figure>"
         )
         for image, caption, value, mark in zip(images, captions, values, marks or [None] * len(values), strict=True)
     )
     return Html(f'<h3>{escaped(title)}</h3><div class="strip">{joined(figures)}</div>')
 
 
-def _marked(mark: Mark | None) -> Html:
+def marked(mark: Mark | None) -> Html:
+    """Returns the sign of a mark in its colour, or nothing."""
     return NOTHING if mark is None else Html(f'<span class="{mark.style}">{_sign(mark)}</span> ')
 
 

@@ -16,7 +16,7 @@ from lit_het.eval.report.naming import PLAIN, PLAIN_CALIBRATED, title_of_part
 from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined, side_by_side
 
 # Ticks of a horizontal axis of shares, and of one of coverages, which are rarely below one half.
-_SHARES = {percent / 100: f"{percent}%" for percent in range(0, 101, 20)}
+SHARES = {percent / 100: f"{percent}%" for percent in range(0, 101, 20)}
 _COVERAGES = {percent / 100: f"{percent}%" for percent in range(50, 101, 10)}
 
 # A title, such as the name of a run or of a set, and a record.
@@ -46,10 +46,11 @@ def _calibration(shown: Sequence[Titled]) -> Section:
     body = []
     for title, record in shown:
         plain = PLAIN_CALIBRATED if record.settings.get(CALIBRATED) else PLAIN
+        arrays = record.drawing.arrays
         curves = {
-            title_of_part("" if part == "plain" else part, plain): _curve(record.drawing.arrays[f"reliability/{part}"])
+            title_of_part("" if part == "plain" else part, plain): curve_of(arrays[f"reliability/{part}"])
             for part in ("plain", "calibrated", "noisy")
-            if f"reliability/{part}" in record.drawing.arrays
+            if f"reliability/{part}" in arrays
         }
         body += [heading(title), figures.reliability_diagrams(curves)]
     return Section(
@@ -61,7 +62,8 @@ def _calibration(shown: Sequence[Titled]) -> Section:
     )
 
 
-def _curve(stored: np.ndarray) -> ReliabilityCurve:
+def curve_of(stored: np.ndarray) -> ReliabilityCurve:
+    """Returns a reliability curve from its bins, as drawings store them."""
     lower, confidence, accuracy, count = stored
     return ReliabilityCurve(np.append(lower, 1.0), confidence, accuracy, count.astype(np.int64))
 
@@ -106,7 +108,7 @@ def _risk_plot(record: Record) -> Html:
         lines,
         "share of images answered",
         "wrong predictions",
-        ticks=_SHARES,
+        ticks=SHARES,
         as_share=True,
     )
 

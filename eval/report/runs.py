@@ -22,6 +22,8 @@ _HEADLINES = (
     ("zero_shot", ("top1", "mean_average_precision")),
     ("supervised", ("top1", "mean_average_precision")),
     ("retrieval", ("image_to_text_recall1",)),
+    ("captioning", ("cider",)),
+    ("question_answering", ("vqa_accuracy", "exact_match", "anls")),
     ("linear_probe", ("top1",)),
     ("few_shot", ("25_shot", "10_shot", "5_shot", "1_shot")),
     ("shift", ("corrupted/top1",)),

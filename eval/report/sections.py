@@ -13,6 +13,7 @@ from lit_het.eval.report.naming import place_of_kind, style_of, title_of_kind, t
 from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined, paragraph, side_by_side
 from lit_het.eval.report.predictions import Titled, sections_of_predictions
 from lit_het.eval.report.tables import evaluation_table
+from lit_het.eval.report.texts import drawn_texts
 from lit_het.eval.saved_runs import SavedRun
 
 CLASSIFICATION = ("zero_shot", "supervised")
@@ -25,6 +26,8 @@ _NOTES = {
     "linear_probe": "A linear classifier on frozen features.",
     "shift": "The same images, with corruptions of increasing severity.",
     "out_of_distribution": "Whether out-of-distribution images have higher scores; an AUROC of 0.5 is chance.",
+    "captioning": "Captions that a decoder writes, and its predictions of the tokens of the true ones.",
+    "question_answering": "Answers of a decoder; their confidence is the probability of the whole answer.",
     "ensemble": f"The mean of several predictions, and each of them. {_OF_SIZES}",
     "deep_ensemble": f"The mean of several models' predictions, and each of them. {_OF_SIZES}",
 }
@@ -256,6 +259,10 @@ def _ensemble(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[st
     return [side_by_side(*plots)]
 
 
+def _texts(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
+    return drawn_texts(titled(drawn, [key]))
+
+
 _Drawings = Callable[[Sequence[SavedRun], Sequence[SavedRun], tuple[str, str]], list[Html]]
 _DRAWINGS: Mapping[str, _Drawings] = {
     "retrieval": _retrieval,
@@ -265,4 +272,6 @@ _DRAWINGS: Mapping[str, _Drawings] = {
     "out_of_distribution": _out_of_distribution,
     "ensemble": _ensemble,
     "deep_ensemble": _ensemble,
+    "captioning": _texts,
+    "question_answering": _texts,
 }

@@ -85,6 +85,13 @@ img { display: block; background: #fff; border-radius: .3rem; object-fit: contai
   background: linear-gradient(to right, var(--bar) var(--share), transparent var(--share));
 }
 .candidates .share { color: var(--muted); font-variant-numeric: tabular-nums; white-space: nowrap; }
+.tokens { display: flex; flex-wrap: wrap; gap: .25rem; margin: 0 0 .4rem; }
+.tokens ruby {
+  padding: 0 .2rem; border-radius: .2rem; ruby-position: under;
+  background: color-mix(in srgb, var(--series-1) calc(var(--doubt) * .7), transparent);
+}
+.tokens rt { color: var(--muted); font-size: .65rem; font-variant-numeric: tabular-nums; }
+.card .note { margin: 0; font-size: .8rem; }
 .right { color: var(--right); font-weight: 600; }
 .homoglyph { color: var(--homoglyph); font-weight: 600; }
 .row { padding: .8rem 0; border-top: 1px solid var(--line); }

@@ -13,7 +13,8 @@ from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluators.retrieval import read_captions
-from lit_het.eval.features import Features, OpenSet, Sets
+from lit_het.eval.features import Features
+from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.predictions import Predictor, class_scores, image_quantity
 from lit_het.eval.recognition import embed_texts
 from lit_het.eval.report.grids import Mark, answer_card

@@ -17,7 +17,7 @@ from lit_het.data_pipelines.shards import IMAGE, write_shards
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.errors import UserError, counted
 from lit_het.eval.answers import label_predictor
-from lit_het.eval.features import OpenSet, Sets
+from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.selection import bald, entropy, epig
 from lit_het.eval.sets import unlabelled

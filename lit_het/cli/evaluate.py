@@ -47,6 +47,16 @@ KINDS = {
         "Joint and individual metrics of the members of an e3 model, of noise samples, of the runs of lit-het train "
         "--members, or of several checkpoints, among which --select chooses.",
     ),
+    "captioning": (
+        "score the captions that a decoder writes",
+        "CIDEr-D, BLEU-4, ROUGE-L and exact match of captions, perplexity of the true ones, and the calibration of "
+        "captions and of single tokens; also averaged over noise samples (noisy; --samples).",
+    ),
+    "question-answering": (
+        "score the answers of a decoder to questions",
+        "VQA accuracy, exact match or ANLS (--figure) of answers that are written or chosen (--candidates), and their "
+        "calibration; also averaged over noise samples (noisy; --samples).",
+    ),
 }
 
 

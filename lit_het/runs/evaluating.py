@@ -15,7 +15,7 @@ from lit_het.console import message
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Drawing, Evaluation, line, write_record
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.suite import EvaluationConfig
 from lit_het.runs.predictor import Programs
 from lit_het.tasks.union import AnyTask

@@ -14,7 +14,7 @@ from lit_het.configs import experiment
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, cell, write_record
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.runs.averaging import means_over

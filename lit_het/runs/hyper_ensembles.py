@@ -16,8 +16,8 @@ from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.evaluators.ensemble import Ensemble
-from lit_het.eval.features import Sets
 from lit_het.eval.hyper_ensembles import Selection, select_members
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import have_same_shards, require_one_label
 from lit_het.eval.suite import EnsembleConfig
 from lit_het.runs.directory import load_config

@@ -10,7 +10,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet, parse_set
-from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
+from lit_het.eval.suite import EVALUATIONS, UNLABELLED, EvaluationConfig
 from lit_het.runs.directory import config_path, load_config
 from lit_het.runs.flags import with_flags
 
@@ -68,7 +68,7 @@ def parse_evaluations(kind: str, data: Sequence[str], flags: Sequence[str]) -> l
     Raises:
         UserError: a flag is wrong.
     """
-    default = EVALUATIONS[kind](ImageSet("", "", labelled=kind != "retrieval"))
+    default = EVALUATIONS[kind](ImageSet("", "", labelled=kind not in UNLABELLED))
     like = with_flags(default, flags, f"lit-het {kind} --data DIR", flat=True)
     return [dataclasses.replace(like, data=parse_set(argument, like.data)) for argument in data]
 

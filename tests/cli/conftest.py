@@ -12,6 +12,7 @@ from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.training.loop import Cadence
 from tests import tiny
+from tests.cli.tiny_decoder import train_decoder
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +77,12 @@ def once_calibrated(trained, held_out, tmp_path_factory):
 def calibrated(once_calibrated, tmp_path):
     """A calibrated run that a test may change."""
     return shutil.copytree(once_calibrated, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def decoder(tmp_path_factory):
+    """The configuration of a trained decoder of captions and answers; tests only read its run."""
+    return train_decoder(tmp_path_factory.mktemp("decoder"))
 
 
 def write_config_file(config, path):

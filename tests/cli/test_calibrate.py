@@ -15,7 +15,7 @@ from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.durations import Duration
 from lit_het.eval.calibration import fit_temperature, scaled
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig

@@ -11,68 +11,14 @@ import lit_het
 from lit_het.apps.caption import table_of
 from lit_het.apps.demo.model import open_model
 from lit_het.cli.main import main
-from lit_het.configs import quickstart_decoder
-from lit_het.configs.experiment import PretrainedConfig
-from lit_het.data_pipelines.data_config import WeightedShards
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import write_shards
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
-from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.texts import Written
-from lit_het.training.loop import Cadence
 from tests import tiny
 from tests.cli.test_train import refusal
-
-NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
-QUESTION = "which colour?"
-
-
-def pixels(config, count):
-    """Returns the first images."""
-    image = next(Loader(config.data).epoch(count)).image
-    assert image is not None
-    return image
-
-
-@pytest.fixture(scope="session")
-def decoder(tmp_path_factory):
-    """A decoder of captions and answers with a HET-XL head on the vocabulary; tests only read it."""
-    root = tiny.write_data(tmp_path_factory.mktemp("decoder"))
-    config = tiny.shrink(quickstart_decoder.get_config(), root, root / "run")
-    assert isinstance(config.task, CaptioningConfig)
-    assert config.tokenizer is not None
-    samples = []
-    for number, image in enumerate(pixels(config, tiny.NUM_SAMPLES)):
-        colour = NAMES[number % len(NAMES)].split()[0]
-        questions = [{"id": number, "question": QUESTION, "answers": [colour]}]
-        samples.append({"__key__": f"{number:04d}", "npy": image, "json": {"questions": questions}})
-    samples = [{"__key__": one["__key__"], "jpg": tiny.encode_jpeg(one["npy"]), "json": one["json"]} for one in samples]
-    write_shards(root / "questions", samples)
-    vocabulary = tiny.train_sentencepiece([*NAMES, QUESTION, "a shape : answer"] * 5, vocabulary_size=60)
-    (root / "tokenizer.model").write_bytes(vocabulary)
-    upstream = tiny.classifier(config, root, root / "upstream")
-    train(dataclasses.replace(upstream, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
-    questions = WeightedShards((str(root / "questions"),), captions="json/questions", prompt="answer: {question}")
-    noise = HetXLConfig(CovarianceConfig(4), sampling=SamplingConfig(num_samples=4, num_eval_samples=4))
-    decoder = dataclasses.replace(config.task.decoder, length=24, dropout=0.0)
-    config = dataclasses.replace(
-        config,
-        task=dataclasses.replace(config.task, head=noise, decoder=decoder),
-        tokenizer=dataclasses.replace(config.tokenizer, length=24),
-        data=dataclasses.replace(config.data, prompt="a shape:", mixture=(questions,)),
-        pretrained=PretrainedConfig(root / "upstream"),
-        length=Duration(250),
-        schedule=Schedule(3e-3, warmup=Duration(10)),
-        cadence=Cadence(log_steps=50, save_steps=250),
-    )
-    train(config)
-    return config
+from tests.cli.tiny_decoder import NAMES, QUESTION, pixels
 
 
 @pytest.fixture(scope="session")

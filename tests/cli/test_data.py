@@ -16,7 +16,7 @@ from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.checksums import save_checksum
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet, parse_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"

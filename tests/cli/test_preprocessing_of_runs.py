@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-import lit_het.eval.features
+import lit_het.eval.open_sets
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.data_pipelines.transforms import Preprocessing
@@ -25,7 +25,7 @@ OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
 @pytest.fixture
 def seen(monkeypatch):
     """The pixels that image towers are shown in evaluations, batch by batch."""
-    pixels, read = [], lit_het.eval.features.read_features
+    pixels, read = [], lit_het.eval.open_sets.stream_features
 
     def read_watched(towers, *arguments):
         [tower] = towers
@@ -36,7 +36,7 @@ def seen(monkeypatch):
 
         return read([dataclasses.replace(tower, extract=extract)], *arguments)
 
-    monkeypatch.setattr(lit_het.eval.features, "read_features", read_watched)
+    monkeypatch.setattr(lit_het.eval.open_sets, "stream_features", read_watched)
     return pixels
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from lit_het.cli.main import main
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.runs.opening import open_run

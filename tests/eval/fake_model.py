@@ -10,6 +10,7 @@ from scipy import special
 from lit_het.heads.sampling import in_pairs
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import Quantity
+from lit_het.texts import TextWriter
 from lit_het.types import Calibration, ImageFeatures, TextEncoder
 
 
@@ -33,6 +34,7 @@ class FakeModel:
     has_class_probabilities: bool = False
     calibration: Calibration | None = None
     antithetic: bool | None = None
+    writer: TextWriter | None = None
 
     @property
     def num_predictions(self) -> int:

@@ -18,7 +18,7 @@ from lit_het.console import Bar, message
 from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.benchmarks import SUITES, check_complete, find_sets
 from lit_het.eval.evaluation import line, write_record
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.prompts import SET_PROMPTS, read_prompts
 from lit_het.eval.report.page import render_page
 from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig

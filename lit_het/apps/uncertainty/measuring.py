@@ -18,7 +18,8 @@ from lit_het.eval.costs import costs
 from lit_het.eval.evaluators.out_of_distribution import open_outside
 from lit_het.eval.evaluators.retrieval import read_captions
 from lit_het.eval.evaluators.shift import open_copies
-from lit_het.eval.features import Features, OpenSet, Sets
+from lit_het.eval.features import Features
+from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.out_of_distribution import detection_figures
 from lit_het.eval.precision_at_r import of_classes
 from lit_het.eval.predictions import BLOCK_SIZE, Predictions, Predictor, class_scores

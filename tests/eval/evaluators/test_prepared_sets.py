@@ -14,7 +14,7 @@ from PIL import Image
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.eval.features import Sets
+from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
 from lit_het.types import ImageFeatures

@@ -1,0 +1,170 @@
+"""Decoders as evaluators use them: texts about the images of a set, without noise and with it."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy import special
+
+from lit_het.errors import UserError
+from lit_het.eval.drawings import TextPart, draw_texts
+from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.text_scores import Figures, TokenResult, confidence_figures
+from lit_het.texts import GenerationConfig, TextWriter, Written
+from lit_het.types import EvaluatedModel
+
+PLAIN, NOISY = "", "noisy"
+# Texts of each device at a time.
+_TEXTS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A writer with fixed settings. It writes equal numbers of texts at a time, so that programs are compiled once.
+
+    Attributes:
+        writer: the trained decoder.
+        generation: how texts are written.
+        samples: S, the noise samples of each token; 0 for none.
+        seed: of the noise and of sampling.
+        size: texts at a time.
+    """
+
+    writer: TextWriter
+    generation: GenerationConfig
+    samples: int
+    seed: int
+    size: int
+
+    def write(self, features: Float[np.ndarray, "n f"], prompts: Sequence[str]) -> list[Written]:
+        """Returns the best text about each image."""
+        found: list[Written] = []
+        for rows, count in self._blocks(len(prompts)):
+            some = [prompts[int(row)] for row in rows]
+            texts = self.writer.write(
+                features[rows], some, self.generation, samples=self.samples, seed=self.seed, bands=False
+            )
+            found += [of_image[0] for of_image in texts[:count]]
+        return found
+
+    def choose(self, features: Float[np.ndarray, " f"], prompt: str, candidates: Sequence[str]) -> Written:
+        """Returns the most probable candidate, with its share of the probability of all."""
+        ranked = self.writer.rank(features, prompt, candidates, samples=self.samples, seed=self.seed)
+        shares = special.log_softmax([text.log_p for text in ranked])
+        return dataclasses.replace(ranked[0], log_p=float(shares[0]))
+
+    def predict(
+        self,
+        features: Float[np.ndarray, "n f"],
+        prompt: str,
+        texts: Sequence[str],
+        owner: Int[np.ndarray, " t"],
+        positions: Int[np.ndarray, " n"],
+    ) -> TokenResult:
+        """Returns predictions of the tokens of texts.
+
+        Args:
+            features: of the images.
+            prompt: what the texts follow.
+            texts: of the images.
+            owner: the image of each text.
+            positions: of the images in the set.
+        """
+        found = []
+        for rows, count in self._blocks(len(texts)):
+            some, image = [texts[int(row)] for row in rows], owner[rows]
+            predicted = self.writer.predict(
+                features[image], [prompt] * len(rows), some, samples=self.samples, seed=self.seed
+            )
+            found.append(TokenResult.of(predicted.first(count), positions[image[:count]]))
+        return TokenResult.join(found)
+
+    def _blocks(self, count: int) -> Iterator[tuple[Int[np.ndarray, " size"], int]]:
+        """Yields rows, of which the first so many count; the others fill the block."""
+        for start in range(0, count, self.size):
+            yield np.minimum(np.arange(start, start + self.size), count - 1), min(self.size, count - start)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredTexts:
+    """The metrics of the texts about a set, and what is drawn of them."""
+
+    figures: Figures
+    drawn: TextPart
+
+    @classmethod
+    def of(
+        cls,
+        written: Sequence[Written],
+        right: Float[np.ndarray, " n"],
+        figures: Figures,
+        tokens: TokenResult | None = None,
+    ) -> "ScoredTexts":
+        """Adds those of confidence, which is the probability of the whole text.
+
+        Args:
+            written: the texts.
+            right: how right each is, 0 to 1.
+            figures: other metrics.
+            tokens: predictions of the tokens of true texts.
+        """
+        confidence = np.exp([text.log_p for text in written])
+        found, errors = (one | other for one, other in zip(figures, confidence_figures(confidence, right), strict=True))
+        return cls((found, errors), TextPart(written, confidence, right, tokens))
+
+
+def writer_of(model: EvaluatedModel, samples: int) -> TextWriter:
+    """Returns the decoder of a model.
+
+    Raises:
+        UserError: it has none, or S is odd where noise comes in pairs.
+    """
+    if model.writer is None:
+        raise UserError("the model writes no text; take a run with a decoder, see docs/decoder.md")
+    model.writer.check_samples(samples)
+    return model.writer
+
+
+def decoders_of(
+    model: EvaluatedModel, generation: GenerationConfig, samples: int, seed: int, room: int
+) -> dict[str, Decoder]:
+    """Returns the decoder without noise, and with S samples of a head that has noise the one with noise.
+
+    Args:
+        model: the model.
+        generation: how texts are written.
+        samples: S.
+        seed: of the noise and of sampling.
+        room: the most tokens of a text.
+    """
+    writer = writer_of(model, samples)
+    generation = dataclasses.replace(generation, num_tokens=min(generation.num_tokens, room))
+    size = _TEXTS * model.features.num_shards
+    found = {PLAIN: Decoder(writer, generation, 0, seed, size)}
+    if writer.check_samples(samples):
+        found[NOISY] = Decoder(writer, generation, samples, seed, size)
+    return found
+
+
+def evaluation_of(
+    kind: str, opened: OpenSet, positions: Sequence[int], titles: Sequence[str], parts: Mapping[str, ScoredTexts]
+) -> Evaluation:
+    """Returns the metrics of all parts, with the names of parts as prefixes.
+
+    Args:
+        kind: of the evaluation.
+        opened: the set.
+        positions: of the image of each text in the set.
+        titles: what is shown above each text.
+        parts: by name.
+    """
+    found, errors = {}, {}
+    for part, scored in parts.items():
+        for into, values in zip((found, errors), scored.figures, strict=True):
+            into.update({f"{part}/{name}".removeprefix("/"): value for name, value in values.items()})
+    drawn = {part or "plain": scored.drawn for part, scored in parts.items()}
+    return Evaluation(
+        kind, opened.config.name, found, errors, draw=lambda: draw_texts(drawn, titles, np.array(positions), opened)
+    )

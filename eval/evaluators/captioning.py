@@ -1,0 +1,77 @@
+"""Evaluates captions that a decoder writes, and its predictions of the tokens of the true ones."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from lit_het.eval.caption_metrics import tokenize
+from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, writer_of
+from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.significance import standard_error
+from lit_het.eval.text_scores import TokenResult, caption_figures
+from lit_het.texts import GenerationConfig, TextWriter, Written
+from lit_het.types import EvaluatedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Captioning:
+    """The evaluator of a `WriteCaptionsConfig`; ``references`` are the true captions of each image of the set."""
+
+    opened: OpenSet
+    references: tuple[tuple[str, ...], ...]
+    prompt: str | None
+    generation: GenerationConfig
+    samples: int
+    seed: int
+
+    def check(self, model: EvaluatedModel) -> None:
+        """Checks that the model writes text, and that the prompt leaves room for it.
+
+        Raises:
+            UserError: it does not; or S is odd where noise comes in pairs.
+        """
+        writer = writer_of(model, self.samples)
+        writer.room(self._prompt(writer))
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns the metrics of `lit_het.eval.text_scores`, and ``exact_match`` of any of an image's true captions.
+
+        Captions are compared by their tokens (`tokenize`). Metrics with noise have the prefix ``noisy/``.
+
+        Raises:
+            UserError: as `check`.
+        """
+        writer = writer_of(model, self.samples)
+        prompt = self._prompt(writer)
+        decoders = decoders_of(model, self.generation, self.samples, self.seed, writer.room(prompt))
+        written: dict[str, list[Written]] = {part: [] for part in decoders}
+        tokens: dict[str, list[TokenResult]] = {part: [] for part in decoders}
+        positions: list[int] = []
+        for features in self.opened.stream(model.features):
+            captions = [self.references[position] for position in features.positions]
+            owner = np.repeat(np.arange(len(captions)), [len(of_image) for of_image in captions])
+            texts = [text for of_image in captions for text in of_image]
+            for part, decoder in decoders.items():
+                written[part] += decoder.write(features.values, [prompt] * len(captions))
+                tokens[part].append(decoder.predict(features.values, prompt, texts, owner, features.positions))
+            positions += features.positions.tolist()
+        true = [self.references[position] for position in positions]
+        tokenized = [[tokenize(text) for text in of_image] for of_image in true]
+        parts = {part: _scored(written[part], tokenized, TokenResult.join(tokens[part])) for part in decoders}
+        titles = [" / ".join(of_image) for of_image in true]
+        return evaluation_of("captioning", self.opened, positions, titles, parts)
+
+    def _prompt(self, writer: TextWriter) -> str:
+        return writer.caption_prompt if self.prompt is None else self.prompt
+
+
+def _scored(written: Sequence[Written], references: Sequence[Sequence[str]], tokens: TokenResult) -> ScoredTexts:
+    texts = [tokenize(text.text) for text in written]
+    right = np.array([text in others for text, others in zip(texts, references, strict=True)], np.float64)
+    found, errors = {"exact_match": float(right.mean())}, {"exact_match": standard_error(right)}
+    for some, their_errors in (caption_figures(texts, references), tokens.figures()):
+        found |= some
+        errors |= their_errors
+    return ScoredTexts.of(written, right, (found, errors), tokens)

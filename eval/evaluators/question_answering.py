@@ -1,0 +1,120 @@
+"""Evaluates answers of a decoder to questions about images."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from lit_het.data_pipelines.captions import Question, member_of, questions_in
+from lit_het.data_pipelines.storage import Unreadable
+from lit_het.errors import MissingText, UserError
+from lit_het.eval.answer_metrics import AnswerFigure, anls, exact_match, vqa_accuracy
+from lit_het.eval.decoders import Decoder, ScoredTexts, decoders_of, evaluation_of, writer_of
+from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.significance import standard_error
+from lit_het.texts import GenerationConfig, TextWriter, Written
+from lit_het.types import EvaluatedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnswering:
+    """The evaluator of an `AnswerQuestionsConfig`; ``questions`` are those of each image, with answers."""
+
+    opened: OpenSet
+    questions: tuple[tuple[Question, ...], ...]
+    candidates: tuple[str, ...] | None
+    figure: AnswerFigure
+    generation: GenerationConfig
+    samples: int
+    seed: int
+
+    def check(self, model: EvaluatedModel) -> None:
+        """Checks that the model writes text, and that every question leaves room for an answer.
+
+        Raises:
+            UserError: it does not, or a question is too long; or S is odd where noise comes in pairs.
+        """
+        self._room(writer_of(model, self.samples))
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns the figure of the configuration, of all questions and of each type, and the calibration of answers.
+
+        The confidence is the probability of the answer, or its share of that of all candidates. Metrics with noise have
+        the prefix ``noisy/``.
+
+        Raises:
+            UserError: as `check`.
+        """
+        writer = writer_of(model, self.samples)
+        decoders = decoders_of(model, self.generation, self.samples, self.seed, self._room(writer))
+        written: dict[str, list[Written]] = {part: [] for part in decoders}
+        asked: list[Question] = []
+        positions: list[int] = []
+        for features in self.opened.stream(model.features):
+            questions = [self.questions[position] for position in features.positions]
+            owner = np.repeat(np.arange(len(questions)), [len(of_image) for of_image in questions])
+            some = [question for of_image in questions for question in of_image]
+            prompts = [writer.question_prompt(question.question) for question in some]
+            for part, decoder in decoders.items():
+                written[part] += self._answers(decoder, features.values[owner], prompts)
+            asked += some
+            positions += features.positions[owner].tolist()
+        if not asked:
+            raise UserError(f"{self.opened.config.name}: no readable image has a question with answers")
+        parts = {part: self._scored(written[part], asked) for part in decoders}
+        titles = [f"{question.question} {' / '.join(dict.fromkeys(question.answers))}" for question in asked]
+        return evaluation_of("question_answering", self.opened, positions, titles, parts)
+
+    def _room(self, writer: TextWriter) -> int:
+        texts = {question.question for of_image in self.questions for question in of_image}
+        return min(writer.room(writer.question_prompt(text)) for text in texts)
+
+    def _answers(self, decoder: Decoder, features: Float[np.ndarray, "n f"], prompts: Sequence[str]) -> list[Written]:
+        if self.candidates is None:
+            return decoder.write(features, prompts)
+        return [decoder.choose(row, prompt, self.candidates) for row, prompt in zip(features, prompts, strict=True)]
+
+    def _scored(self, written: Sequence[Written], asked: Sequence[Question]) -> ScoredTexts:
+        name = self.figure
+        right = _compared(name, [text.text for text in written], [question.answers for question in asked])
+        found, errors = {name: float(right.mean())}, {name: standard_error(right)}
+        for kind in sorted({question.type for question in asked if question.type is not None}):
+            of_kind = right[[question.type == kind for question in asked]]
+            found[f"{kind}/{name}"], errors[f"{kind}/{name}"] = float(of_kind.mean()), standard_error(of_kind)
+        return ScoredTexts.of(written, right, (found, errors))
+
+
+def _compared(figure: AnswerFigure, predictions: list[str], answers: list[tuple[str, ...]]) -> Float[np.ndarray, " n"]:
+    """Returns how right each answer is, 0 to 1."""
+    if figure == "vqa_accuracy":
+        return vqa_accuracy(predictions, answers)
+    if figure == "anls":
+        return anls(predictions, answers)
+    # GQA's questions have one answer; of others any counts.
+    pairs = zip(predictions, answers, strict=True)
+    return np.array([exact_match([one] * len(texts), texts).any() for one, texts in pairs], np.float64)
+
+
+def read_questions(opened: OpenSet, place: str, at_least: int) -> tuple[tuple[Question, ...], ...]:
+    """Returns the questions of each image of a set that have so many answers or more.
+
+    Raises:
+        UserError: questions are missing or malformed, or none has enough answers.
+    """
+    found = []
+    for position, text in enumerate(opened.texts(member_of(place))):
+        try:
+            questions = questions_in(text, place)
+        except Unreadable as error:
+            index, number = opened.loader.index, opened.loader.numbers[position]
+            where = f"{index.shard(number)}: {index.key(number)}.{member_of(place)}"
+            raise MissingText(f"{where}: {error}; 'lit-het data prepare' writes sets with questions") from error
+        found.append(tuple(question for question in questions if len(question.answers) >= at_least))
+    if not any(found):
+        raise UserError(
+            f"{opened.config.name}: no question has {at_least} answers or more; take a split with answers, or another "
+            "--figure"
+        )
+    return tuple(found)
