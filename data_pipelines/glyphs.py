@@ -113,6 +113,15 @@ def name_of(character: str) -> str:
     return unicodedata.name(character, "").lower()
 
 
+def questions_about(name: str) -> list[dict[str, Any]]:
+    """Returns questions about a character and their answers, as ``lit-het data prepare`` writes those of VQA sets."""
+    words = name.split()
+    case = next((word for word in words if word in ("capital", "small")), "none")
+    answers = {"script": words[0], "case": case, "mark": "yes" if "with" in words else "no"}
+    asked = {"script": "which script?", "case": "capital or small?", "mark": "is there a mark?"}
+    return [{"question": asked[kind], "answers": [answer], "type": kind} for kind, answer in answers.items()]
+
+
 def font_path(typeface: str) -> Path:
     """The TrueType file of a typeface, in the installed matplotlib."""
     # Without importing matplotlib, which would take longer than drawing a typeface.
@@ -198,7 +207,7 @@ def write_glyph_shards(
     ``train/`` holds the training characters in the training typefaces, ``held_out_typeface/`` the training characters
     in the held-out typeface, ``held_out_characters/`` the other characters in the training typefaces. A sample is
     ``key.jpg``, ``key.txt`` (its name), ``key.cls`` (the line in the set's ``classnames.txt``) and ``key.json``
-    (character, code point, typeface). ``train_noisy/``, if asked for, holds the images of ``train/`` in the same order,
+    (character, code point, typeface, questions). ``train_noisy/``, if asked for, holds the images of ``train/`` in the same order,
     some with a random name of ``train/`` as caption; ``is_wrong`` in ``key.json`` is 1 for those. Beside the sets are
     ``names.txt`` (all names), ``words.txt`` (the words of training names), ``homoglyphs.json`` (from each name to the
     name of its first homoglyph) and, written last, ``glyphs.json`` (the config and the counts).
@@ -311,6 +320,7 @@ def _samples(glyphs: Sequence[Glyph], characters: Sequence[str], seed: int) -> I
                 "character": glyph.character,
                 "code_point": f"U+{ord(glyph.character):04X}",
                 "typeface": glyph.typeface,
+                "questions": questions_about(glyph.name),
             },
         }
 
