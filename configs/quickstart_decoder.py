@@ -1,12 +1,16 @@
-"""A decoder that writes the name of a character, on the locked tower of the quickstart (SoViT App. C, in small)."""
+"""A decoder that names characters and answers questions about them, on the locked tower of the quickstart.
+
+It is that of SoViT App. C, in small.
+"""
 
 import dataclasses
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.configs.quickstart_lit_deterministic import TEXT_LENGTH, VOCABULARY_SIZE
+from lit_het.configs.quickstart_lit_deterministic import VOCABULARY_SIZE
 from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
-from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.captions import QUESTION
+from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.durations import Duration
 from lit_het.heads.deterministic import DeterministicConfig
@@ -18,20 +22,31 @@ from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.training.loop import Cadence
 
+LENGTH = 16  # of the longest name, or of a question with its answer
+
 
 def get_config(root: Path = ROOT) -> ExperimentConfig:
     """Returns the run; ``root`` contains the data and the upstream run of ``lit-het quickstart``."""
+    train = (str(root / "data" / "train"),)
     blocks = EncoderConfig(width=128, depth=2, mlp_width=512, num_heads=4, causal=True, unrolled=True)
     return ExperimentConfig(
         run_dir=root / "decoder",
         task=CaptioningConfig(
             image_tower=dataclasses.replace(IMAGE_TOWER, pooling="none"),
-            decoder=DecoderConfig(VOCABULARY_SIZE, TEXT_LENGTH, blocks, tied_output=True, dropout=0.1),
+            decoder=DecoderConfig(VOCABULARY_SIZE, LENGTH, blocks, tied_output=True, dropout=0.1),
             head=DeterministicConfig(),
             loss=SoftmaxCrossEntropy(),
         ),
-        data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=128, threads=1, prompt=""),
-        tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),
+        data=LoaderConfig(
+            shards=train,
+            # Names follow nothing, and answers their question.
+            prompt="",
+            mixture=(WeightedShards(train, 1.0, captions="json/questions", prompt=QUESTION),),
+            image_size=32,
+            batch_size=128,
+            threads=1,
+        ),
+        tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=LENGTH),
         pretrained=PretrainedConfig(run=root / "upstream"),
         calibration=None,
         length=Duration(1500),
