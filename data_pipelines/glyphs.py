@@ -207,10 +207,10 @@ def write_glyph_shards(
     ``train/`` holds the training characters in the training typefaces, ``held_out_typeface/`` the training characters
     in the held-out typeface, ``held_out_characters/`` the other characters in the training typefaces. A sample is
     ``key.jpg``, ``key.txt`` (its name), ``key.cls`` (the line in the set's ``classnames.txt``) and ``key.json``
-    (character, code point, typeface, questions). ``train_noisy/``, if asked for, holds the images of ``train/`` in the same order,
-    some with a random name of ``train/`` as caption; ``is_wrong`` in ``key.json`` is 1 for those. Beside the sets are
-    ``names.txt`` (all names), ``words.txt`` (the words of training names), ``homoglyphs.json`` (from each name to the
-    name of its first homoglyph) and, written last, ``glyphs.json`` (the config and the counts).
+    (character, code point, typeface, questions). ``train_noisy/``, if asked for, holds the images of ``train/`` in the
+    same order, some with a random name of ``train/`` as caption; ``is_wrong`` in ``key.json`` is 1 for those. Beside
+    the sets are ``names.txt`` (all names), ``words.txt`` (the words of training names), ``homoglyphs.json`` (from each
+    name to the name of its first homoglyph) and, written last, ``glyphs.json`` (the config and the counts).
 
     Args:
         config: what to draw.

@@ -141,7 +141,7 @@ def decoders_of(
     """
     writer = writer_of(model, samples)
     generation = dataclasses.replace(generation, num_tokens=min(generation.num_tokens, room))
-    size = _TEXTS * model.features.num_shards
+    size = _TEXTS * writer.features.num_shards
     found = {PLAIN: Decoder(writer, generation, 0, seed, size)}
     if writer.check_samples(samples):
         found[NOISY] = Decoder(writer, generation, samples, seed, size)

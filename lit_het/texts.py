@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -96,6 +96,11 @@ class TokenPredictions:
 @runtime_checkable
 class TextWriter(Protocol):
     """A trained decoder, as evaluators see it: `lit_het.runs.writer.Writer`."""
+
+    @property
+    def features(self) -> Any:
+        """The image tower whose tokens it reads, an `lit_het.types.ImageFeatures`."""
+        ...
 
     @property
     def caption_prompt(self) -> str:

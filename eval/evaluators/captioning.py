@@ -49,7 +49,7 @@ class Captioning:
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         tokens: dict[str, list[TokenResult]] = {part: [] for part in decoders}
         positions: list[int] = []
-        for features in self.opened.stream(model.features):
+        for features in self.opened.stream(writer.features):
             captions = [self.references[position] for position in features.positions]
             owner = np.repeat(np.arange(len(captions)), [len(of_image) for of_image in captions])
             texts = [text for of_image in captions for text in of_image]

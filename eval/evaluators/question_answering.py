@@ -52,7 +52,7 @@ class QuestionAnswering:
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         asked: list[Question] = []
         positions: list[int] = []
-        for features in self.opened.stream(model.features):
+        for features in self.opened.stream(writer.features):
             questions = [self.questions[position] for position in features.positions]
             owner = np.repeat(np.arange(len(questions)), [len(of_image) for of_image in questions])
             some = [question for of_image in questions for question in of_image]

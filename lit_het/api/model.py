@@ -29,6 +29,7 @@ from lit_het.runs.importing import ImportOptions, open_imported, require_no_opti
 from lit_het.runs.opening import Run, open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.texts import GenerationConfig, TextWriter, Written
@@ -91,7 +92,7 @@ class Model:
 
     def __repr__(self) -> str:
         kind = "classifier" if self._model.text is None else "image-text model"
-        kind = kind if self._model.writer is None else "decoder"
+        kind = "decoder" if isinstance(self.run.task, CaptioningTask) else kind
         return f"<Model {self.run.run_dir}: {kind}, step {self.run.step:,}, {self.calibration}>"
 
     @property
@@ -262,7 +263,7 @@ class Model:
         most = min(_TOKENS, writer.room(prompt)) if num_tokens is None else num_tokens
         how = GenerationConfig(num_tokens=most, **generation)
         read = Images(images, self.run.config.data)
-        rows = _shown(features_of(self._model.features, read, len(read)), len(read))
+        rows = _shown(features_of(writer.features, read, len(read)), len(read))
         found: list[list[Written]] = []
         while some := list(itertools.islice(rows, BATCH_SIZE)):
             # All batches have the same shape, so that JAX compiles once.
@@ -297,14 +298,15 @@ class Model:
         Raises:
             UserError: as `caption`, or answers are missing, repeated or too long.
         """
-        prompt = self._writer.question_prompt(question)
+        writer = self._writer
+        prompt = writer.question_prompt(question)
         if answers is not None and (written := [name for name, value in generation.items() if value is not None]):
             raise UserError(f"{written[0]} writes answers, and given ones are ranked; leave one out")
         if answers is None:
             return self.caption([image], prompt, samples=samples, seed=seed, **generation)[0]
         read = Images([image], self.run.config.data)
-        features = next(features_of(self._model.features, read, 1))
-        return self._writer.rank(features, prompt, answers, samples=samples, seed=seed)
+        features = next(features_of(writer.features, read, 1))
+        return writer.rank(features, prompt, answers, samples=samples, seed=seed)
 
     def save_pretrained(self, folder: str | Path, *, licence: str | None = None) -> None:
         """Writes the model to a folder that `lit_het.load` opens with equal outputs, noise and calibration included.

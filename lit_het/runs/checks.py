@@ -18,6 +18,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.union import AnyTask
+from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.vit import ViTConfig
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                     f"the data has {loader.num_classes or 'no'} classes, the task has {task.num_classes}; "
                     "set --task.num-classes, or `data.labels` in the configuration file"
                 )
-        case ContrastiveConfig(text_tower=text):
+        case ContrastiveConfig(text_tower=text, captioner=captioner):
             if tokenizer is None:
                 raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
             if tokenizer.length != text.length or tokenizer.vocabulary_size > text.vocabulary_size:
@@ -125,22 +126,28 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                     f"tower has length {text.length} and {text.vocabulary_size} tokens; set --tokenizer.length and "
                     "--task.text-tower.length, or --task.text-tower.vocabulary-size"
                 )
-            if config.data.prompt is not None:
-                raise UserError("data.prompt is for decoders; leave it out for an image-text model")
+            if captioner is None and config.data.prompt is not None:
+                raise UserError("data.prompt is for decoders; leave it out for an image-text model without captioner")
+            if captioner is not None:
+                _check_decoder(captioner.decoder, config, tokenizer, "--task.captioner.decoder")
             if task.masking is not None:
                 _check_masking(task.masking, config.data, tokenizer)
         case CaptioningConfig(decoder=decoder):
-            if tokenizer is None or config.data.prompt is None:
-                raise UserError(
-                    "a decoder needs texts: name a `tokenizer`, and set `data.prompt`, '' for no prompt, in the "
-                    "configuration file"
-                )
-            if tokenizer.length != decoder.length or tokenizer.vocabulary_size > decoder.vocabulary_size:
-                raise UserError(
-                    f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the decoder "
-                    f"has length {decoder.length} and {decoder.vocabulary_size} tokens; set --tokenizer.length and "
-                    "--task.decoder.length, or --task.decoder.vocabulary-size"
-                )
+            _check_decoder(decoder, config, tokenizer, "--task.decoder")
+
+
+def _check_decoder(decoder: DecoderConfig, config: ExperimentConfig, tokenizer: Tokenizer | None, flag: str) -> None:
+    if tokenizer is None or config.data.prompt is None:
+        raise UserError(
+            "a decoder needs texts: name a `tokenizer`, and set `data.prompt`, '' for no prompt, in the configuration "
+            "file"
+        )
+    if tokenizer.length != decoder.length or tokenizer.vocabulary_size > decoder.vocabulary_size:
+        raise UserError(
+            f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the decoder has "
+            f"length {decoder.length} and {decoder.vocabulary_size} tokens; set --tokenizer.length and {flag}.length, "
+            f"or {flag}.vocabulary-size"
+        )
 
 
 def _check_masking(masking: MaskingConfig, data: LoaderConfig, tokenizer: Tokenizer) -> None:
@@ -204,6 +211,8 @@ def check_embeddings(
             )
         if f"{side}_tower" in task.trained:
             raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")
+        if isinstance(task, ContrastiveTask) and task.config.captioner is not None:
+            raise UserError(f"--task.captioner reads {inputs}; leave it out, or leave out --data.{flag}")
         if side == "image" and isinstance(task, ContrastiveTask) and task.config.mixing is not None:
             raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
         stored.check_tower(fingerprint())

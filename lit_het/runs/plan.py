@@ -112,6 +112,7 @@ class Step:
             if self.config.data.text_embeddings is not None:
                 stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
+            target = None if task.captioner is None else of(task.text_tower.length, dtype=jnp.bool_)
         elif isinstance(task, CaptioningConfig):
             text, ids = of(task.decoder.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
             target = of(task.decoder.length, dtype=jnp.bool_)

@@ -15,8 +15,8 @@ from lit_het.errors import UserError
 from lit_het.heads.gaussian import GaussianContrastiveConfig, variances_of_texts
 from lit_het.heads.sampling import in_pairs
 from lit_het.runs.writer import Writer
-from lit_het.tasks.captioning import CaptioningTask
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.captioning import CaptioningTask, captioner_params, captioning_of
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.tasks.union import AnyTask
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
@@ -35,6 +35,10 @@ class Programs:
     def __init__(self, task: AnyTask, mesh: Mesh, tokenizer: Tokenizer | None, prompts: Sequence[str] = ()):
         self.task, self._mesh, self._tokenizer, self._prompts = task, mesh, tokenizer, prompts
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        config = task.config
+        captioning = captioning_of(config) if isinstance(config, ContrastiveConfig) else None
+        # Of the decoder of an image-text model, which reads the tokens of images.
+        self._decoder = None if captioning is None else Programs(captioning.build(), mesh, tokenizer, prompts)
 
     def model(
         self, params: Params, tower: str, text_tower: str = "", calibration: Calibration | None = None
@@ -83,8 +87,16 @@ class Programs:
         with jax.set_mesh(self._mesh):
             return sum(memory_bytes(program.lower(*arguments, num_samples=num_samples).compile()))
 
-    def writer(self, params: Params) -> Writer | None:
-        """Returns the decoder with these parameters; None for another task."""
+    def writer(self, params: Params, tower: str) -> Writer | None:
+        """Returns the decoder with these parameters; None for a model without one.
+
+        Args:
+            params: of all parts.
+            tower: key of the image tower.
+        """
+        if self._decoder is not None:
+            assert isinstance(self._decoder.task, CaptioningTask)
+            return self._decoder.writer(captioner_params(self._decoder.task, params), f"tokens of {tower}")
         if not isinstance(self.task, CaptioningTask):
             return None
         assert isinstance(self._tokenizer, SentencePieceTokenizer), "checked in training"
@@ -92,7 +104,7 @@ class Programs:
         def call(key: Hashable, function: Callable[..., Any], params: Params, rows: Any, *shared: Any) -> Any:
             return jax.tree.map(np.asarray, self._call(key, function, params, self._split(rows), *shared))
 
-        return Writer(self.task, params, self._tokenizer, self._prompts, call)
+        return Writer(self.task, params, self._features(params, tower), self._tokenizer, self._prompts, call)
 
     def _of_blocks(self, quantity: Quantity) -> Callable[..., jax.Array]:
         def all_blocks(params: Params, classes: Any, rows: Any, num_samples: int) -> jax.Array:
@@ -163,7 +175,7 @@ class Model:
     @property
     def writer(self) -> Writer | None:
         """The decoder; None for other models."""
-        return self.programs.writer(self.params)
+        return self.programs.writer(self.params, self.features.tower)
 
     @property
     def num_classes(self) -> int | None:

@@ -25,7 +25,7 @@ from lit_het.tasks.generation import (
     token_probabilities,
 )
 from lit_het.texts import GenerationConfig, TokenPredictions, Written
-from lit_het.types import Params
+from lit_het.types import ImageFeatures, Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64
@@ -44,6 +44,7 @@ class Writer:
     Args:
         task: of the decoder.
         params: its parameters.
+        features: the tokens of its images.
         tokenizer: of its texts.
         prompts: templates of training.
         call: runs a program.
@@ -53,10 +54,12 @@ class Writer:
         self,
         task: CaptioningTask,
         params: Params,
+        features: ImageFeatures,
         tokenizer: SentencePieceTokenizer,
         prompts: Sequence[str],
         call: Call,
     ):
+        self.features = features
         self._task, self._params, self._tokenizer, self._templates = task, params, tokenizer, prompts
         self._call, self._sampling = call, task.config.head.sampling
         # The vocabulary of the decoder may be larger than that of the tokenizer.

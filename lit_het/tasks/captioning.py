@@ -10,21 +10,17 @@ from jaxtyping import Array, Float, Int, Key
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.logits import TiedLogits
-from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
+from lit_het.tasks.captioner import TokenHeadConfig, build_head, check_tied, shifted, token_loss
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
-
-START_TOKEN = 0
-"""The input from which the first token of a text is predicted: padding, as in T5 and big_vision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +42,7 @@ class CaptioningConfig:
 
     image_tower: ViTConfig = ViTConfig(pooling="none")
     decoder: DecoderConfig = DecoderConfig()
-    head: DeterministicConfig | HetXLConfig = DeterministicConfig()
+    head: TokenHeadConfig = DeterministicConfig()
     loss: SoftmaxCrossEntropy = SoftmaxCrossEntropy()
     locked: tuple[str, ...] = ("image_tower/.*",)
     microbatches: int = 1
@@ -61,15 +57,32 @@ class CaptioningConfig:
                 "out its further layers (representation_size, projection_size, uncertainty_token, layer_input) and "
                 "ensembles of experts"
             )
-        if self.decoder.tied_output and self.head.zero_kernel:
-            raise UserError("task.decoder.tied_output has no kernel to be zero; set task.head.zero_kernel to False")
+        check_tied(self.decoder, self.head, "task")
 
     def build(self) -> "CaptioningTask":
         """Returns the task."""
         return CaptioningTask(self)
 
 
-class Captioner(nnx.Module):
+def captioning_of(config: ContrastiveConfig) -> CaptioningConfig | None:
+    """Returns the image tower and the decoder of an image-text model as a model that writes text; None without one."""
+    if config.captioner is None:
+        return None
+    assert isinstance(config.image_tower, ViTConfig)
+    tower = dataclasses.replace(
+        config.image_tower, pooling="none", representation_size=None, projection_size=None, layer_input=False
+    )
+    captioner = config.captioner
+    return CaptioningConfig(tower, captioner.decoder, captioner.head, captioner.loss, config.locked)
+
+
+def captioner_params(task: "CaptioningTask", params: Params) -> Params:
+    """Returns the parameters of `captioning_of` from those of the image-text model."""
+    tower = {name: params["image_tower"][name] for name in task.shapes["image_tower"]}
+    return {"image_tower": tower, **params["captioner"]}
+
+
+class ImageCaptioner(nnx.Module):
     """Image tower, decoder and head; the names of its attributes begin parameter paths."""
 
     head: ClassificationHead
@@ -77,10 +90,7 @@ class Captioner(nnx.Module):
     def __init__(self, config: CaptioningConfig, rngs: nnx.Rngs):
         self.image_tower = config.image_tower.build(rngs)
         self.decoder = config.decoder.build(config.image_tower.encoder.width, rngs)
-        head = config.head.build(config.decoder.encoder.width, config.decoder.vocabulary_size, rngs)
-        if config.decoder.tied_output:
-            head.logits = TiedLogits(self.decoder.tokens.embedding, head.logits.bias)
-        self.head = head
+        self.head = build_head(config.decoder, config.head, self.decoder, rngs)
 
 
 class CaptioningTask:
@@ -93,7 +103,7 @@ class CaptioningTask:
     def __init__(self, config: CaptioningConfig):
         self.config = config
         self.locked = config.locked
-        abstract = nnx.eval_shape(lambda: Captioner(config, nnx.Rngs(0)))
+        abstract = nnx.eval_shape(lambda: ImageCaptioner(config, nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
@@ -102,7 +112,7 @@ class CaptioningTask:
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
-        return nnx.to_pure_dict(nnx.state(Captioner(self.config, nnx.Rngs(params=key))))
+        return nnx.to_pure_dict(nnx.state(ImageCaptioner(self.config, nnx.Rngs(params=key))))
 
     def layers_above(self, params: Params) -> Params:
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
@@ -110,25 +120,16 @@ class CaptioningTask:
 
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss of the tokens that are to be predicted, and metrics."""
-        assert batch.text is not None
-        assert batch.text_target is not None
         model = self.model(params)
-        embedding, auxiliary_losses, metrics = self._embedding(model, batch, keys)
-        # As a row that cannot be read may hold anything, see `contrastive._finite`.
-        source = self.tokens(jnp.where(batch.valid[:, None], embedding, 1.0))
-        features, _ = model.decoder(shifted(batch.text), model.decoder.start(source), key=keys("dropout"))
-        counted = batch.text_target & batch.valid[:, None]
-        weight = None if batch.weight is None else jnp.broadcast_to(batch.weight[:, None], counted.shape).reshape(-1)
-        samples = model.head(features.reshape(-1, features.shape[-1]), keys("noise"))
-        result = self.config.loss(samples, batch.text.reshape(-1), counted.reshape(-1), weight)
-        metrics = {f"image_{name}": value for name, value in metrics.items()} | {
-            "top1": result.top1,
-            "temperature": model.head.temperature(),
-            "tokens": jnp.sum(counted),
-        }
-        if isinstance(self.config.head, HetXLConfig):
-            metrics["token_noise_norm"] = masked_mean(model.head.noise_norm(samples.features), counted.reshape(-1))
-        return result.loss + sum(auxiliary_losses.values()), metrics
+        if batch.image_embedding is None:
+            key = keys("image_tower_routing") if "image_tower" in self.trained else None
+            output = microbatches.apply(model.image_tower, batch.image, key, self.config.microbatches)
+            embedding, auxiliary_losses, metrics = output.embedding, output.auxiliary_losses, output.metrics
+        else:
+            embedding, auxiliary_losses, metrics = batch.image_embedding.astype(jnp.float32), {}, {}
+        loss, found = token_loss(model.decoder, model.head, self.config.loss, self.tokens(embedding), batch, keys)
+        metrics = {f"image_{name}": value for name, value in metrics.items()} | found
+        return loss + sum(auxiliary_losses.values()), metrics
 
     def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
         """Raises a `UserError`, as the model is none."""
@@ -164,15 +165,9 @@ class CaptioningTask:
         """Returns the tokens of images from their features, where they lie one after the other."""
         return self.features.embedding(embedding).reshape(len(embedding), -1, self.config.image_tower.encoder.width)
 
-    def model(self, params: Params) -> Captioner:
+    def model(self, params: Params) -> ImageCaptioner:
         """Returns the model with these parameters."""
         return nnx.merge(self.graph, params)
-
-    def _embedding(self, model: Captioner, batch: Batch, keys: Keys) -> tuple[Float[Array, "b f"], Metrics, Metrics]:
-        if batch.image_embedding is not None:
-            return batch.image_embedding.astype(jnp.float32), {}, {}
-        key = keys("image_tower_routing") if "image_tower" in self.trained else None
-        return microbatches.apply(model.image_tower, batch.image, key, self.config.microbatches)
 
 
 def at_positions(samples: LogitSamples, key: Key[Array, ""] | None, position: Int[Array, " rows"]) -> LogitSamples:
@@ -184,8 +179,3 @@ def at_positions(samples: LogitSamples, key: Key[Array, ""] | None, position: In
     if key is None:
         return samples
     return dataclasses.replace(samples, keys=jax.vmap(lambda number: jax.random.fold_in(key, number))(position))
-
-
-def shifted(text: Int[Array, "b l"]) -> Int[Array, "b l"]:
-    """Returns the inputs from which each token of a text is predicted: the tokens before it."""
-    return jnp.pad(text[:, :-1], ((0, 0), (1, 0)), constant_values=START_TOKEN)

@@ -158,9 +158,8 @@ class ClassificationTask:
             image, rows = mimo.side_by_side(image, inputs), mimo.of_inputs(*rows, inputs)
         model = self._model(params)
         key = keys("routing") if "image_tower" in self.trained else None
-        embedding, auxiliary_losses, tower_metrics = microbatches.apply(
-            model.image_tower, image, key, self.config.microbatches
-        )
+        output = microbatches.apply(model.image_tower, image, key, self.config.microbatches)
+        embedding = output.embedding
         # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
         valid = jnp.repeat(rows[0], len(embedding) // len(rows[0]), axis=0)
         samples = model.head(jnp.where(valid[:, None], embedding, 1.0), keys("noise"))
@@ -170,9 +169,9 @@ class ClassificationTask:
             "top1": result.top1,
             "temperature": model.head.temperature(),
             "image_noise_norm": noise_norm,
-            **{f"image_{name}": value for name, value in tower_metrics.items()},
+            **{f"image_{name}": value for name, value in output.metrics.items()},
         }
-        return result.loss + sum(auxiliary_losses.values()), metrics
+        return result.loss + sum(output.auxiliary_losses.values()), metrics
 
     def _loss_of_members(
         self, samples: LogitSamples, valid: Bool[Array, " b"], target: Any, weight: Float[Array, " b"] | None

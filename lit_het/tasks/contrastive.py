@@ -1,6 +1,7 @@
 """LiT (Zhai et al. 2022): a locked image tower, a trainable text tower, a contrastive head and loss."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -22,6 +23,7 @@ from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
+from lit_het.tasks.captioner import Captioner, CaptionerConfig, token_loss
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.mixing import Mixing
@@ -29,7 +31,7 @@ from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViT, ViTConfig
-from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries
+from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries, TowerOutput
 
 ContrastiveHeadConfig: TypeAlias = (
     DeterministicContrastiveConfig
@@ -59,11 +61,13 @@ class ContrastiveConfig:
         microbatches: number of parts in which the towers process a batch, to save memory; the loss sees all negatives.
         mixing: which images are mixed with others, for a sigmoid loss; None for none.
         masking: the inclusion of images and texts in masked ones, for the Gaussian head; None for none.
+        captioner: a text decoder that learns to write the captions beside; None for none.
 
     Raises:
         UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
             have separate embeddings for another loss than the softmax loss, the loss needs other samples than the head
-            draws, images are mixed for a softmax loss, or masking does not fit the head and the towers.
+            draws, images are mixed for a softmax loss, or masking or a captioner does not fit the head, the towers or
+            other fields.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -74,6 +78,7 @@ class ContrastiveConfig:
     microbatches: int = 1
     mixing: Mixing | None = None
     masking: MaskingConfig | None = None
+    captioner: CaptionerConfig | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
@@ -108,6 +113,12 @@ class ContrastiveConfig:
             )
         if self.masking is not None:
             self._check_masking(self.masking)
+        if self.captioner is not None:
+            self.captioner.check(self.image_tower, self.microbatches)
+            if self.mixing is not None:
+                raise UserError(
+                    "task.captioner writes the caption of one image, not of mixed ones; leave out task.mixing"
+                )
 
     @property
     def num_keys(self) -> int:
@@ -155,6 +166,9 @@ class TwoTowers(nnx.Module):
         self.image_tower = config.image_tower.build(rngs)
         self.text_tower = config.text_tower.build(rngs)
         self.head = config.build_head(rngs)
+        if config.captioner is not None:
+            assert isinstance(config.image_tower, ViTConfig)
+            self.captioner = Captioner(config.captioner, config.image_tower.encoder.width, rngs)
 
 
 class ContrastiveTask:
@@ -182,6 +196,7 @@ class ContrastiveTask:
     def layers_above(self, params: Params) -> Params:
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         towers = {"image_tower": self.config.image_tower, "text_tower": self.config.text_tower}
+        towers |= {} if self.config.captioner is None else {"captioner": self.config.captioner}
         return layers_above_towers(towers, params)
 
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
@@ -210,10 +225,27 @@ class ContrastiveTask:
             metrics[name] = masked_mean(values, batch.valid)
             loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
         metrics |= _noise_metrics(model.head, *(_some_rows(x) for x in (first, text, batch.valid)))
-        for name, (_, auxiliary_losses, tower_metrics) in outputs.items():
-            metrics |= {f"{name}_{key}": value for key, value in tower_metrics.items()}
-            loss = loss + sum(auxiliary_losses.values())
+        for name, output in outputs.items():
+            metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
+            loss = loss + sum(output.auxiliary_losses.values())
+        if self.config.captioner is not None:
+            value, found = self._captioning_loss(model, batch, outputs, keys)
+            metrics |= {"caption_loss": value, **{f"caption_{name}": figure for name, figure in found.items()}}
+            loss = loss + self.config.captioner.weight * value
         return loss, metrics
+
+    def _captioning_loss(
+        self, model: TwoTowers, batch: Batch, outputs: Mapping[str, TowerOutput], keys: Keys
+    ) -> tuple[Float[Array, ""], Metrics]:
+        captioner = self.config.captioner
+        assert captioner is not None
+        if "image" not in outputs or batch.text_target is None:
+            raise UserError(
+                "task.captioner needs images, not their stored embeddings, and the tokens of captions: leave out "
+                "data.embeddings, and set data.prompt, to '' for no prompt"
+            )
+        decoder, head = model.captioner.decoder, model.captioner.head
+        return token_loss(decoder, head, captioner.loss, outputs["image"].tokens, batch, keys)
 
     def _masked_losses(
         self, model: TwoTowers, batch: Batch, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""]
@@ -290,7 +322,7 @@ class ContrastiveTask:
 
     def _embeddings(
         self, model: TwoTowers, batch: Batch, keys: Keys
-    ) -> tuple[Float[Array, "bm d"], Float[Array, "b d"], dict[str, tuple[Float[Array, "_ d"], Metrics, Metrics]]]:
+    ) -> tuple[Float[Array, "bm d"], Float[Array, "b d"], dict[str, TowerOutput]]:
         """Returns the embeddings of images and of texts, and all outputs of the towers that computed them.
 
         Those of the members of an image are adjacent.
@@ -300,13 +332,13 @@ class ContrastiveTask:
         if batch.text_embedding is None:
             key = self._routing_key("text_tower", keys)
             outputs["text"] = microbatches.apply(model.text_tower, batch.text, key, parts)
-            text = outputs["text"][0]
+            text = outputs["text"].embedding
         else:
             text = batch.text_embedding.astype(jnp.float32)
         if batch.image_embedding is None:
             key = self._routing_key("image_tower", keys)
             outputs["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
-            image = outputs["image"][0]
+            image = outputs["image"].embedding
         else:
             image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
         of_members = jnp.repeat(batch.valid, self.config.num_keys, axis=0)

@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lit_het import blocks
 from lit_het.errors import UserError
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
-from lit_het.tasks.captioning import Captioner, CaptioningTask, at_positions, shifted
+from lit_het.tasks.captioner import shifted
+from lit_het.tasks.captioning import CaptioningTask, ImageCaptioner, at_positions
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderState
 from lit_het.trees import tree_of_arrays
@@ -195,7 +196,7 @@ def token_probabilities(
 class _Writer:
     """Predicts the next token of every text."""
 
-    model: Captioner
+    model: ImageCaptioner
     config: GenerationConfig
     end_token: int
     noise: tuple[Key[Array, ""], int] | None

@@ -18,10 +18,10 @@ from lit_het.types import Metrics, TowerOutput
 Tower: TypeAlias = Callable[[Any, Key[Array, ""] | None], TowerOutput]
 
 
-def apply(
-    tower: Tower, inputs: Any, key: Key[Array, ""] | None, microbatches: int
-) -> tuple[Float[Array, "rows d"], Metrics, Metrics]:
-    """Returns a tower's embeddings, and the means of its auxiliary losses and metrics over microbatches.
+def apply(tower: Tower, inputs: Any, key: Key[Array, ""] | None, microbatches: int) -> TowerOutput:
+    """Returns a tower's output, with the means of its auxiliary losses and metrics over microbatches.
+
+    Of several microbatches only embeddings are kept, and no tokens.
 
     Args:
         tower: may close over parameters, which are differentiated.
@@ -33,8 +33,7 @@ def apply(
         UserError: the batch cannot be divided into equal parts on every device.
     """
     if microbatches == 1:
-        output = tower(inputs, key)
-        return output.embedding, output.auxiliary_losses, output.metrics
+        return tower(inputs, key)
     size, shares = len(inputs), sharding.num_automatic_shards()
     if size % (microbatches * shares):
         raise UserError(
@@ -57,4 +56,5 @@ def apply(
     losses, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), scalars)
     # An example may have embeddings of several ensemble members, in adjacent rows.
     in_order = embedding.reshape(microbatches, size // microbatches, -1, embedding.shape[-1]).swapaxes(0, 1)
-    return sharding.as_batch(in_order.reshape(-1, embedding.shape[-1])), losses, metrics
+    embedding = sharding.as_batch(in_order.reshape(-1, embedding.shape[-1]))
+    return TowerOutput(embedding, jnp.zeros((0, 0, 0)), losses, metrics)

@@ -1,0 +1,137 @@
+"""A text decoder on the tokens of an image tower, and its loss: of a model of its own, or beside a contrastive loss."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from lit_het.errors import FieldError, UserError
+from lit_het.heads.base import ClassificationHead
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het_xl import HetXLClassifier, HetXLConfig
+from lit_het.heads.logits import TiedLogits
+from lit_het.losses.base import masked_mean
+from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.random import Keys
+from lit_het.tasks.base import layers_above_towers
+from lit_het.towers.decoder import Decoder, DecoderConfig
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch, Metrics, Params
+
+START_TOKEN = 0
+"""The input from which the first token of a text is predicted: padding, as in T5 and big_vision."""
+
+TokenHeadConfig = DeterministicConfig | HetXLConfig
+"""Heads that map features of a decoder to logits of the next token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CaptionerConfig:
+    """A text decoder that learns to write captions beside a contrastive loss (CoCa; SigLIP 2, Sec. 2.2).
+
+    Attributes:
+        decoder: the text decoder.
+        head: maps the decoder's features to a distribution of logits of the next token.
+        loss: of the next token.
+        weight: of that loss: 1 in SigLIP 2, 2 in CoCa.
+
+    Raises:
+        UserError: a weight that is not positive, or tied logits that do not fit the head.
+    """
+
+    decoder: DecoderConfig = DecoderConfig()
+    head: TokenHeadConfig = DeterministicConfig()
+    loss: SoftmaxCrossEntropy = SoftmaxCrossEntropy()
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise FieldError(self, "weight", f"{self.weight} must be above 0; task.captioner None leaves the loss out")
+        check_tied(self.decoder, self.head, "task.captioner")
+
+    def check(self, tower: ViTConfig | ResNetConfig, microbatches: int) -> None:
+        """Checks that an image tower has tokens to attend to, apart from its pooled embedding.
+
+        Raises:
+            UserError: it has none, or those of several parts of a batch.
+        """
+        pools_tokens = isinstance(tower, ViTConfig) and tower.pooling in ("attention", "mean", "first")
+        if not pools_tokens or tower.num_members > 1 or tower.uncertainty_token:
+            raise UserError(
+                "task.captioner attends to the tokens of an image: it needs a ViT with the pooling 'attention', 'mean' "
+                "or 'first', without ensembles of experts and uncertainty_token"
+            )
+        if microbatches > 1:
+            raise UserError("task.captioner needs the tokens of a whole batch; set task.microbatches to 1")
+
+    def layers_above(self, params: Params) -> Params:
+        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
+        return layers_above_towers({"decoder": self.decoder}, params)
+
+
+class Captioner(nnx.Module):
+    """The decoder and the head of a `CaptionerConfig`."""
+
+    head: ClassificationHead
+
+    def __init__(self, config: CaptionerConfig, source_width: int, rngs: nnx.Rngs):
+        self.decoder = config.decoder.build(source_width, rngs)
+        self.head = build_head(config.decoder, config.head, self.decoder, rngs)
+
+
+def build_head(config: DecoderConfig, head: TokenHeadConfig, decoder: Decoder, rngs: nnx.Rngs) -> ClassificationHead:
+    """Returns the head of a decoder with fresh parameters, whose kernel may be the embedding of tokens."""
+    built = head.build(config.encoder.width, config.vocabulary_size, rngs)
+    if config.tied_output:
+        built.logits = TiedLogits(decoder.tokens.embedding, built.logits.bias)
+    return built
+
+
+def check_tied(decoder: DecoderConfig, head: TokenHeadConfig, field: str) -> None:
+    """Checks that tied logits fit the head of a field.
+
+    Raises:
+        UserError: the head starts with a kernel of zeros.
+    """
+    if decoder.tied_output and head.zero_kernel:
+        raise UserError(f"{field}.decoder.tied_output has no kernel to be zero; set {field}.head.zero_kernel to False")
+
+
+def token_loss(
+    decoder: Decoder,
+    head: ClassificationHead,
+    loss: SoftmaxCrossEntropy,
+    source: Float[Array, "b n width"],
+    batch: Batch,
+    keys: Keys,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the mean loss of the tokens that are to be predicted, and metrics.
+
+    Args:
+        decoder: the decoder.
+        head: its head.
+        loss: of a token.
+        source: tokens of the images.
+        batch: of texts; which of their tokens are to be predicted is known.
+        keys: random keys of dropout and noise.
+    """
+    assert batch.text is not None
+    assert batch.text_target is not None
+    # As a row that cannot be read may hold anything, see `contrastive._finite`.
+    source = jnp.where(batch.valid[:, None, None], source, 1.0)
+    features, _ = decoder(shifted(batch.text), decoder.start(source), key=keys("dropout"))
+    counted = batch.text_target & batch.valid[:, None]
+    weight = None if batch.weight is None else jnp.broadcast_to(batch.weight[:, None], counted.shape).reshape(-1)
+    samples = head(features.reshape(-1, features.shape[-1]), keys("noise"))
+    result = loss(samples, batch.text.reshape(-1), counted.reshape(-1), weight)
+    metrics = {"top1": result.top1, "temperature": head.temperature(), "tokens": jnp.sum(counted)}
+    if isinstance(head, HetXLClassifier):
+        metrics["token_noise_norm"] = masked_mean(head.noise_norm(samples.features), counted.reshape(-1))
+    return result.loss, metrics
+
+
+def shifted(text: Int[Array, "b l"]) -> Int[Array, "b l"]:
+    """Returns the inputs from which each token of a text is predicted: the tokens before it."""
+    return jnp.pad(text[:, :-1], ((0, 0), (1, 0)), constant_values=START_TOKEN)
