@@ -25,6 +25,8 @@ class WriteCaptionsConfig:
         captions: the member with the true captions of an image: text with one caption per line, or ``json/FIELD`` with
             a list of captions.
         prompt: what captions follow; None for that of training.
+        candidates: a file of captions, one per line, among which that of an image is chosen by its probability; None
+            writes captions freely.
         generation: how captions are written; the best of several is evaluated. Fewer tokens are written where fewer
             fit.
         samples: S, the noise samples that the probabilities of tokens are averaged over; 0 for no noise.
@@ -37,6 +39,7 @@ class WriteCaptionsConfig:
     data: ImageSet
     captions: str = "txt"
     prompt: str | None = None
+    candidates: Path | None = None
     generation: GenerationConfig = GenerationConfig()
     samples: int = 0
     seed: int = 0
@@ -48,15 +51,15 @@ class WriteCaptionsConfig:
         """Opens the set and reads all captions.
 
         Raises:
-            UserError: an image has no captions, or they are unreadable; otherwise as `OpenSet`.
+            UserError: an image has no captions, or they or the candidates are unreadable; otherwise as `OpenSet`.
         """
         from lit_het.eval.evaluators.captioning import Captioning
         from lit_het.eval.evaluators.retrieval import read_captions
 
+        candidates = None if self.candidates is None else _read_candidates(self.candidates)
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
-        return Captioning(
-            opened, read_captions(opened, self.captions), self.prompt, self.generation, self.samples, self.seed
-        )
+        captions = read_captions(opened, self.captions)
+        return Captioning(opened, captions, self.prompt, candidates, self.generation, self.samples, self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +102,20 @@ class AnswerQuestionsConfig:
         """
         from lit_het.eval.evaluators.question_answering import QuestionAnswering, read_questions
 
-        candidates = None if self.candidates is None else storage.read_lines(str(self.candidates))
-        if candidates is not None and len(set(candidates)) < max(len(candidates), 2):
-            raise UserError(f"{self.candidates}: list two answers or more, each once")
+        candidates = None if self.candidates is None else _read_candidates(self.candidates)
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
         at_least = 2 if self.figure == "vqa_accuracy" else 1
         questions = read_questions(opened, self.questions, at_least)
         return QuestionAnswering(opened, questions, candidates, self.figure, self.generation, self.samples, self.seed)
+
+
+def _read_candidates(path: Path) -> tuple[str, ...]:
+    """Returns the texts in a file, one per line.
+
+    Raises:
+        UserError: the file cannot be read, has fewer than two, or one twice.
+    """
+    found = storage.read_lines(str(path))
+    if len(set(found)) < max(len(found), 2):
+        raise UserError(f"{path}: list two texts or more, each once")
+    return found

@@ -27,6 +27,7 @@ class Decoder:
     Attributes:
         writer: the trained decoder.
         generation: how texts are written.
+        candidates: texts to choose among in place of writing; None to write.
         samples: S, the noise samples of each token; 0 for none.
         seed: of the noise and of sampling.
         size: texts at a time.
@@ -34,12 +35,15 @@ class Decoder:
 
     writer: TextWriter
     generation: GenerationConfig
+    candidates: tuple[str, ...] | None
     samples: int
     seed: int
     size: int
 
-    def write(self, features: Float[np.ndarray, "n f"], prompts: Sequence[str]) -> list[Written]:
-        """Returns the best text about each image."""
+    def texts(self, features: Float[np.ndarray, "n f"], prompts: Sequence[str]) -> list[Written]:
+        """Returns the best text about each image, or its most probable candidate."""
+        if self.candidates is not None:
+            return [self._chosen(row, prompt) for row, prompt in zip(features, prompts, strict=True)]
         found: list[Written] = []
         for rows, count in self._blocks(len(prompts)):
             some = [prompts[int(row)] for row in rows]
@@ -48,12 +52,6 @@ class Decoder:
             )
             found += [of_image[0] for of_image in texts[:count]]
         return found
-
-    def choose(self, features: Float[np.ndarray, " f"], prompt: str, candidates: Sequence[str]) -> Written:
-        """Returns the most probable candidate, with its share of the probability of all."""
-        ranked = self.writer.rank(features, prompt, candidates, samples=self.samples, seed=self.seed)
-        shares = special.log_softmax([text.log_p for text in ranked])
-        return dataclasses.replace(ranked[0], log_p=float(shares[0]))
 
     def predict(
         self,
@@ -80,6 +78,13 @@ class Decoder:
             )
             found.append(TokenResult.of(predicted.first(count), positions[image[:count]]))
         return TokenResult.join(found)
+
+    def _chosen(self, features: Float[np.ndarray, " f"], prompt: str) -> Written:
+        """Returns the most probable candidate, with its share of the probability of all."""
+        assert self.candidates is not None
+        ranked = self.writer.rank(features, prompt, self.candidates, samples=self.samples, seed=self.seed, bands=False)
+        shares = special.log_softmax([text.log_p for text in ranked])
+        return dataclasses.replace(ranked[0], log_p=float(shares[0]))
 
     def _blocks(self, count: int) -> Iterator[tuple[Int[np.ndarray, " size"], int]]:
         """Yields rows, of which the first so many count; the others fill the block."""
@@ -128,13 +133,19 @@ def writer_of(model: EvaluatedModel, samples: int) -> TextWriter:
 
 
 def decoders_of(
-    model: EvaluatedModel, generation: GenerationConfig, samples: int, seed: int, room: int
+    model: EvaluatedModel,
+    generation: GenerationConfig,
+    candidates: tuple[str, ...] | None,
+    samples: int,
+    seed: int,
+    room: int,
 ) -> dict[str, Decoder]:
     """Returns the decoder without noise, and with S samples of a head that has noise the one with noise.
 
     Args:
         model: the model.
         generation: how texts are written.
+        candidates: texts to choose among, or None.
         samples: S.
         seed: of the noise and of sampling.
         room: the most tokens of a text.
@@ -142,9 +153,9 @@ def decoders_of(
     writer = writer_of(model, samples)
     generation = dataclasses.replace(generation, num_tokens=min(generation.num_tokens, room))
     size = _TEXTS * writer.features.num_shards
-    found = {PLAIN: Decoder(writer, generation, 0, seed, size)}
+    found = {PLAIN: Decoder(writer, generation, candidates, 0, seed, size)}
     if writer.check_samples(samples):
-        found[NOISY] = Decoder(writer, generation, samples, seed, size)
+        found[NOISY] = Decoder(writer, generation, candidates, samples, seed, size)
     return found
 
 

@@ -153,7 +153,14 @@ class TextWriter(Protocol):
         ...
 
     def rank(
-        self, features: Float[np.ndarray, " f"], prompt: str, answers: Sequence[str], *, samples: int = 0, seed: int = 0
+        self,
+        features: Float[np.ndarray, " f"],
+        prompt: str,
+        answers: Sequence[str],
+        *,
+        samples: int = 0,
+        seed: int = 0,
+        bands: bool = True,
     ) -> list[Written]:
         """Returns given answers about an image, the most probable first.
 
@@ -163,6 +170,7 @@ class TextWriter(Protocol):
             answers: at least one, all different.
             samples: see `write`.
             seed: of the noise.
+            bands: see `write`.
 
         Raises:
             UserError: answers are missing or repeated, or too long for the decoder.

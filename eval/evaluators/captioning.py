@@ -22,6 +22,7 @@ class Captioning:
     opened: OpenSet
     references: tuple[tuple[str, ...], ...]
     prompt: str | None
+    candidates: tuple[str, ...] | None
     generation: GenerationConfig
     samples: int
     seed: int
@@ -45,7 +46,7 @@ class Captioning:
         """
         writer = writer_of(model, self.samples)
         prompt = self._prompt(writer)
-        decoders = decoders_of(model, self.generation, self.samples, self.seed, writer.room(prompt))
+        decoders = decoders_of(model, self.generation, self.candidates, self.samples, self.seed, writer.room(prompt))
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         tokens: dict[str, list[TokenResult]] = {part: [] for part in decoders}
         positions: list[int] = []
@@ -54,7 +55,7 @@ class Captioning:
             owner = np.repeat(np.arange(len(captions)), [len(of_image) for of_image in captions])
             texts = [text for of_image in captions for text in of_image]
             for part, decoder in decoders.items():
-                written[part] += decoder.write(features.values, [prompt] * len(captions))
+                written[part] += decoder.texts(features.values, [prompt] * len(captions))
                 tokens[part].append(decoder.predict(features.values, prompt, texts, owner, features.positions))
             positions += features.positions.tolist()
         true = [self.references[position] for position in positions]

@@ -10,7 +10,7 @@ from lit_het.data_pipelines.captions import Question, member_of, questions_in
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.errors import MissingText, UserError
 from lit_het.eval.answer_metrics import AnswerFigure, anls, exact_match, vqa_accuracy
-from lit_het.eval.decoders import Decoder, ScoredTexts, decoders_of, evaluation_of, writer_of
+from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, writer_of
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.significance import standard_error
@@ -48,7 +48,7 @@ class QuestionAnswering:
             UserError: as `check`.
         """
         writer = writer_of(model, self.samples)
-        decoders = decoders_of(model, self.generation, self.samples, self.seed, self._room(writer))
+        decoders = decoders_of(model, self.generation, self.candidates, self.samples, self.seed, self._room(writer))
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         asked: list[Question] = []
         positions: list[int] = []
@@ -58,7 +58,7 @@ class QuestionAnswering:
             some = [question for of_image in questions for question in of_image]
             prompts = [writer.question_prompt(question.question) for question in some]
             for part, decoder in decoders.items():
-                written[part] += self._answers(decoder, features.values[owner], prompts)
+                written[part] += decoder.texts(features.values[owner], prompts)
             asked += some
             positions += features.positions[owner].tolist()
         if not asked:
@@ -70,11 +70,6 @@ class QuestionAnswering:
     def _room(self, writer: TextWriter) -> int:
         texts = {question.question for of_image in self.questions for question in of_image}
         return min(writer.room(writer.question_prompt(text)) for text in texts)
-
-    def _answers(self, decoder: Decoder, features: Float[np.ndarray, "n f"], prompts: Sequence[str]) -> list[Written]:
-        if self.candidates is None:
-            return decoder.write(features, prompts)
-        return [decoder.choose(row, prompt, self.candidates) for row, prompt in zip(features, prompts, strict=True)]
 
     def _scored(self, written: Sequence[Written], asked: Sequence[Question]) -> ScoredTexts:
         name = self.figure

@@ -132,7 +132,14 @@ class Writer:
         return found
 
     def rank(
-        self, features: Float[np.ndarray, " f"], prompt: str, answers: Sequence[str], *, samples: int = 0, seed: int = 0
+        self,
+        features: Float[np.ndarray, " f"],
+        prompt: str,
+        answers: Sequence[str],
+        *,
+        samples: int = 0,
+        seed: int = 0,
+        bands: bool = True,
     ) -> list[Written]:
         """Returns given answers about an image, the most probable first, see `lit_het.texts.TextWriter`."""
         samples = self.check_samples(samples)
@@ -152,9 +159,10 @@ class Writer:
                     "prompt; shorten it"
                 )
             rows.append(np.asarray([*ids, self._tokenizer.end_id]))
-        given = features, before, rows, samples, jax.random.key(seed)
-        log_p, bands = self._log_p(*given), self._bands(*given)
-        found = [self._written(*one) for one in zip(rows, log_p, bands, strict=True)]
+        key = jax.random.key(seed)
+        log_p = self._log_p(features, before, rows, samples, key)
+        of_tokens = self._bands(features, before, rows, samples if bands else 0, key)
+        found = [self._written(*one) for one in zip(rows, log_p, of_tokens, strict=True)]
         return sorted(found, key=lambda written: -written.log_p)
 
     def predict(

@@ -16,7 +16,7 @@ from lit_het.schedules import Schedule
 from lit_het.texts import GenerationConfig
 from lit_het.training.loop import Cadence
 from tests import tiny
-from tests.cli.tiny_decoder import QUESTION
+from tests.cli.tiny_decoder import NAMES, QUESTION
 
 
 def evaluated(tmp_path, kind, run, data, *flags):
@@ -58,6 +58,12 @@ def test_the_captions_of_training_are_written_and_predicted(tmp_path, decoder, c
         assert 1 <= figures["perplexity"] < 1.5
         assert figures["perplexity"] == pytest.approx(np.exp(figures["log_perplexity"]))
         assert figures["token_top1"] > 0.9
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(NAMES))
+    chosen = evaluated(tmp_path, "captioning", decoder.run_dir, captions, "--candidates", names)
+    assert chosen["captioning/shapes/exact_match"] == 1
+    assert chosen["captioning/shapes/ece"] <= found["captioning/shapes/ece"]
+    evaluated(tmp_path, "captioning", decoder.run_dir, captions)
     # All captions are right, so that the calibration error is what the confidence lacks.
     [record] = [record for record in read_records(decoder.run_dir) if record.kind == "captioning"]
     lacking = 1 - record.drawing.arrays["confidence"].mean()
@@ -130,7 +136,7 @@ def test_questions_need_enough_answers_and_different_candidates(tmp_path, decode
     assert "no question has 2 answers or more" in refusal(capsys, *line)
     same = tmp_path / "same.txt"
     same.write_text("red\nred\n")
-    assert "list two answers or more, each once" in refusal(capsys, *line, "--candidates", same)
+    assert "list two texts or more, each once" in refusal(capsys, *line, "--candidates", same)
     missing = refusal(capsys, *line, "--figure", "exact_match", "--questions", "json/answers")
     assert "no caption in .json/answers" in missing
 

@@ -76,6 +76,7 @@ TRACED = [
         "lit_gigantic14_het_xl.py",
         "prolip_b16.py",
         "lit_decoder_so400m.py",
+        "coca_large.py",
         "fine_tune_imagenet.py:image_size=384",
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",
