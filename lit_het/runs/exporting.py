@@ -22,7 +22,7 @@ from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.runs import image_processors, portable
-from lit_het.runs.model_card import write_card
+from lit_het.runs.model_card import WITHOUT_NOISE, write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
 from lit_het.runs.writer import writable_tokens
@@ -192,7 +192,7 @@ def _export_decoder(run: Run, task: CaptioningTask, output: Path) -> None:
     special = SpecialTokens(START_TOKEN, tokenizer.end_id, tokenizer.padding_id, tuple(unwritten.tolist()))
     write_image_decoder(output, tower, decoder, run.params, temperature, tokenizer, special, processor)
     if isinstance(task.config.head, HetXLConfig):
-        message("the noise of the head is left out: the texts are those of lit-het caption --samples 0")
+        message(WITHOUT_NOISE)
 
 
 def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Params:

@@ -107,7 +107,11 @@ def write_image_decoder(
     if text.projection is not None:
         arrays["enc_to_dec_proj.weight"] = text.projection
         arrays["enc_to_dec_proj.bias"] = np.zeros(len(text.projection), np.float32)
-    special = {"decoder_start_token_id": tokens.start, "eos_token_id": tokens.end, "pad_token_id": tokens.padding}
+    special: dict[str, Any] = {
+        "decoder_start_token_id": tokens.start,
+        "eos_token_id": tokens.end,
+        "pad_token_id": tokens.padding,
+    }
     config = transformers.VisionEncoderDecoderConfig(
         encoder=image.config.to_dict(),
         decoder=text.config.to_dict(),
@@ -167,7 +171,6 @@ def write_decoder(
         resid_pdrop=decoder.dropout,
         attn_pdrop=0.0,
         add_cross_attention=True,
-        is_decoder=True,
         tie_word_embeddings=is_tied,
         # The defaults of `transformers` are GPT-2's tokens.
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
