@@ -146,7 +146,8 @@ def write_decoder(
     Raises:
         UserError: GPT-2 cannot compute the same.
     """
-    encoder = dataclasses.replace(decoder.encoder, causal=False)  # it may be
+    # Causal it is as GPT-2; image towers must not be.
+    encoder = dataclasses.replace(decoder.encoder, causal=False)
     require("GPT2LMHeadModel", encoder_fields("decoder", "GPT2LMHeadModel", encoder))
     old, width = encoder.width, _width(decoder, source_width, has_bias=bool(head["logits/bias"].any()))
     is_tied = decoder.tied_output and not decoder.scaled_embedding and width == old
