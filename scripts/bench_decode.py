@@ -102,7 +102,7 @@ def _measure(batch: int, task: CaptioningTask, params: Params, options: argparse
     }
     calls: dict[str, Callable[[], Any]] = {name: program.call for name, program in programs.items()}
     if torch is not None:
-        calls[THEIRS] = _transformers(params, np.asarray(source), options)
+        calls[THEIRS] = _transformers(task, params, np.asarray(source), options)
     tokens = {name: np.asarray(call()) for name, call in calls.items()}
     for name, found in tokens.items():
         np.testing.assert_array_equal(found, tokens[CACHED], err_msg=name)
@@ -149,25 +149,21 @@ def _limits(batch: int, params: Params, options: argparse.Namespace, seconds: fl
     )
 
 
-def _transformers(params: Params, source: np.ndarray, options: argparse.Namespace) -> Callable[[], Any]:
+def _transformers(
+    task: CaptioningTask, params: Params, source: np.ndarray, options: argparse.Namespace
+) -> Callable[[], Any]:
     """Returns GPT-2's greedy generation with the decoder's parameters."""
     assert torch is not None
     import transformers
 
-    config = transformers.GPT2Config(
-        vocab_size=options.vocabulary,
-        n_positions=options.tokens,
-        n_embd=options.width,
-        n_layer=options.depth,
-        n_head=options.width // 64,
-        layer_norm_epsilon=1e-6,
-        add_cross_attention=True,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model: Any = transformers.GPT2LMHeadModel(config).eval()
-    state = {name: torch.as_tensor(np.asarray(value).copy()) for name, value in _gpt2(params, options.depth).items()}
+    from lit_het.checkpoints.huggingface.decoders import write_decoder
+
+    decoder = task.config.decoder
+    flat = {part: parameters.flatten(jax.tree.map(np.asarray, params[part])) for part in ("decoder", "head")}
+    written = write_decoder(decoder, flat["decoder"], flat["head"], 1.0, decoder.encoder.width)
+    written.config.update({"bos_token_id": 0, "pad_token_id": 0})
+    model: Any = transformers.GPT2LMHeadModel(written.config).eval()
+    state = {name: torch.as_tensor(array.copy()) for name, array in written.arrays.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected, unexpected
     assert set(missing) <= {"lm_head.weight"}, missing
@@ -184,39 +180,6 @@ def _transformers(params: Params, source: np.ndarray, options: argparse.Namespac
         return found[:, 1:].numpy().astype(np.int32)
 
     return call
-
-
-def _gpt2(params: Params, depth: int) -> dict[str, np.ndarray]:
-    """Returns the decoder's parameters by GPT-2's names."""
-    decoder = params["decoder"]
-    found = {
-        "transformer.wte.weight": decoder["tokens"]["embedding"],
-        "transformer.wpe.weight": decoder["positions"],
-        "transformer.ln_f.weight": decoder["norm"]["scale"],
-        "transformer.ln_f.bias": decoder["norm"]["bias"],
-    }
-
-    def joined(layers: Any, names: tuple[str, ...], leaf: str) -> np.ndarray:
-        return np.concatenate([np.asarray(layers[name][leaf]) for name in names], axis=-1)
-
-    for number in range(depth):
-        block = jax.tree.map(lambda leaf: np.asarray(leaf[number]), decoder["blocks"])  # noqa: B023
-        path = f"transformer.h.{number}"
-        for theirs, ours in (("ln_1", "attention"), ("ln_cross_attn", "source"), ("ln_2", "mlp")):
-            found[f"{path}.{theirs}.weight"] = block[f"{ours}_norm"]["scale"]
-            found[f"{path}.{theirs}.bias"] = block[f"{ours}_norm"]["bias"]
-        for ours, theirs in (("kernel", "weight"), ("bias", "bias")):
-            own, other, mlp = block["attention"], block["source_attention"], block["mlp"]
-            found |= {
-                f"{path}.attn.c_attn.{theirs}": joined(own, ("query", "key", "value"), ours),
-                f"{path}.attn.c_proj.{theirs}": own["out"][ours],
-                f"{path}.crossattention.q_attn.{theirs}": other["query"][ours],
-                f"{path}.crossattention.c_attn.{theirs}": joined(other, ("key", "value"), ours),
-                f"{path}.crossattention.c_proj.{theirs}": other["out"][ours],
-                f"{path}.mlp.c_fc.{theirs}": mlp["up"][ours],
-                f"{path}.mlp.c_proj.{theirs}": mlp["down"][ours],
-            }
-    return found
 
 
 if __name__ == "__main__":

@@ -127,7 +127,12 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
         run_dir=run_dir,
         task=task,
         data=dataclasses.replace(
-            config.data, shards=(str(data / "train"),), image_size=tower.image_size, batch_size=16, threads=1
+            config.data,
+            shards=(str(data / "train"),),
+            mixture=(),
+            image_size=tower.image_size,
+            batch_size=16,
+            threads=1,
         ),
         tokenizer=SentencePieceConfig(data / "tokenizer.model", length=6) if config.tokenizer else None,
         pretrained=PretrainedConfig(pretrained) if pretrained else None,

@@ -61,7 +61,8 @@ def add_to(commands: Any) -> None:
         description="Any model becomes a folder that lit-het opens again (--to lit-het). An image-text model becomes a "
         "folder for AutoModel and the zero-shot pipeline of Hugging Face transformers (huggingface), or a file with "
         "big_vision's names (npz): without the noise of a HET-XL head, and with the temperature of a calibrated run "
-        "multiplied by the fitted one. A classifier without noise is exported by all three. ONNX files (onnx), with a "
+        "multiplied by the fitted one. A classifier without noise is exported by all three, and a decoder by the first "
+        "two, for VisionEncoderDecoderModel. ONNX files (onnx), with a "
         "script that classifies without JAX, hold towers and noise of an image-text model, or a classifier; they need "
         "the extra: pip install 'lit-het[onnx]'.",
     )

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 
 from lit_het.checkpoints.big_vision.exporting import write_npz
 from lit_het.console import message
@@ -18,12 +19,14 @@ from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.runs import image_processors, portable
-from lit_het.runs.model_card import write_card
+from lit_het.runs.model_card import WITHOUT_NOISE, write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
-from lit_het.tasks.captioning import CaptioningTask
+from lit_het.runs.writer import writable_tokens
+from lit_het.tasks.captioning import START_TOKEN, CaptioningTask
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
@@ -52,8 +55,8 @@ class ExportOptions:
 def export(run_dir: Path, to: str, output: Path, options: ExportOptions = ExportOptions()) -> None:
     """Writes a run as a folder of this program, of ONNX files or of Hugging Face, or as a big_vision file.
 
-    The latter two have no noise: a HET-XL image-text model is exported without it. The temperature of a softmax loss is
-    multiplied by that of ``lit-het calibrate``, if there is one and ``options.calibrated``.
+    The latter two have no noise: a HET-XL image-text model or decoder is exported without it. The temperature of a
+    softmax loss is multiplied by that of ``lit-het calibrate``, if there is one and ``options.calibrated``.
 
     Raises:
         UserError: the run cannot be opened, has something that the format cannot express, or cannot be uploaded.
@@ -64,8 +67,8 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         require_empty(output)
     try:
         run = open_run(run_dir, options.pretrained)
-        if isinstance(run.task, CaptioningTask) and to != "lit-het":
-            raise UserError(f"{run_dir} is a decoder, which no other library opens; export with --to lit-het")
+        if isinstance(run.task, CaptioningTask) and to not in ("lit-het", "huggingface"):
+            raise UserError(f"--to {to} has no decoders; export with --to huggingface or --to lit-het")
         output.parent.mkdir(parents=True, exist_ok=True)
         name = options.push or output.name
         if to == "lit-het":
@@ -75,6 +78,8 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
 
             names = _class_names(run) if isinstance(run.task, ClassificationTask) else ()
             onnx_folder.write(run, output, names, calibrated=options.calibrated)
+        elif isinstance(run.task, CaptioningTask):
+            _export_decoder(run, run.task, output)
         else:
             is_classifier = isinstance(run.task, ClassificationTask)
             write = _export_classifier if is_classifier else _export_contrastive
@@ -173,6 +178,21 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
 
     for remark in write_image_text(output, image, text, params, tokenizer, processor, is_sigmoid=is_sigmoid):
         message(remark)
+
+
+def _export_decoder(run: Run, task: CaptioningTask, output: Path) -> None:
+    tower, decoder, tokenizer = task.config.image_tower, task.config.decoder, run.tokenizer
+    assert isinstance(tokenizer, SentencePieceTokenizer), "checked in training"
+    unwritten = np.flatnonzero(~writable_tokens(decoder.vocabulary_size, tokenizer))
+    processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
+    temperature = float(task.model(run.params).head.temperature())
+    # transformers takes a second to import
+    from lit_het.checkpoints.huggingface.decoders import SpecialTokens, write_image_decoder
+
+    special = SpecialTokens(START_TOKEN, tokenizer.end_id, tokenizer.padding_id, tuple(unwritten.tolist()))
+    write_image_decoder(output, tower, decoder, run.params, temperature, tokenizer, special, processor)
+    if isinstance(task.config.head, HetXLConfig):
+        message(WITHOUT_NOISE)
 
 
 def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Params:

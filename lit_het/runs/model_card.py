@@ -1,10 +1,13 @@
 """Model cards: ``README.md`` of an exported model, with the fields that the Hugging Face Hub reads."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.captions import QUESTION
 from lit_het.eval.evaluation import read_records
+from lit_het.heads.het_xl import HetXLConfig
 from lit_het.runs.opening import Run
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -32,6 +35,35 @@ _TEXT = """\
 {use}
 """
 
+_DECODER = """\
+```python
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer, VisionEncoderDecoderModel
+
+model = VisionEncoderDecoderModel.from_pretrained("{name}")
+processor, tokenizer = AutoImageProcessor.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")
+pixels = processor(Image.open("photo.jpg").convert("RGB"), return_tensors="pt").pixel_values
+{prompt}
+```
+
+Texts were trained behind these prompts: {prompts}. Those of a batch must have equally many tokens."""
+_PROMPTED = """\
+prompt = tokenizer({prompt!r}, add_special_tokens=False, return_tensors="pt").input_ids
+[tokens] = model.generate(pixels, decoder_input_ids=prompt)
+print(tokenizer.decode(tokens[prompt.shape[1] + 1 :], skip_special_tokens=True))"""
+_UNPROMPTED = """\
+[tokens] = model.generate(pixels)
+print(tokenizer.decode(tokens, skip_special_tokens=True))"""
+WITHOUT_NOISE = "the noise of the head is left out: texts are those of lit-het caption --samples 0"
+"""What differs in a decoder with a HET-XL head that leaves for a library without noise."""
+
+# Names of the Hugging Face Hub.
+_KINDS = {
+    ContrastiveConfig: "zero-shot-image-classification",
+    ClassificationConfig: "image-classification",
+    CaptioningConfig: "image-to-text",
+}
+
 
 def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str:
     """Returns the model card of a run.
@@ -44,8 +76,7 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    is_pair = isinstance(run.config.task, ContrastiveConfig)
-    task = "zero-shot-image-classification" if is_pair else "image-classification"
+    task = _KINDS[type(run.config.task)]
     fields = ModelCardData(license=licence, library_name=library, pipeline_tag=task, tags=["lit-het", "jax"])
     text = _TEXT.format(
         name=name,
@@ -53,7 +84,7 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
         data=_data(run.config),
         figures=_figures(run),
         calibration=_calibration(run),
-        use=_use(name, library, task),
+        use=_use(name, library, run.config),
     )
     if licence is None:
         text += "\nNo licence was given.\n"
@@ -104,8 +135,11 @@ def _calibration(run: Run) -> str:
     return str(dataclasses.replace(run.calibration, data=tuple(Path(path).name for path in run.calibration.data)))
 
 
-def _use(name: str, library: str, task: str) -> str:
+def _use(name: str, library: str, config: ExperimentConfig) -> str:
+    task = _KINDS[type(config.task)]
     if library == "transformers":
+        if isinstance(config.task, CaptioningConfig):
+            return _use_of_decoder(name, config.data.prompts, has_noise=isinstance(config.task.head, HetXLConfig))
         labels = ', candidate_labels=["a cat", "a dog"], hypothesis_template="{}"' if task.startswith("zero") else ""
         lines = ("from transformers import pipeline", "", f'classify = pipeline("{task}", model="{name}")')
         return "\n".join(["```python", *lines, f"classify(image{labels})", "```"])
@@ -113,3 +147,13 @@ def _use(name: str, library: str, task: str) -> str:
         return "```bash\npython classify.py IMAGE --labels LABELS\n```"
     address = f"hf://{name}" if "/" in name else name
     return f'```python\nimport lit_het\n\nmodel = lit_het.load("{address}")\n```'
+
+
+def _use_of_decoder(name: str, prompts: Sequence[str], *, has_noise: bool) -> str:
+    first = prompts[0].replace(QUESTION, "how many cats?")
+    text = _DECODER.format(
+        name=name,
+        prompt=_PROMPTED.format(prompt=first) if first else _UNPROMPTED,
+        prompts=", ".join(f"`{prompt}`" if prompt else "none" for prompt in dict.fromkeys(prompts)),
+    )
+    return f"{text}\n\n{WITHOUT_NOISE[0].upper()}{WITHOUT_NOISE[1:]}." if has_noise else text

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lit_het.data_pipelines.captions import QUESTION
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
@@ -36,6 +36,14 @@ _ANSWERS = 64
 Call = Callable[..., Any]
 
 
+def writable_tokens(vocabulary_size: int, tokenizer: SentencePieceTokenizer) -> Bool[np.ndarray, " k"]:
+    """Returns which tokens of a decoder may be written: those of its tokenizer, which may be fewer, but no padding."""
+    allowed = np.arange(vocabulary_size) < tokenizer.vocabulary_size
+    if tokenizer.padding_id != tokenizer.end_id:
+        allowed[tokenizer.padding_id] = False
+    return allowed
+
+
 class Writer:
     """A trained decoder, see `lit_het.texts.TextWriter`.
 
@@ -62,10 +70,7 @@ class Writer:
         self.features = features
         self._task, self._params, self._tokenizer, self._templates = task, params, tokenizer, prompts
         self._call, self._sampling = call, task.config.head.sampling
-        # The vocabulary of the decoder may be larger than that of the tokenizer.
-        self._allowed = np.arange(task.config.decoder.vocabulary_size) < tokenizer.vocabulary_size
-        if tokenizer.padding_id != tokenizer.end_id:
-            self._allowed[tokenizer.padding_id] = False
+        self._allowed = writable_tokens(task.config.decoder.vocabulary_size, tokenizer)
 
     @property
     def caption_prompt(self) -> str:

@@ -1,12 +1,15 @@
 """SigLIP's tokenizer removes punctuation: imports follow `transformers`, and exports record the setting."""
 
+import io
 import json
 import shutil
 import sys
 
 import numpy as np
 import pytest
+import sentencepiece
 import transformers
+from tokenizers import Tokenizer
 
 from lit_het import untrusted
 from lit_het.checkpoints.huggingface.tokenizer import read_settings, tokenizer_files
@@ -62,6 +65,18 @@ def test_an_exported_folder_has_the_same_settings_and_ids(folder, tmp_path, spli
     # The exported setting takes precedence over the default of a SigLIP model.
     (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
     assert read_settings(tmp_path / "spiece.model") == read_settings(folder / "spiece.model")
+
+
+def test_bytes_of_characters_outside_the_vocabulary_become_text_again():
+    model = io.BytesIO()
+    spec = {"byte_fallback": True, "vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2}
+    texts = iter([*TRAINING, *TEXTS] * 2)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, pad_id=0, unk_id=3, **spec)
+    ours = SentencePieceTokenizer(model.getvalue(), 32)
+    made = Tokenizer.from_str(json.dumps(tokenizer_files(ours)["tokenizer.json"]))
+    for text in ("a cät", "日本 and a cat"):
+        ids = ours.pieces(text)
+        assert made.decode(ids) == ours.decode(np.asarray([ids], np.int32))[0] == text
 
 
 def test_a_table_of_characters_that_transformers_cannot_read_is_refused():

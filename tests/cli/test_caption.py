@@ -182,9 +182,6 @@ def test_other_commands_say_what_a_decoder_lacks(run, trained, images, data, cap
     assert "a decoder has no classes" in line
     line = refusal(capsys, "zero-shot", "--checkpoint", run, "--data", data / "train", "--split", ".")
     assert "a decoder has no classes" in line
-    for to in ("onnx", "huggingface", "npz"):
-        line = refusal(capsys, "export", "--checkpoint", run, "--to", to, "--output", data.parent / to)
-        assert "is a decoder, which no other library opens; export with --to lit-het" in line
     with pytest.raises(UserError, match="is a decoder; the demo needs a run with a text tower"):
         open_model(run, None)
 

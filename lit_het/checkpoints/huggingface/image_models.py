@@ -86,6 +86,14 @@ def write_image_tower(tower: ViTConfig, params: Flat) -> WrittenTower:
     return _writer(tower)(tower, params)
 
 
+def write_token_tower(tower: ViTConfig, params: Flat) -> WrittenTower:
+    """Returns a tower without pooling as SigLIP's without its head: the last hidden states are the tower's tokens.
+
+    Arguments and errors as of `write_image_tower`.
+    """
+    return _siglip(tower, params)
+
+
 def is_siglip(tower: ViTConfig) -> bool:
     """Returns whether a tower is written as SigLIP's."""
     return tower.pooling in ("attention", "mean")
@@ -121,7 +129,8 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
         f"{prefix}patch_embedding.bias": params["patches/bias"],
         f"{prefix}position_embedding.weight": _positions(tower, params),
     }
-    return WrittenTower(transformers.SiglipVisionConfig(**_config(tower)), arrays, _projection(tower, params))
+    config = transformers.SiglipVisionConfig(vision_use_head=tower.pooling != "none", **_config(tower))
+    return WrittenTower(config, arrays, _projection(tower, params))
 
 
 def _mean_as_attention(encoder: EncoderConfig) -> Flat:

@@ -5,8 +5,7 @@ to the longest text at hand. A tower that was trained with ``l`` tokens is there
 the first ``l`` positions only. A pre-norm Transformer allows this exactly, up to rounding, by a few more dimensions of
 its tokens, called flags below (``d`` is the width and ``d' = d + 8 heads`` the new one):
 
-* LayerNorm ignores the mean of its input, so everything written to the tokens is centred. Flags of visible positions
-  are 0; then LayerNorm over ``d'`` dimensions is that over ``d`` with the scale ``sqrt(d / d') γ`` and ``d / d' ε``.
+* Flags of visible positions are 0, so that the blocks compute what they did, see `widening`.
 * Positions from ``l`` on carry the flags ``(c, -c)``. One more dimension of every head holds their difference in keys
   and a negative constant in queries, so that attention to them is ``exp(-large) = 0``.
 * One more block replaces every token by ``K`` times what the tower pools: its queries are constant, and its values are
@@ -15,14 +14,21 @@ its tokens, called flags below (``d`` is the width and ``d' = d + 8 heads`` the 
 """
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from lit_het.checkpoints.huggingface.widening import (
+    Flat,
+    below,
+    centred,
+    padded,
+    widened_attention,
+    widened_mlp,
+    widened_norm,
+)
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.text import TextConfig
-
-Flat: TypeAlias = dict[str, np.ndarray]
 
 POOLINGS = ("last", "first", "mean")
 """The poolings that one block of attention can express."""
@@ -50,10 +56,10 @@ def lengthened(tower: TextConfig, params: Flat, length: int) -> tuple[TextConfig
         encoder, width=width, depth=encoder.depth + 1, norm_epsilon=encoder.norm_epsilon * old / width
     )
     exact = {path: array.astype(np.float64) for path, array in params.items()}
-    blocks = _widened_blocks(exact, encoder.num_heads, old, width)
+    blocks = _widened_blocks(exact, encoder.num_heads, width)
     last = _reading_block(exact, tower, blocks, old, width)
     found = {
-        "tokens/embedding": _padded(_centred(exact["tokens/embedding"]), width),
+        "tokens/embedding": padded(centred(exact["tokens/embedding"]), width),
         "positions": _positions(exact, tower, length, width),
         **{f"encoder/blocks/{path}": np.concatenate([array, last[path][None]]) for path, array in blocks.items()},
         "encoder/norm/scale": np.ones(width),
@@ -64,22 +70,11 @@ def lengthened(tower: TextConfig, params: Flat, length: int) -> tuple[TextConfig
     return longer, {path: array.astype(np.float32) for path, array in found.items()}
 
 
-def _centred(array: np.ndarray) -> np.ndarray:
-    return array - array.mean(axis=-1, keepdims=True)
-
-
-def _padded(array: np.ndarray, *sizes: int) -> np.ndarray:
-    """Returns the array with zeros behind its last axes, up to these sizes."""
-    first = array.ndim - len(sizes)
-    missing = [(0, size - array.shape[first + axis]) for axis, size in enumerate(sizes)]
-    return np.pad(array, [(0, 0)] * first + missing)
-
-
 def _positions(params: Flat, tower: TextConfig, length: int, width: int) -> np.ndarray:
     old = tower.encoder.width
     own = params.get("positions")
     own = sinusoidal_positions(tower.length, old).astype(np.float64) if own is None else own
-    found = _padded(_centred(own), length, width)
+    found = padded(centred(own), length, width)
     found[tower.length :, [old + place for place in _HIDDEN]] = _HIDE, -_HIDE
     if tower.pooling != "mean":
         size = np.sqrt(np.mean(np.square(own)) + np.mean(np.square(params["tokens/embedding"])))
@@ -88,42 +83,14 @@ def _positions(params: Flat, tower: TextConfig, length: int, width: int) -> np.n
     return found
 
 
-def _widened_blocks(params: Flat, num_heads: int, old: int, width: int) -> Flat:
+def _widened_blocks(params: Flat, num_heads: int, width: int) -> Flat:
     """Returns the stacked parameters of the blocks, by path below ``encoder/blocks/``."""
-    blocks = {path.removeprefix("encoder/blocks/"): a for path, a in params.items() if path.startswith("encoder/block")}
-    size, new = old // num_heads, width // num_heads
-    depth = len(blocks["attention/query/kernel"])
-
-    def heads(array: np.ndarray) -> np.ndarray:
-        """Returns an array whose last axis holds the heads, each with zeros behind its dimensions."""
-        split = array.reshape(*array.shape[:-1], num_heads, size)
-        return _padded(split, new).reshape(*array.shape[:-1], width)
-
-    found = {}
-    for name in ("query", "key", "value"):
-        # Logits are divided by the square root of a head's size, which has grown.
-        factor = np.sqrt(new / size) if name == "query" else 1.0
-        found[f"attention/{name}/kernel"] = factor * _padded(heads(blocks[f"attention/{name}/kernel"]), width, width)
-        found[f"attention/{name}/bias"] = factor * heads(blocks[f"attention/{name}/bias"])
-    _add_flag(found, 0, _HIDDEN, -_HIDE_LOGIT, old, num_heads)
-    out = heads(_centred(blocks["attention/out/kernel"]).swapaxes(1, 2)).swapaxes(1, 2)
-    found |= {
-        "attention/out/kernel": _padded(out, width, width),
-        "attention/out/bias": _padded(_centred(blocks["attention/out/bias"]), width),
-        "mlp/up/kernel": _padded(blocks["mlp/up/kernel"], width, blocks["mlp/up/kernel"].shape[-1]),
-        "mlp/up/bias": blocks["mlp/up/bias"],
-        "mlp/down/kernel": _padded(_centred(blocks["mlp/down/kernel"]), width),
-        "mlp/down/bias": _padded(_centred(blocks["mlp/down/bias"]), width),
-    }
+    found = below("attention", widened_attention(params, "encoder/blocks/attention", num_heads, width))
+    _add_flag(found, 0, _HIDDEN, -_HIDE_LOGIT, params["encoder/norm/bias"].size, num_heads)
+    found |= below("mlp", widened_mlp(params, "encoder/blocks/mlp", width))
     for norm in ("attention_norm", "mlp_norm"):
-        found |= _norm(blocks, norm, norm, old, width, (depth,))
+        found |= below(norm, widened_norm(params, f"encoder/blocks/{norm}", width))
     return found
-
-
-def _norm(params: Flat, theirs: str, ours: str, old: int, width: int, stack: tuple[int, ...] = ()) -> Flat:
-    """Returns a LayerNorm of all dimensions that normalises the token's own as before, and only scales flags."""
-    scale = np.concatenate([params[f"{theirs}/scale"] * np.sqrt(old / width), np.ones((*stack, width - old))], axis=-1)
-    return {f"{ours}/scale": scale, f"{ours}/bias": _padded(params[f"{theirs}/bias"], width)}
 
 
 def _add_flag(found: Flat, number: int, pair: tuple[int, int], logit: float, old: int, num_heads: int) -> None:
@@ -148,7 +115,7 @@ def _add_flag(found: Flat, number: int, pair: tuple[int, int], logit: float, old
 def _reading_block(params: Flat, tower: TextConfig, blocks: Flat, old: int, width: int) -> Flat:
     """Returns the parameters of the last block, which reads what the tower pools."""
     found: dict[str, Any] = {path: np.zeros(array.shape[1:]) for path, array in blocks.items()}
-    found |= _norm(params, "encoder/norm", "attention_norm", old, width)
+    found |= below("attention_norm", widened_norm(params, "encoder/norm", width))
     found["mlp_norm/scale"] = np.ones(width)
     found["attention/value/kernel"] = np.eye(width)
     _add_flag(found, 0, _HIDDEN, -_HIDE_LOGIT, old, tower.encoder.num_heads)
@@ -164,7 +131,7 @@ def _reading_block(params: Flat, tower: TextConfig, blocks: Flat, old: int, widt
 
 def _projection(params: Flat, old: int, width: int) -> Flat:
     """Returns the dense layer, which takes the mean and its bias from flags."""
-    kernel = _padded(params["projection/kernel"], width, params["projection/kernel"].shape[-1])
+    kernel = padded(params["projection/kernel"], width, params["projection/kernel"].shape[-1])
     # Half of the difference of a pair, which no common shift of all dimensions changes.
     for pair, row in ((_MEAN, params["projection/kernel"].sum(axis=0)), (_ONE, params["projection/bias"])):
         kernel[old + pair[0]], kernel[old + pair[1]] = row / 2, -row / 2

@@ -43,13 +43,15 @@ class Match:
 
     Attributes:
         theirs: name of the array, without the prefix of the tower.
-        ours: paths of our parameters; several if the array holds them concatenated along its first axis.
+        ours: paths of our parameters; several if the array holds them concatenated.
         conversion: between the two layouts.
+        axis: of the array, along which several are concatenated.
     """
 
     theirs: str
     ours: tuple[str, ...]
     conversion: Conversion = SAME
+    axis: int = 0
 
     def parameter_sources(self, name: str, prefix: str, path: str) -> list[ParameterSource]:
         """Returns the sources of the parameters in the array ``name``; an empty list if the name does not match.
@@ -84,12 +86,12 @@ class Match:
     def _joined(self, parts: list[np.ndarray]) -> np.ndarray:
         written = [self.conversion.write(part) for part in parts]
         # safetensors 0.8 writes the buffer of an array as it is, which would be wrong for a transposed view.
-        return np.ascontiguousarray(written[0] if len(written) == 1 else np.concatenate(written))
+        return np.ascontiguousarray(written[0] if len(written) == 1 else np.concatenate(written, self.axis))
 
     def _read(self, index: int) -> Callable[[np.ndarray], np.ndarray]:
         if len(self.ours) == 1:
             return self.conversion.read
-        return lambda array: self.conversion.read(np.split(array, len(self.ours))[index])
+        return lambda array: self.conversion.read(np.split(array, len(self.ours), self.axis)[index])
 
 
 Table = tuple[Match, ...]
@@ -115,6 +117,14 @@ def dense(theirs: str, *ours: str) -> Table:
     """Returns the matches of a dense layer, or of several layers whose outputs are concatenated."""
     return (
         Match(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), TRANSPOSED),
+        Match(f"{theirs}.bias", tuple(f"{path}/bias" for path in ours)),
+    )
+
+
+def _conv1d(theirs: str, *ours: str) -> Table:
+    """Returns the matches of a dense layer of GPT-2, whose kernel is [in, out] as ours."""
+    return (
+        Match(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), axis=1),
         Match(f"{theirs}.bias", tuple(f"{path}/bias" for path in ours)),
     )
 
@@ -270,6 +280,26 @@ MEGATRON_BERT: Table = (
     Match("embeddings.word_embeddings.weight", ("tokens/embedding",)),
     *_block("encoder.layer.#", layers={}, norms={"attention.ln": "attention_norm", "ln": "mlp_norm"}),
     *norm("encoder.ln", "encoder/norm"),
+)
+
+# With attention to another model. Its logits have no bias.
+GPT2: Table = (
+    Match("transformer.wte.weight", ("tokens/embedding",)),
+    Match("transformer.wpe.weight", ("positions",)),
+    *norm("transformer.ln_f", "norm"),
+    *norm("transformer.h.#.ln_1", "blocks/#/attention_norm"),
+    *norm("transformer.h.#.ln_cross_attn", "blocks/#/source_norm"),
+    *norm("transformer.h.#.ln_2", "blocks/#/mlp_norm"),
+    *_conv1d("transformer.h.#.attn.c_attn", *(f"blocks/#/attention/{layer}" for layer in ("query", "key", "value"))),
+    *_conv1d("transformer.h.#.attn.c_proj", "blocks/#/attention/out"),
+    *_conv1d("transformer.h.#.crossattention.q_attn", "blocks/#/source_attention/query"),
+    *_conv1d(
+        "transformer.h.#.crossattention.c_attn", "blocks/#/source_attention/key", "blocks/#/source_attention/value"
+    ),
+    *_conv1d("transformer.h.#.crossattention.c_proj", "blocks/#/source_attention/out"),
+    *_conv1d("transformer.h.#.mlp.c_fc", "blocks/#/mlp/up"),
+    *_conv1d("transformer.h.#.mlp.c_proj", "blocks/#/mlp/down"),
+    Match("lm_head.weight", ("logits/kernel",), TRANSPOSED),
 )
 # Files converted from the original TensorFlow ones call scale and bias of a norm gamma and beta.
 _OLD_NORMS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

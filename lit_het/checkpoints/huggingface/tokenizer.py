@@ -139,6 +139,8 @@ def _of_sentencepiece(tokenizer: SentencePiece) -> tuple[Tokenizer, dict[str, An
     scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
     made.pre_tokenizer = pre_tokenizers.Metaspace(_WORD_BOUNDARY, scheme)
     made.decoder = decoders.Metaspace(_WORD_BOUNDARY, scheme)
+    if trainer.byte_fallback:
+        made.decoder = decoders.Sequence([decoders.ByteFallback(), made.decoder])
     made.post_processor = _followed_by(trainer.eos_id, pieces[trainer.eos_id])
     return made, {
         # `transformers` takes these settings from tokenizer.json; `read_settings` takes them from here.
