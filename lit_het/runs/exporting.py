@@ -26,7 +26,8 @@ from lit_het.runs.model_card import WITHOUT_NOISE, write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
 from lit_het.runs.writer import writable_tokens
-from lit_het.tasks.captioning import START_TOKEN, CaptioningTask
+from lit_het.tasks.captioner import START_TOKEN
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
