@@ -72,7 +72,7 @@ def _texts(record: Record) -> Html:
         mark = Mark.RIGHT if is_right else Mark.WRONG
         cards.append(
             f'<article class="card"><header>{img(image, f"image of {title}")}<h3>{escaped(title)}</h3></header>'
-            f'<p class="tokens">{joined(_token(*token) for token in tokens)}</p>'
+            f'<p class="tokens">{joined(token(*one) for one in tokens)}</p>'
             f'<p class="note">{marked(mark)}{confidence:.1%} for the whole text</p></article>'
         )
     note = (
@@ -82,6 +82,14 @@ def _texts(record: Record) -> Html:
     return Html(f'{paragraph(note)}{mark_legend(None)}<div class="cards">{"".join(cards)}</div>')
 
 
-def _token(token: str, p: float) -> Html:
-    shown = escaped(token.strip() or ("␣" if token else "⏎"))
-    return Html(f'<ruby style="--doubt: {1 - min(p, 1):.0%}">{shown}<rt>{100 * p:.0f}</rt></ruby>')
+def token(piece: str, p: float, band: tuple[float, float] | None = None) -> Html:
+    """Returns a token above its probability, in per cent, and the ends of a band of it in brackets.
+
+    Args:
+        piece: of a text; empty for its end.
+        p: probability of the token.
+        band: of ``p`` over noise samples.
+    """
+    shown = escaped(piece.strip() or ("␣" if piece else "⏎"))
+    spread = "" if band is None else f" ({100 * band[0]:.0f}–{100 * band[1]:.0f})"
+    return Html(f'<ruby style="--doubt: {1 - min(p, 1):.0%}">{shown}<rt>{100 * p:.0f}{spread}</rt></ruby>')

@@ -16,7 +16,8 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="try a model on a local web page",
         description="Serves a page on this machine: drop an image, write labels, and see probabilities, their spread "
-        "over noise samples, and the nearest captions. Needs the extra: pip install 'lit-het[demo]'.",
+        "over noise samples, and the nearest captions. A decoder (docs/decoder.md) writes captions there, and answers "
+        "questions. Needs the extra: pip install 'lit-het[demo]'.",
     )
     add_checkpoint(showing)
     showing.add_argument(

@@ -151,13 +151,13 @@ class Writer:
         if not answers or isinstance(answers, str):
             raise UserError("no answers; give a list of at least one")
         if repeated := [answer for answer in dict.fromkeys(answers) if list(answers).count(answer) > 1]:
-            raise UserError(f"answer {repeated[0]!r} is repeated; keep one")
+            raise UserError(f"answer {repeated[0][:100]!r} is repeated; keep one")
         before, length = self._tokens_of(prompt), self._tokenizer.length
         rows = []
         for answer in answers:
             ids = self._tokenizer.pieces(answer)
             if not ids:
-                raise UserError(f"answer {answer!r} is empty; leave it out")
+                raise UserError(f"answer {answer[:100]!r} is empty; leave it out")
             if len(before) + len(ids) + 1 > length:
                 raise UserError(
                     f"answer {answer[:100]!r} has {len(ids)} tokens, too many for the decoder's {length} with the "

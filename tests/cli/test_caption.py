@@ -9,7 +9,6 @@ from rich.console import Console
 
 import lit_het
 from lit_het.apps.caption import table_of
-from lit_het.apps.demo.model import open_model
 from lit_het.cli.main import main
 from lit_het.durations import Duration
 from lit_het.errors import UserError
@@ -182,8 +181,6 @@ def test_other_commands_say_what_a_decoder_lacks(run, trained, images, data, cap
     assert "a decoder has no classes" in line
     line = refusal(capsys, "zero-shot", "--checkpoint", run, "--data", data / "train", "--split", ".")
     assert "a decoder has no classes" in line
-    with pytest.raises(UserError, match="is a decoder; the demo needs a run with a text tower"):
-        open_model(run, None)
 
 
 def test_stored_tokens_train_the_same_decoder(decoder, tmp_path, capsys):

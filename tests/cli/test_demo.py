@@ -94,10 +94,10 @@ def visit(model, script):
     pytest.importorskip("nicegui")
     from nicegui.testing import user_simulation  # pyright: ignore[reportMissingImports]
 
-    from lit_het.apps.demo.page import Page
+    from lit_het.apps.demo.page import show
 
     async def simulate():
-        async with user_simulation(root=lambda: Page(model)) as user:
+        async with user_simulation(root=lambda: show(model)) as user:
             await user.open("/")
             await script(user)
 
@@ -281,7 +281,10 @@ def test_without_the_extra_one_line_names_it(capsys, monkeypatch, trained_lit):
 def test_runs_that_cannot_be_served_are_a_one_line_error(capsys, trained_lit, upstream, tmp_path, problem):
     pytest.importorskip("nicegui")
     arguments, message = {
-        "classifier": (("--checkpoint", upstream), "needs a run with a text tower"),
+        "classifier": (
+            ("--checkpoint", upstream),
+            "is a classifier; the demo needs a run with a text tower, or a decoder",
+        ),
         "captions": (("--checkpoint", trained_lit.run_dir, "--captions", tmp_path / "none.txt"), "none.txt"),
         "host": (("--checkpoint", trained_lit.run_dir, "--host", "256.0.0.1"), "--host 256.0.0.1"),
     }[problem]

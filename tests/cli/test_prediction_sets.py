@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.apps.demo.model import open_model
+from lit_het.apps.demo.model import DemoModel, open_model
 from lit_het.cli.main import main
 from lit_het.eval.conformal import prediction_sets, read_conformal
 from tests import tiny
@@ -60,6 +60,7 @@ def test_coverage_is_promised_for_the_captions_of_the_calibration_alone(
 
 def test_the_demo_shows_the_set_of_classify(once_calibrated, image, capsys):
     model = open_model(once_calibrated, None)
+    assert isinstance(model, DemoModel)
     _, features = model.see(image.read_bytes(), "red.png")
     *_, shown = model.answer(features, "\n".join(NAMES), "bare", 16, 0)
     command = ("classify", image, "--checkpoint", once_calibrated, "--labels", ",".join(NAMES), "--coverage", "0.9")

@@ -16,7 +16,7 @@ from PIL import Image
 
 import lit_het
 from lit_het.apps import noise
-from lit_het.apps.demo.model import open_model
+from lit_het.apps.demo.model import DemoModel, open_model
 from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.loader import Loader
@@ -173,6 +173,7 @@ def test_a_method_is_benchmarked_joined_shifted_and_shown(finish, few, tmp_path,
     assert 0 <= few_shot.figures["1_shot"] <= 1
 
     demo, stream = open_model(run_dir, str(few / "captions.txt")), io.BytesIO()
+    assert isinstance(demo, DemoModel)
     IMAGE.save(stream, "png")
     _, features = demo.see(stream.getvalue(), "image.png")
     labels, answered, _ = demo.answer(features, ", ".join(NAMES), "photo", 2, 0)

@@ -32,6 +32,7 @@ def train_decoder(folder):
     """Trains a decoder of captions and answers with a HET-XL head on the vocabulary; returns its configuration."""
     root = tiny.write_data(folder)
     config = tiny.shrink(quickstart_decoder.get_config(), root, root / "run")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=()))  # of the quickstart
     assert isinstance(config.task, CaptioningConfig)
     assert config.tokenizer is not None
     samples = []

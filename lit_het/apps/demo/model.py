@@ -1,4 +1,4 @@
-"""The model behind the page."""
+"""The models behind the pages: image-text models and decoders."""
 
 import threading
 from pathlib import Path
@@ -19,35 +19,34 @@ from lit_het.runs.opening import Run, open_run
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.types import EvaluatedModel
+
+MAX_CHARACTERS = 10_000
+"""Longer questions and lists of answers are refused."""
+MAX_ANSWERS = 100
+"""The most answers that are ranked."""
 
 _NUM_CAPTIONS = 8
 _COVERAGE = 0.9  # of prediction sets
 _NUM_IN_SET = 12
 
 
-class DemoModel:
-    """The model of a page. It is thread-safe: calls from several threads run one after the other.
+class PageModel:
+    """The model of any page. It is thread-safe: calls from several threads run one after the other.
 
     Attributes:
         run: run of the model.
-        captions: captions to search, or None.
     """
 
-    def __init__(self, run: Run, model: EvaluatedModel, captions: CaptionIndex | None):
-        self.run, self.captions = run, captions
-        self._model, self._records = model, read_records(run.run_dir)
-        self._lock = threading.Lock()
+    def __init__(self, run: Run, model: EvaluatedModel):
+        self.run = run
+        self._model, self._lock = model, threading.Lock()
 
     @property
     def calibration(self) -> str:
         """How probabilities were calibrated, in words."""
         return str(self._model.calibration or "not calibrated")
-
-    @property
-    def samples(self) -> int:
-        """How many noise samples an image has unless others are chosen: as many as the temperature was fitted for."""
-        return samples_of(self._model, None)
 
     def see(self, data: bytes, name: str) -> tuple[UInt8[np.ndarray, "h w c"], Float[np.ndarray, " f"]]:
         """Returns the preprocessed image and its features.
@@ -58,6 +57,24 @@ class DemoModel:
         with self._lock:  # one at a time: a small file may decode to a very large image
             square = decode(data, self.run.config.data, name)
             return square, next(features_of(self._model.features, [square], 1))
+
+
+class DemoModel(PageModel):
+    """The image-text model of a page.
+
+    Attributes:
+        captions: captions to search, or None.
+    """
+
+    def __init__(self, run: Run, model: EvaluatedModel, captions: CaptionIndex | None):
+        super().__init__(run, model)
+        self.captions = captions
+        self._records = read_records(run.run_dir)
+
+    @property
+    def samples(self) -> int:
+        """How many noise samples an image has unless others are chosen: as many as the temperature was fitted for."""
+        return samples_of(self._model, None)
 
     def answer(
         self, features: Float[np.ndarray, " f"], labels: str, prompts: str, samples: int, seed: int
@@ -93,14 +110,79 @@ class DemoModel:
             return self.captions.nearest(self._model(quantities.embeddings, features[None, None])[0], _NUM_CAPTIONS)
 
 
+class DemoDecoder(PageModel):
+    """The decoder of a page."""
+
+    def __init__(self, run: Run, model: EvaluatedModel, writer: TextWriter):
+        super().__init__(run, model)
+        self._writer = writer
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether probabilities may be averaged over noise samples."""
+        return self._writer.check_samples(2) > 0
+
+    def caption(self, features: Float[np.ndarray, " f"], num_texts: int, samples: int, seed: int) -> list[Written]:
+        """Returns captions of an image, the best first."""
+        return self._written(features, self._writer.caption_prompt, num_texts, samples, seed)
+
+    def ask(
+        self, features: Float[np.ndarray, " f"], question: str, answers: str, num_texts: int, samples: int, seed: int
+    ) -> list[Written]:
+        """Returns answers to a question about an image, the best first.
+
+        Args:
+            features: of the image.
+            question: as the user writes it.
+            answers: to rank, separated by commas; blank to answer freely.
+            num_texts: how many free answers.
+            samples: S, the number of noise samples; 0 for no noise.
+            seed: of the noise.
+
+        Raises:
+            UserError: the question is empty or too long, or answers are too many, repeated or too long.
+        """
+        if not question.strip():
+            raise UserError("the question is empty; ask one")
+        prompt = self._writer.question_prompt(_limited("question", question))
+        if not answers.strip():
+            return self._written(features, prompt, num_texts, samples, seed)
+        among = split_labels(_limited("list of answers", answers))
+        if len(among) > MAX_ANSWERS:
+            raise UserError(f"{len(among):,} answers; give at most {MAX_ANSWERS}")
+        self._writer.room(prompt)  # so that no answer is blamed for a long question
+        with self._lock:
+            return self._writer.rank(features, prompt, among, samples=samples, seed=seed)
+
+    def _written(
+        self, features: Float[np.ndarray, " f"], prompt: str, num_texts: int, samples: int, seed: int
+    ) -> list[Written]:
+        most = min(GenerationConfig().num_tokens, self._writer.room(prompt))
+        how = GenerationConfig(num_tokens=most, num_texts=num_texts)
+        with self._lock:
+            return self._writer.write(features[None], [prompt], how, samples=samples, seed=seed)[0]
+
+
 def open_model(
     checkpoint: Path, captions: str | None, pretrained: Path | None = None, *, calibrated: bool = True
-) -> DemoModel:
+) -> DemoModel | DemoDecoder:
     """Opens a run and embeds the captions; errors are those of `lit_het.apps.demo.server.demo`."""
     texts = None if captions is None else read_lines(captions)
     run = open_run(checkpoint, pretrained)
-    if not isinstance(run.task, ContrastiveTask):
-        kind = "classifier" if isinstance(run.task, ClassificationTask) else "decoder"
-        raise UserError(f"{checkpoint} is a {kind}; the demo needs a run with a text tower")
+    if isinstance(run.task, ClassificationTask):
+        raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower, or a decoder")
+    if isinstance(run.task, ContrastiveTask):
+        model = run.model(calibrated=calibrated)
+        return DemoModel(run, model, None if texts is None else index_captions(model, texts))
+    if texts is not None:
+        raise UserError(f"{checkpoint} is a decoder, which writes captions and searches none; leave out --captions")
     model = run.model(calibrated=calibrated)
-    return DemoModel(run, model, None if texts is None else index_captions(model, texts))
+    assert model.writer is not None, "a decoder writes"
+    return DemoDecoder(run, model, model.writer)
+
+
+def _limited(name: str, text: str) -> str:
+    """Returns a text, or raises a `UserError` if no decoder can have use of it."""
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(f"the {name} has {len(text):,} characters, and may have {MAX_CHARACTERS:,}; shorten it")
+    return text

@@ -1,4 +1,4 @@
-"""``lit-het demo``: a local page that shows the predictions of a trained model for images."""
+"""``lit-het demo``: a local page that shows the predictions of a trained model for images, or a decoder's texts."""
 
 import socket
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ def demo(
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
 
     Raises:
-        UserError: the extra is missing, the address is taken, the run is no image-text model or cannot be opened, or
-            the captions cannot be read.
+        UserError: the extra is missing, the address is taken, the run is neither an image-text model nor a decoder or
+            cannot be opened, or the captions cannot be read or are given to a decoder.
     """
     try:
         from lit_het.apps.demo.page import serve

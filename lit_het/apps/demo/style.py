@@ -40,7 +40,7 @@ figure { margin: 0; }
 figure .q-img { width: 100%; border-radius: .5rem; border: 1px solid var(--line); image-rendering: pixelated; }
 .sampling { display: flex; flex-wrap: wrap; align-items: center; gap: .4rem; }
 .sampling > :first-child { width: 100%; }
-.sampling .q-btn-group { border: 1px solid var(--line); }
+.asked > .q-btn-group, .sampling .q-btn-group { border: 1px solid var(--line); }
 .sampling .q-btn { padding: .1rem .45rem; }
 .q-textarea textarea { max-height: 18rem; }
 .label {
@@ -59,6 +59,12 @@ rect.bar, i.bar { fill: var(--bar); background: var(--bar); }
 rect.band, i.band { fill: var(--noise); background: var(--noise); opacity: .5; }
 .mean { stroke: var(--noise); stroke-width: 2.5px; }
 .ticks { stroke: var(--noise); stroke-width: 1px; opacity: .45; }
+.tokens { display: flex; flex-wrap: wrap; gap: .25rem; margin: .3rem 0 0; }
+.tokens ruby {
+  padding: 0 .2rem; border-radius: .2rem; ruby-position: under; overflow-wrap: anywhere;
+  background: color-mix(in srgb, var(--noise) calc(var(--doubt) * .5), transparent);
+}
+.tokens rt { padding-top: .3rem; font-size: .7rem; }
 .axis { display: flex; justify-content: space-between; border-top: 1px solid var(--line); margin-top: -.25rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .75rem 0 0; }
 .legend i { display: inline-block; width: 1.1rem; height: .6rem; margin-right: .4rem; }

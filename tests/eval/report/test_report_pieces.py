@@ -27,6 +27,7 @@ from lit_het.eval.report import (
 from lit_het.eval.report.figures import pareto_front, scatter
 from lit_het.eval.report.grids import Mark, mark_of
 from lit_het.eval.report.page import img
+from lit_het.eval.report.texts import token
 from lit_het.eval.scores import chance
 
 
@@ -166,3 +167,9 @@ def test_named_points_can_be_drawn_also_a_single_one():
     assert "fast &amp; good" in scatter("Cost", {"fast & good": (1.0, 2.0)}, "s", "nats")
     drawn = scatter("Cost", {"a": (1.0, 2.0), "b": (100.0, 1.0), "c": (90.0, 3.0)}, "s", "nats")
     assert all(f">{name}<" in drawn for name in "abc")
+
+
+def test_tokens_stand_above_their_probabilities_and_are_never_markup():
+    assert token(" <b>", 0.25) == '<ruby style="--doubt: 75%">&lt;b&gt;<rt>25</rt></ruby>'
+    assert token("", 1.0, (0.954, 1.0)) == '<ruby style="--doubt: 0%">⏎<rt>100 (95–100)</rt></ruby>'
+    assert "␣" in token(" ", 0.5)
