@@ -112,7 +112,7 @@ def reliability_of_confidence(
         UserError: no examples.
     """
     edges = _edges(confidence, bins, equal_mass)
-    members = _bin_of(confidence, edges)
+    members = bin_of(confidence, edges)
     count = np.bincount(members, minlength=bins)
     with np.errstate(invalid="ignore"):
         return ReliabilityCurve(
@@ -138,14 +138,14 @@ def calibration_standard_error(
         UserError: no examples.
     """
     size, by_predictor = len(confidence), np.atleast_2d(confidence.T)
-    bin_of = np.stack([_bin_of(values, _edges(values, bins, equal_mass)) for values in by_predictor])
+    members = np.stack([bin_of(values, _edges(values, bins, equal_mass)) for values in by_predictor])
     # Σ_b count_b |confidence_b - accuracy_b| / n is the sum over bins of |Σ gap| / n.
     gap = by_predictor.astype(np.float64) - np.atleast_2d(correct.T)
     # One sparse product sums the gaps of all predictors: predictor p has the rows from p * bins on.
-    bin_of += bins * np.arange(len(bin_of))[:, None]
-    example = np.broadcast_to(np.arange(size), bin_of.shape)
+    members += bins * np.arange(len(members))[:, None]
+    example = np.broadcast_to(np.arange(size), members.shape)
     gap_by_bin = sparse.csr_array(
-        (gap.ravel(), (bin_of.ravel(), example.ravel())), shape=(bins * len(by_predictor), size)
+        (gap.ravel(), (members.ravel(), example.ravel())), shape=(bins * len(by_predictor), size)
     )
 
     def resampled(times: Int[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
@@ -295,7 +295,7 @@ def _edges(confidence: Float[np.ndarray, " n"], bins: int, equal_mass: bool) -> 
     return edges
 
 
-def _bin_of(confidence: Float[np.ndarray, " n"], edges: Float[np.ndarray, " bins_plus_one"]) -> Int[np.ndarray, " n"]:
+def bin_of(confidence: Float[np.ndarray, " n"], edges: Float[np.ndarray, " bins_plus_one"]) -> Int[np.ndarray, " n"]:
     """Returns the bin of each example."""
     # A softmax can round to slightly more than one; digitize on inner edges puts it in the last bin.
     return np.digitize(confidence, edges[1:-1], right=True)

@@ -9,7 +9,7 @@ from scipy import special
 
 from lit_het.errors import UserError
 from lit_het.eval.drawings import TextPart, draw_texts
-from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.evaluation import Evaluation, of_part
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.text_scores import Figures, TokenResult, confidence_figures
 from lit_het.texts import GenerationConfig, TextWriter, Written
@@ -115,7 +115,7 @@ class ScoredTexts:
             figures: other metrics.
             tokens: predictions of the tokens of true texts.
         """
-        confidence = np.exp([text.log_p for text in written])
+        confidence = np.array([text.probability for text in written])
         found, errors = (one | other for one, other in zip(figures, confidence_figures(confidence, right), strict=True))
         return cls((found, errors), TextPart(written, confidence, right, tokens))
 
@@ -133,26 +133,24 @@ def writer_of(model: EvaluatedModel, samples: int) -> TextWriter:
 
 
 def decoders_of(
-    model: EvaluatedModel,
+    writer: TextWriter,
     generation: GenerationConfig,
     candidates: tuple[str, ...] | None,
     samples: int,
     seed: int,
-    room: int,
+    most: int,
 ) -> dict[str, Decoder]:
     """Returns the decoder without noise, and with S samples of a head that has noise the one with noise.
 
     Args:
-        model: the model.
+        writer: the trained decoder.
         generation: how texts are written.
         candidates: texts to choose among, or None.
         samples: S.
         seed: of the noise and of sampling.
-        room: the most tokens of a text.
+        most: tokens that fit behind the prompts.
     """
-    writer = writer_of(model, samples)
-    generation = dataclasses.replace(generation, num_tokens=min(generation.num_tokens, room))
-    size = _TEXTS * writer.features.num_shards
+    generation, size = generation.within(most), _TEXTS * writer.features.num_shards
     found = {PLAIN: Decoder(writer, generation, candidates, 0, seed, size)}
     if writer.check_samples(samples):
         found[NOISY] = Decoder(writer, generation, candidates, samples, seed, size)
@@ -174,7 +172,7 @@ def evaluation_of(
     found, errors = {}, {}
     for part, scored in parts.items():
         for into, values in zip((found, errors), scored.figures, strict=True):
-            into.update({f"{part}/{name}".removeprefix("/"): value for name, value in values.items()})
+            into.update(of_part(part, values))
     drawn = {part or "plain": scored.drawn for part, scored in parts.items()}
     return Evaluation(
         kind, opened.config.name, found, errors, draw=lambda: draw_texts(drawn, titles, np.array(positions), opened)

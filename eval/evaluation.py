@@ -94,6 +94,11 @@ class Record:
     drawing: Drawing
 
 
+def of_part(part: str, figures: Mapping[str, float]) -> dict[str, float]:
+    """Returns the figures of a part under their paths; those of the part without a name keep their names."""
+    return {f"{part}/{name}" if part else name: value for name, value in figures.items()}
+
+
 def line(evaluation: Evaluation) -> str:
     """Returns a few figures of an evaluation in one line, with standard errors."""
     known = [figure for figure in FIGURES_OF_TRAINING if figure in evaluation.figures]

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from lit_het.eval.calibration import (
     DEFAULT_BINS,
     ReliabilityCurve,
+    bin_of,
     calibration_standard_error,
     reliability_of_confidence,
 )
@@ -71,9 +72,8 @@ class TokenResult:
         _, image = np.unique(self.image, return_inverse=True)
         size = int(image.max()) + 1
         count, nll, correct = (np.bincount(image, values, size) for values in (None, self.nll, self.correct))
-        bins = np.digitize(self.confidence, curve.edges[1:-1], right=True)
         gap = np.zeros((size, DEFAULT_BINS))
-        np.add.at(gap, (image, bins), self.confidence - self.correct)
+        np.add.at(gap, (image, bin_of(self.confidence, curve.edges)), self.confidence - self.correct)
         errors = {
             "log_perplexity": bootstrap_error(lambda times: (times @ nll) / (times @ count), size),
             "token_top1": bootstrap_error(lambda times: (times @ correct) / (times @ count), size),

@@ -47,6 +47,10 @@ class GenerationConfig:
         if self.temperature == 0 and (self.top_k is not None or self.top_p < 1):
             raise UserError("top_k and top_p are of sampling; set a temperature above 0, or leave them out")
 
+    def within(self, most: int) -> "GenerationConfig":
+        """Returns the choices for texts of at most so many tokens."""
+        return dataclasses.replace(self, num_tokens=min(self.num_tokens, most))
+
 
 @dataclasses.dataclass(frozen=True)
 class Written:
@@ -111,7 +115,7 @@ class TextWriter(Protocol):
         """Returns a question in the first prompt of training that has one, or as it is."""
         ...
 
-    def room(self, prompt: str) -> int:
+    def max_new_tokens(self, prompt: str) -> int:
         """Returns the most tokens of a text after a prompt, its end included.
 
         Raises:

@@ -8,16 +8,12 @@ All are evaluated on the characters of training in another typeface, and on char
 runs are skipped.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import jax
-
 from lit_het.apps import grid
-from lit_het.apps.quickstart import write_data
 from lit_het.configs import quickstart_decoder, quickstart_lit_deterministic, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
@@ -34,9 +30,8 @@ from lit_het.heads.sampling import SamplingConfig
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train_unless_done
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.training.metric_log import read_metrics
-from scripts.ensembles.flags import study_parser
 from scripts.noise.paired import cells_of
+from scripts.study import last_figures, run_seeds, study_parser
 
 SETS = (TYPEFACE, CHARACTERS)
 DETERMINISTIC, NOISY, CONTRASTIVE = "decoder", "decoder_het_xl", "contrastive"
@@ -147,9 +142,7 @@ def conclude(output: Path, data: Path, seeds: Sequence[int], steps: int) -> None
 
 def _figures(images: str, name: str, part: str, root: Path, data: Path, seed: int, steps: int) -> Mapping[str, float]:
     """Returns the figures of the last evaluation of a finished run."""
-    config, logged = configuration(name, root, data, seed, steps), {}
-    for record in read_metrics(config.run_dir / "metrics.jsonl"):
-        logged |= record
+    logged = last_figures(configuration(name, root, data, seed, steps).run_dir)
     if name == CONTRASTIVE:
         names = {"exact match": "top1", "ECE of names": "ece", "AURC": "aurc"}
         return {title: logged[f"zero_shot/{images}/{figure}"] for title, figure in names.items()}
@@ -157,20 +150,10 @@ def _figures(images: str, name: str, part: str, root: Path, data: Path, seed: in
     return found | {"questions": logged[f"question_answering/{images}/{part}exact_match"]}
 
 
-def run(options: argparse.Namespace) -> None:
-    """Trains what is not finished, and writes the table."""
-    if not options.table:
-        write_data(options.data, quickstart_upstream.glyphs())
-        jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
-        for seed in options.seeds:
-            train(options.output / f"seed{seed}", options.data, seed, options.steps)
-    conclude(options.output, options.data, options.seeds, options.steps)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study; user errors are printed as one line, with exit code 1."""
     options = study_parser(__doc__, steps=1500).parse_args(arguments)
-    return grid.run_main("study_decoder", lambda: run(options))
+    return grid.run_main("study_decoder", lambda: run_seeds(options, train, conclude))
 
 
 if __name__ == "__main__":

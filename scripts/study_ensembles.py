@@ -35,9 +35,9 @@ from lit_het.files import write_atomically
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train_unless_done
-from scripts.ensembles.flags import study_parser
 from scripts.ensembles.methods import METHODS, ORDERINGS, UPSTREAM, Method, downstream, upstream
 from scripts.noise.paired import cells_of
+from scripts.study import study_parser
 
 FIGURES = ("joint_nll", "joint_error", "joint_ece", "fitted_nll", "kl", "individual_nll")
 SET = "held_out_typeface"

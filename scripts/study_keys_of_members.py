@@ -8,18 +8,14 @@ text tower and covariances of twice the size, and two keys M S instead of S nois
 `scripts.study_ensembles`, which may share the folder; finished runs are skipped.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import jax
-
 from lit_het.apps import grid
-from lit_het.apps.quickstart import write_data
-from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.durations import Duration
@@ -30,10 +26,9 @@ from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train_unless_done
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.metric_log import read_metrics
-from scripts.ensembles.flags import study_parser
 from scripts.ensembles.methods import METHODS, upstream
 from scripts.noise.paired import cells_of
+from scripts.study import last_figures, run_seeds, study_parser
 
 FIGURES = {
     "NLL": "zero_shot/held_out_typeface/nll",
@@ -138,26 +133,13 @@ def conclude(output: Path, data: Path, seeds: Sequence[int], steps: int) -> None
 
 def _figures(form: Form, head: str, output: Path, data: Path, seed: int, steps: int) -> Mapping[str, float]:
     """Returns the figures of the last evaluation of a finished run."""
-    config, found = configuration(form, head, output / f"seed{seed}", data, seed, steps), {}
-    for record in read_metrics(config.run_dir / "metrics.jsonl"):
-        found |= record
-    return found
-
-
-def run(options: argparse.Namespace) -> None:
-    """Trains what is not finished, and writes the table."""
-    if not options.table:
-        write_data(options.data, quickstart_upstream.glyphs())
-        jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
-        for seed in options.seeds:
-            train(options.output / f"seed{seed}", options.data, seed, options.steps)
-    conclude(options.output, options.data, options.seeds, options.steps)
+    return last_figures(configuration(form, head, output / f"seed{seed}", data, seed, steps).run_dir)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study; user errors are printed as one line, with exit code 1."""
     options = study_parser(__doc__, steps=800).parse_args(arguments)
-    return grid.run_main("study_keys_of_members", lambda: run(options))
+    return grid.run_main("study_keys_of_members", lambda: run_seeds(options, train, conclude))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Evaluates captions that a decoder writes, and its predictions of the tokens of the true ones."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ class Captioning:
             UserError: it does not; or S is odd where noise comes in pairs.
         """
         writer = writer_of(model, self.samples)
-        writer.room(self._prompt(writer))
+        writer.max_new_tokens(self._prompt(writer))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.text_scores`, and ``exact_match`` of any of an image's true captions.
@@ -46,7 +47,9 @@ class Captioning:
         """
         writer = writer_of(model, self.samples)
         prompt = self._prompt(writer)
-        decoders = decoders_of(model, self.generation, self.candidates, self.samples, self.seed, writer.room(prompt))
+        decoders = decoders_of(
+            writer, self.generation, self.candidates, self.samples, self.seed, writer.max_new_tokens(prompt)
+        )
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         tokens: dict[str, list[TokenResult]] = {part: [] for part in decoders}
         positions: list[int] = []
@@ -58,11 +61,15 @@ class Captioning:
                 written[part] += decoder.texts(features.values, [prompt] * len(captions))
                 tokens[part].append(decoder.predict(features.values, prompt, texts, owner, features.positions))
             positions += features.positions.tolist()
-        true = [self.references[position] for position in positions]
-        tokenized = [[tokenize(text) for text in of_image] for of_image in true]
-        parts = {part: _scored(written[part], tokenized, TokenResult.join(tokens[part])) for part in decoders}
-        titles = [" / ".join(of_image) for of_image in true]
+        references = [self._tokenized[position] for position in positions]
+        parts = {part: _scored(written[part], references, TokenResult.join(tokens[part])) for part in decoders}
+        titles = [" / ".join(self.references[position]) for position in positions]
         return evaluation_of("captioning", self.opened, positions, titles, parts)
+
+    @functools.cached_property
+    def _tokenized(self) -> list[list[str]]:
+        # Once for all evaluations of a training, as it takes longer than a comparison.
+        return [[tokenize(text) for text in of_image] for of_image in self.references]
 
     def _prompt(self, writer: TextWriter) -> str:
         return writer.caption_prompt if self.prompt is None else self.prompt

@@ -36,7 +36,7 @@ class QuestionAnswering:
         Raises:
             UserError: it does not, or a question is too long; or S is odd where noise comes in pairs.
         """
-        self._room(writer_of(model, self.samples))
+        self._max_new_tokens(writer_of(model, self.samples))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the figure of the configuration, of all questions and of each type, and the calibration of answers.
@@ -48,7 +48,9 @@ class QuestionAnswering:
             UserError: as `check`.
         """
         writer = writer_of(model, self.samples)
-        decoders = decoders_of(model, self.generation, self.candidates, self.samples, self.seed, self._room(writer))
+        decoders = decoders_of(
+            writer, self.generation, self.candidates, self.samples, self.seed, self._max_new_tokens(writer)
+        )
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         asked: list[Question] = []
         positions: list[int] = []
@@ -67,9 +69,9 @@ class QuestionAnswering:
         titles = [f"{question.question} {' / '.join(dict.fromkeys(question.answers))}" for question in asked]
         return evaluation_of("question_answering", self.opened, positions, titles, parts)
 
-    def _room(self, writer: TextWriter) -> int:
+    def _max_new_tokens(self, writer: TextWriter) -> int:
         texts = {question.question for of_image in self.questions for question in of_image}
-        return min(writer.room(writer.question_prompt(text)) for text in texts)
+        return min(writer.max_new_tokens(writer.question_prompt(text)) for text in texts)
 
     def _scored(self, written: Sequence[Written], asked: Sequence[Question]) -> ScoredTexts:
         name = self.figure
@@ -103,8 +105,7 @@ def read_questions(opened: OpenSet, place: str, at_least: int) -> tuple[tuple[Qu
         try:
             questions = questions_in(text, place)
         except Unreadable as error:
-            index, number = opened.loader.index, opened.loader.numbers[position]
-            where = f"{index.shard(number)}: {index.key(number)}.{member_of(place)}"
+            where = f"{opened.where(position)}.{member_of(place)}"
             raise MissingText(f"{where}: {error}; 'lit-het data prepare' writes sets with questions") from error
         found.append(tuple(question for question in questions if len(question.answers) >= at_least))
     if not any(found):

@@ -102,8 +102,5 @@ def read_captions(opened: OpenSet, source: str, unit: CaptionUnit = "line") -> t
         try:
             found.append(tuple(captions_in(text, source, unit)))
         except Unreadable as error:
-            index, number = opened.loader.index, opened.loader.numbers[position]
-            where = f"{index.shard(number)}: {index.key(number)}"
-            problem = f"no caption in .{source} ({error})"
-            raise MissingText(f"{where}: {problem}") from error
+            raise MissingText(f"{opened.where(position)}: no caption in .{source} ({error})") from error
     return tuple(found)

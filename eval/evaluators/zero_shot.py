@@ -13,7 +13,7 @@ from lit_het.errors import UserError
 from lit_het.eval import multi_label, scores
 from lit_het.eval.classes import relabelled_accuracy
 from lit_het.eval.drawings import draw_predictions
-from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.evaluation import Drawing, Evaluation, of_part
 from lit_het.eval.features import Features
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import Predictions, Predictor, class_log_probabilities, class_scores, image_quantity
@@ -71,8 +71,8 @@ class ZeroShot:
         with Bar(f"scoring {self.opened.config.name}", len(parts), "predictions") as bar:
             for part, predictions in parts.items():
                 for part_figures, part_errors in self._scored(predictions):
-                    found |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_figures.items()}
-                    errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_errors.items()}
+                    found |= of_part(part, part_figures)
+                    errors |= of_part(part, part_errors)
                 bar.advance(1)
         found[f"{CALIBRATED}/temperature_factor"] = factor
         if self.relabels is not None:
@@ -109,14 +109,14 @@ class ZeroShot:
 def _several_labels(
     without_noise: Predictor, with_noise: Predictor, features: Features
 ) -> tuple[dict[str, float], dict[str, float]]:
-    predictors = {"": without_noise, f"{NOISY}/": with_noise}
+    predictors = {"": without_noise, NOISY: with_noise}
     if not (with_noise.samples and with_noise.model.has_noise):
-        del predictors[f"{NOISY}/"]
+        del predictors[NOISY]
     found, errors = {}, {}
     for part, predictor in predictors.items():
         log_p = multi_label.joint(class_log_probabilities(predictor, features))
         for into, values in zip((found, errors), multi_label.figures(log_p, features.labels), strict=True):
-            into.update({f"{part}{name}": value for name, value in values.items()})
+            into.update(of_part(part, values))
     return found, errors
 
 

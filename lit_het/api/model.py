@@ -34,9 +34,6 @@ from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.texts import GenerationConfig, TextWriter, Written
 
-# The most tokens of a text, unless they are given.
-_TOKENS = 32
-
 
 def load(
     address: str | Path,
@@ -260,8 +257,10 @@ class Model:
         """
         writer = self._writer
         prompt = writer.caption_prompt if prompt is None else prompt
-        most = min(_TOKENS, writer.room(prompt)) if num_tokens is None else num_tokens
-        how = GenerationConfig(num_tokens=most, **generation)
+        if num_tokens is None:
+            how = GenerationConfig(**generation).within(writer.max_new_tokens(prompt))
+        else:
+            how = GenerationConfig(num_tokens=num_tokens, **generation)
         read = Images(images, self.run.config.data)
         rows = _shown(features_of(writer.features, read, len(read)), len(read))
         found: list[list[Written]] = []

@@ -82,20 +82,20 @@ class Writer:
         template = next((template for template in self._templates if QUESTION in template), QUESTION)
         return template.replace(QUESTION, question.strip())
 
-    def room(self, prompt: str) -> int:
+    def max_new_tokens(self, prompt: str) -> int:
         """Returns the most tokens of a text after a prompt, its end included.
 
         Raises:
             UserError: the prompt leaves no room for a text.
         """
         length = self._tokenizer.length
-        room = length - len(self._tokens_of(prompt))
-        if room < 2:
+        most = length - len(self._tokens_of(prompt))
+        if most < 2:
             raise UserError(
-                f"the prompt {prompt[:100]!r} has {length - room} tokens, too many for the decoder's {length} "
+                f"the prompt {prompt[:100]!r} has {length - most} tokens, too many for the decoder's {length} "
                 "positions; shorten it"
             )
-        return room
+        return most
 
     def check_samples(self, samples: int) -> int:
         """Returns S, 0 for a head without noise, see `lit_het.texts.TextWriter`."""

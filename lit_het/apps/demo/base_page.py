@@ -1,5 +1,6 @@
 """What the pages of all models share: the image, the progress, problems, and the frame around answers."""
 
+import abc
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ NUM_SHOWN = 12
 _Model = TypeVar("_Model", bound=PageModel)
 
 
-class BasePage(Generic[_Model]):
+class BasePage(abc.ABC, Generic[_Model]):
     """The contents of one browser window.
 
     Args:
@@ -56,16 +57,16 @@ class BasePage(Generic[_Model]):
 
     # What the page of a kind of models adds.
 
+    @abc.abstractmethod
     def _add_questions(self) -> None:
         """Adds what is asked about an image."""
-        raise NotImplementedError
 
     def _add_results(self) -> None:
         """Adds what is shown below answers."""
 
+    @abc.abstractmethod
     def _missing_question(self) -> str:
         """Returns what the user has yet to write, as a request; empty if nothing."""
-        raise NotImplementedError
 
     def _look(self, data: bytes, name: str) -> tuple[Any, Any, Any]:
         """Returns an image's pixels, its features, and what `_show_look` needs."""
@@ -74,9 +75,9 @@ class BasePage(Generic[_Model]):
     def _show_look(self, more: Any) -> None:
         """Shows what an image has without a question."""
 
+    @abc.abstractmethod
     async def _respond(self, features: Float[np.ndarray, " f"]) -> None:
         """Answers a question about an image."""
-        raise NotImplementedError
 
     # What all pages do.
 

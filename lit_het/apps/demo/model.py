@@ -150,15 +150,14 @@ class DemoDecoder(PageModel):
         among = split_labels(_limited("list of answers", answers))
         if len(among) > MAX_ANSWERS:
             raise UserError(f"{len(among):,} answers; give at most {MAX_ANSWERS}")
-        self._writer.room(prompt)  # so that no answer is blamed for a long question
+        self._writer.max_new_tokens(prompt)  # so that no answer is blamed for a long question
         with self._lock:
             return self._writer.rank(features, prompt, among, samples=samples, seed=seed)
 
     def _written(
         self, features: Float[np.ndarray, " f"], prompt: str, num_texts: int, samples: int, seed: int
     ) -> list[Written]:
-        most = min(GenerationConfig().num_tokens, self._writer.room(prompt))
-        how = GenerationConfig(num_tokens=most, num_texts=num_texts)
+        how = GenerationConfig(num_texts=num_texts).within(self._writer.max_new_tokens(prompt))
         with self._lock:
             return self._writer.write(features[None], [prompt], how, samples=samples, seed=seed)[0]
 
