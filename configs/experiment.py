@@ -26,6 +26,7 @@ from lit_het.optimizers import Optimizer
 from lit_het.paths import locate_config
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.union import TaskConfig
 from lit_het.training.loop import Cadence
 
@@ -107,6 +108,8 @@ class ExperimentConfig:
             raise FieldError(self, "length", f"{self.length} must be a positive number of steps, examples or epochs")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise FieldError(self, "average_decay", f"{self.average_decay} must be at least 0 and below 1")
+        if isinstance(self.task, ContrastiveConfig) and self.task.distillation and self.average_decay is None:
+            raise UserError("the teacher of task.distillation is the moving average: set average_decay, such as 0.996")
         require_at_least(0, self, "seed")
         require_choice(self, "on_nonfinite")
 

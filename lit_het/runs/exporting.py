@@ -68,6 +68,9 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         require_empty(output)
     try:
         run = open_run(run_dir, options.pretrained)
+        left_out = set(run.params) - {"image_tower", "text_tower", "head"}
+        if isinstance(run.task, ContrastiveTask) and left_out and to != "lit-het":
+            message(f"--to {to} leaves out {' and '.join(sorted(left_out))}; --to lit-het exports all")
         if isinstance(run.task, CaptioningTask) and to not in ("lit-het", "huggingface"):
             raise UserError(f"--to {to} has no decoders; export with --to huggingface or --to lit-het")
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +169,8 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
             f"--to {to} has no variances, which Gaussian embeddings are compared by; export with --to lit-het"
         )
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
-    params = {**run.params, "head": _exported_head(run, run.task, calibrated=calibrated)}
+    towers = {name: run.params[name] for name in ("image_tower", "text_tower")}
+    params = {**towers, "head": _exported_head(run, run.task, calibrated=calibrated)}
     if to == "npz":
         write_npz(output, image, text, params)
         return

@@ -12,9 +12,12 @@ from jax.sharding import Mesh
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
+from lit_het.losses.distillation import VECTORS_PER_BLOCK
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
+from lit_het.tasks.base import DistillingTask
+from lit_het.tasks.captioner import CaptionerConfig, tokens_per_block
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.dispatch import DISPATCH
@@ -83,6 +86,8 @@ class Step:
         sharding.check_batch_size(config.data.batch_size, mesh)
         self.config, self.mesh = config, mesh
         self._task = config.task.build()
+        # As from the step on where its losses begin.
+        self._distillation = config.task.distillation if isinstance(config.task, ContrastiveConfig) else None
         self.optimizer = config.optimizer.build(
             config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
         )
@@ -138,7 +143,7 @@ class Step:
         locked, trainable = self.inputs.locked, self.inputs.state.params
         return {
             part: (parameters.count(locked.get(part, {})), parameters.count(trainable.get(part, {})))
-            for part in ("image_tower", "text_tower", "decoder", "head")
+            for part in ("image_tower", "text_tower", "decoder", "captioner", "distillation", "head")
             if part in locked or part in trainable
         }
 
@@ -150,7 +155,12 @@ class Step:
         return costs.traced_flops(traced), costs.traced_flops(traced, DISPATCH)
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
-        return self._task.loss(parameters.merge(locked, trainable), batch, keys_at(self.config.seed, 0))[0]
+        params, keys = parameters.merge(locked, trainable), keys_at(self.config.seed, 0)
+        loss = self._task.loss(params, batch, keys)[0]
+        if self._distillation is not None:
+            assert isinstance(self._task, DistillingTask)
+            loss = loss + self._task.distillation_loss(params, params, batch, keys)[0]
+        return loss
 
     def memory(self) -> dict[str, int]:
         """Returns `Plan.memory`."""
@@ -172,20 +182,19 @@ class Step:
     def _logits(self, rows: int) -> int:
         """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
+        if isinstance(task, CaptioningConfig):
+            return _token_logits(task, rows) * item
         if not isinstance(task, ContrastiveConfig):
-            block = task.head.sampling
-            if isinstance(task, CaptioningConfig):
-                # Of every token of a text.
-                rows, num_classes = rows * task.decoder.length, task.decoder.vocabulary_size
-            else:
-                num_classes = task.num_classes
-            vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
-            return _COPIES_OF_LOGITS * vectors * num_classes * item
+            return _class_logits(task.head, rows, task.num_classes) * item
         all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
         num_keys = rows if task.loss.form == "ring" else all_rows
         vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
         # Keys of images and texts, and the gradient of the keys of the current block.
-        return (_COPIES_OF_LOGITS * vectors + 3 * width) * num_keys * item
+        pairs = (_COPIES_OF_LOGITS * vectors + 3 * width) * num_keys
+        tokens = 0 if task.captioner is None else _token_logits(task.captioner, rows)
+        prototypes = 0 if task.distillation is None else VECTORS_PER_BLOCK * task.distillation.num_prototypes
+        # One loss after the other: the largest counts.
+        return max(pairs, tokens, _COPIES_OF_LOGITS * prototypes) * item
 
     def compile(self) -> Compiled:
         """Compiles the step for the devices of the mesh without allocating memory on them."""
@@ -196,6 +205,7 @@ class Step:
             self.optimizer,
             config.seed,
             config.average_decay,
+            distilled_from=None if self._distillation is None else 0,
             skips_nonfinite=config.on_nonfinite == "skip",
             signal_to_noise=config.optimizer.signal_to_noise,
         )
@@ -216,6 +226,19 @@ def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
     step = Step(config, config.mesh.build(devices))
     compiled = step.compile()
     return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)
+
+
+def _class_logits(head: Any, rows: int, num_classes: int) -> int:
+    """Returns the numbers of a block of logits of a classification head, with its copies."""
+    block = head.sampling
+    vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
+    return _COPIES_OF_LOGITS * vectors * num_classes
+
+
+def _token_logits(config: CaptioningConfig | CaptionerConfig, rows: int) -> int:
+    """Returns the same for the tokens of texts."""
+    tokens, size = rows * config.decoder.length, config.decoder.vocabulary_size
+    return _class_logits(config.head, tokens if config.head.sampling else tokens_per_block(tokens, size), size)
 
 
 def _bytes_per_device(tree: Any) -> int:

@@ -44,6 +44,7 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.union import AnyTask
 from lit_het.training import loop, preemption
 from lit_het.training.loop import NonFinite
@@ -134,6 +135,7 @@ def _train_on(
                 optimizer,
                 config.seed,
                 config.average_decay,
+                distilled_from=distilled_from(config, run),
                 skips_nonfinite=config.on_nonfinite == "skip",
                 signal_to_noise=config.optimizer.signal_to_noise,
             )
@@ -169,6 +171,12 @@ def _train_on(
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         message(f"{shard}: {counted(count, 'sample')} skipped: {cause}", on_all_processes=True)
     return state, samples
+
+
+def distilled_from(config: ExperimentConfig, run: RunLength) -> int | None:
+    """Returns the first step with the losses of ``task.distillation``; None without them."""
+    found = config.task.distillation if isinstance(config.task, ContrastiveConfig) else None
+    return None if found is None else run.steps(found.start, "task.distillation.start")
 
 
 def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> None:

@@ -38,6 +38,20 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class DistillingTask(Task, Protocol):
+    """A task with losses whose targets come from the moving average of its parameters.
+
+    What only these losses need is the part ``distillation`` of the parameters.
+    """
+
+    def distillation_loss(
+        self, params: Params, teacher: Params, batch: Batch, keys: Keys
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the weighted sum of these losses and metrics to log; ``teacher`` is the average of ``params``."""
+        ...
+
+
 def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
     """Returns the number of layers between each parameter of a model and the output; 0 outside its towers.
 

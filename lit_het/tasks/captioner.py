@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from lit_het import blocks, sharding
 from lit_het.errors import FieldError, UserError
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
@@ -18,10 +19,14 @@ from lit_het.tasks.base import layers_above_towers
 from lit_het.towers.decoder import Decoder, DecoderConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, LogitSamples, Metrics, Params
 
 START_TOKEN = 0
 """The input from which the first token of a text is predicted: padding, as in T5 and big_vision."""
+
+# 256 MiB in float32.
+_LOGITS_PER_BLOCK = 2**26
+_LEAST_TOKENS_PER_BLOCK = 128
 
 TokenHeadConfig = DeterministicConfig | HetXLConfig
 """Heads that map features of a decoder to logits of the next token."""
@@ -124,12 +129,32 @@ def token_loss(
     features, _ = decoder(shifted(batch.text), decoder.start(source), key=keys("dropout"))
     counted = batch.text_target & batch.valid[:, None]
     weight = None if batch.weight is None else jnp.broadcast_to(batch.weight[:, None], counted.shape).reshape(-1)
-    samples = head(features.reshape(-1, features.shape[-1]), keys("noise"))
+    samples = in_blocks(head(features.reshape(-1, features.shape[-1]), keys("noise")), decoder.config.vocabulary_size)
     result = loss(samples, batch.text.reshape(-1), counted.reshape(-1), weight)
     metrics = {"top1": result.top1, "temperature": head.temperature(), "tokens": jnp.sum(counted)}
     if isinstance(head, HetXLClassifier):
         metrics["token_noise_norm"] = masked_mean(head.noise_norm(samples.features), counted.reshape(-1))
     return result.loss, metrics
+
+
+def in_blocks(samples: LogitSamples, vocabulary_size: int) -> LogitSamples:
+    """Returns samples whose logits without noise are computed in blocks of tokens; those with noise have blocks."""
+    shards, tokens = sharding.num_automatic_shards(), len(samples.features)
+    if samples.keys is not None or tokens % shards:
+        return samples
+    return dataclasses.replace(samples, examples_per_block=tokens_per_block(tokens // shards, vocabulary_size))
+
+
+def tokens_per_block(num_tokens: int, vocabulary_size: int) -> int:
+    """Returns the number of tokens on a device whose logits exist at the same time.
+
+    Those of a whole batch would be the largest array of all: 4 GiB for 64 texts of 64 tokens and a vocabulary of
+    256,000.
+    """
+    most = max(_LOGITS_PER_BLOCK // vocabulary_size, _LEAST_TOKENS_PER_BLOCK)
+    size = blocks.largest_divisor(num_tokens, most)
+    # Small blocks would be slow: a batch without a divisor near the limit is one block.
+    return num_tokens if size < _LEAST_TOKENS_PER_BLOCK else size
 
 
 def shifted(text: Int[Array, "b l"]) -> Int[Array, "b l"]:

@@ -14,7 +14,7 @@ from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
-from lit_het.tasks.captioner import TokenHeadConfig, build_head, check_tied, shifted, token_loss
+from lit_het.tasks.captioner import TokenHeadConfig, build_head, check_tied, in_blocks, shifted, token_loss
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
@@ -159,6 +159,7 @@ class CaptioningTask:
         state = model.decoder.start(source, num_texts=len(text) // len(source))
         features, _ = model.decoder(shifted(text), state)
         samples = model.head(features.reshape(-1, features.shape[-1]), key, num_samples)
+        samples = in_blocks(samples, self.config.decoder.vocabulary_size)
         return at_positions(samples, key, jnp.tile(jnp.arange(text.shape[1]), len(text)))
 
     def tokens(self, embedding: Float[Array, "b f"]) -> Float[Array, "b n width"]:

@@ -24,6 +24,7 @@ from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.captioner import Captioner, CaptionerConfig, token_loss
+from lit_het.tasks.distillation import Distillation, DistillationConfig, distillation_loss
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.mixing import Mixing
@@ -62,12 +63,13 @@ class ContrastiveConfig:
         mixing: which images are mixed with others, for a sigmoid loss; None for none.
         masking: the inclusion of images and texts in masked ones, for the Gaussian head; None for none.
         captioner: a text decoder that learns to write the captions beside; None for none.
+        distillation: self-distillation of the image tower and prediction of masked patches; None for none.
 
     Raises:
         UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
             have separate embeddings for another loss than the softmax loss, the loss needs other samples than the head
-            draws, images are mixed for a softmax loss, or masking or a captioner does not fit the head, the towers or
-            other fields.
+            draws, images are mixed for a softmax loss, or masking, a captioner or distillation does not fit the head,
+            the towers or other fields.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -79,6 +81,7 @@ class ContrastiveConfig:
     mixing: Mixing | None = None
     masking: MaskingConfig | None = None
     captioner: CaptionerConfig | None = None
+    distillation: DistillationConfig | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
@@ -112,13 +115,15 @@ class ContrastiveConfig:
                 "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
             )
         if self.masking is not None:
-            self._check_masking(self.masking)
+            self.masking.check(self.head, self.image_tower, self.text_tower.vocabulary_size)
         if self.captioner is not None:
             self.captioner.check(self.image_tower, self.microbatches)
             if self.mixing is not None:
                 raise UserError(
                     "task.captioner writes the caption of one image, not of mixed ones; leave out task.mixing"
                 )
+        if self.distillation is not None:
+            self.distillation.check(self.image_tower)
 
     @property
     def num_keys(self) -> int:
@@ -130,16 +135,6 @@ class ContrastiveConfig:
         """Whether an image may have several keys."""
         has_noise_by_samples = isinstance(self.head, DeterministicContrastiveConfig | HetXLContrastiveConfig)
         return has_noise_by_samples and isinstance(self.loss, SoftmaxLoss) and self.loss.likelihood == "samples"
-
-    def _check_masking(self, masking: MaskingConfig) -> None:
-        if not isinstance(self.head, GaussianContrastiveConfig) or not isinstance(self.image_tower, ViTConfig):
-            raise UserError("task.masking needs the head 'gaussian' and a ViT as image tower; leave it out")
-        most = self.text_tower.vocabulary_size
-        for field in ("mask_token", "padding_token"):
-            if getattr(masking, field) >= most:
-                raise UserError(
-                    f"task.masking.{field} = {getattr(masking, field)} is not below the vocabulary of {most} tokens"
-                )
 
     def build_head(self, rngs: nnx.Rngs) -> ContrastiveHead:
         """Returns the head with fresh parameters."""
@@ -169,6 +164,9 @@ class TwoTowers(nnx.Module):
         if config.captioner is not None:
             assert isinstance(config.image_tower, ViTConfig)
             self.captioner = Captioner(config.captioner, config.image_tower.encoder.width, rngs)
+        if config.distillation is not None:
+            assert isinstance(config.image_tower, ViTConfig)
+            self.distillation = Distillation(config.distillation, config.image_tower, rngs)
 
 
 class ContrastiveTask:
@@ -186,6 +184,8 @@ class ContrastiveTask:
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
+        if config.distillation is not None and "image_tower" not in self.trained:
+            raise UserError("task.distillation trains the image tower: leave it out of task.locked")
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = config.num_keys
 
@@ -233,6 +233,17 @@ class ContrastiveTask:
             metrics |= {"caption_loss": value, **{f"caption_{name}": figure for name, figure in found.items()}}
             loss = loss + self.config.captioner.weight * value
         return loss, metrics
+
+    def distillation_loss(
+        self, params: Params, teacher: Params, batch: Batch, keys: Keys
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the losses of `DistillationConfig`, and metrics; ``teacher`` is the average of ``params``."""
+        return distillation_loss(self._distilled(params), self._distilled(teacher), batch, keys)
+
+    def _distilled(self, params: Params) -> tuple[ViT, Distillation]:
+        model = self._model(params)
+        assert isinstance(model.image_tower, ViT)
+        return model.image_tower, model.distillation
 
     def _captioning_loss(
         self, model: TwoTowers, batch: Batch, outputs: Mapping[str, TowerOutput], keys: Keys

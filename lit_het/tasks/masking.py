@@ -8,6 +8,8 @@ from jaxtyping import Array, Int, Key, Shaped
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.towers.vit import ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,21 @@ class MaskingConfig:
             raise FieldError(self, "weight", f"{self.weight} must be above 0; task.masking None leaves the loss out")
         if not 0 < self.masked < 1:
             raise FieldError(self, "masked", f"{self.masked} must be between 0 and 1")
+
+    def check(self, head: object, image_tower: object, vocabulary_size: int) -> None:
+        """Checks that a model has Gaussians, patches and the tokens.
+
+        Raises:
+            UserError: it has not.
+        """
+        if not isinstance(head, GaussianContrastiveConfig) or not isinstance(image_tower, ViTConfig):
+            raise UserError("task.masking needs the head 'gaussian' and a ViT as image tower; leave it out")
+        for field in ("mask_token", "padding_token"):
+            if getattr(self, field) >= vocabulary_size:
+                raise UserError(
+                    f"task.masking.{field} = {getattr(self, field)} is not below the vocabulary of {vocabulary_size} "
+                    "tokens"
+                )
 
     def rows(self, x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:
         """Returns the rows that are masked: the first of every group, so that no row moves between devices.

@@ -4,10 +4,11 @@ import dataclasses
 from typing import Literal
 
 import einops
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
@@ -208,13 +209,18 @@ class ViT(nnx.Module):
         image: UInt8[Array, "b h w c"],
         key: Key[Array, ""] | None = None,
         kept: Int[Array, "b _"] | None = None,
+        masked: Bool[Array, "b n"] | None = None,
+        mask_token: Float[Array, " width"] | None = None,
     ) -> TowerOutput:
         """Returns embeddings and the encoder's tokens; pixels are mapped to [-1, 1] here.
 
         Args:
-            image: pixels as stored, of one image or of ``num_inputs``.
+            image: pixels as stored, of one image or of ``num_inputs``; of another size than that of the tower, its
+                positions are resized.
             key: random key of training, for experts; without it the tower is deterministic.
             kept: numbers of the patches of each image to encode, which leaves out the others; None for all.
+            masked: patches to replace by ``mask_token``, before positions are added; None for none.
+            mask_token: what replaces them.
         """
         b, size = image.shape[0], self.config.patch_size
         if image.shape[3] < 3 * self.config.num_inputs:
@@ -222,12 +228,16 @@ class ViT(nnx.Module):
         height, width = (length // size * size for length in image.shape[1:3])
         # Patches do not overlap, so the convolution is one matrix product.
         pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> b (h w) (p q c)", p=size, q=size)
-        positions = self._positions()[None]
+        positions = self._positions(height // size, width // size)[None]
         if kept is not None:
             pixels, positions = jnp.take_along_axis(pixels, kept[:, :, None], axis=1), positions[0][kept]
         # Pixels travel to the device as uint8, a quarter of the bytes of float32.
         tokens = self.patches(pixels.reshape(-1, pixels.shape[-1]).astype(jnp.float32) / 127.5 - 1.0)
-        tokens = self._with_first_tokens(tokens.reshape(b, -1, tokens.shape[-1]) + positions)
+        tokens = tokens.reshape(b, -1, tokens.shape[-1])
+        if masked is not None:
+            assert mask_token is not None
+            tokens = jnp.where(masked[:, :, None], mask_token.astype(tokens.dtype), tokens)
+        tokens = self._with_first_tokens(tokens + positions)
         if self.config.input_norm:
             tokens = self.input_norm(tokens)
         encoded = self.encoder(tokens, key)
@@ -242,11 +252,16 @@ class ViT(nnx.Module):
         log_variance = sharding.as_batch(self.uncertainty(tokens[:, 0]))
         return jnp.concatenate([self._project(self._pool(tokens[:, 1:])), log_variance], axis=1)
 
-    def _positions(self) -> Float[Array, "n d"]:
+    def _positions(self, rows: int, columns: int) -> Float[Array, "n d"]:
+        """Returns the positions of a grid of patches, resized bilinearly where it is not the tower's own."""
+        side, width = self.config.side, self.config.encoder.width
         if self.config.positions == "learned":
-            return self.positions[...]
-        side = self.config.side
-        return jnp.asarray(sine_cosine_positions(side, side, self.config.encoder.width))
+            own = self.positions[...]
+        else:
+            own = jnp.asarray(sine_cosine_positions(side, side, width))
+        if (rows, columns) == (side, side):
+            return own
+        return jax.image.resize(own.reshape(side, side, width), (rows, columns, width), "linear").reshape(-1, width)
 
     def _with_first_tokens(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _ d"]:
         first = []

@@ -1,17 +1,18 @@
 """One training step as a pure function."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from lit_het import parameters
 from lit_het.random import keys_at
-from lit_het.tasks.base import Task
+from lit_het.tasks.base import DistillingTask, Task
 from lit_het.types import Batch, Metrics, Params, TrainState
 
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
@@ -36,6 +37,7 @@ def make_train_step(
     seed: int,
     average_decay: float | None = None,
     *,
+    distilled_from: int | None = None,
     skips_nonfinite: bool = False,
     signal_to_noise: Callable[[Any, str], Array | None] | None = None,
 ) -> TrainStep:
@@ -49,6 +51,8 @@ def make_train_step(
         optimizer: updates the trainable parameters.
         seed: seed of all random keys.
         average_decay: decay of the moving average of parameters; None for no average.
+        distilled_from: the step from which the task's `distillation_loss` is added, whose teacher is the average;
+            None for never.
         skips_nonfinite: whether a step with a value in `MUST_BE_FINITE` that is not finite changes only the step
             number; the metric ``skipped`` reports it.
         signal_to_noise: see `lit_het.optimizers.Optimizer`; for a metric of the gradient of noise covariances.
@@ -57,10 +61,24 @@ def make_train_step(
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         def loss(trainable: Params) -> tuple[Any, Metrics]:
             # Differentiated with respect to ``trainable`` only: the backward pass never enters a locked tower.
-            return task.loss(parameters.merge(locked, trainable), batch, keys_at(seed, state.step))
+            params, keys = parameters.merge(locked, trainable), keys_at(seed, state.step)
+            value, metrics = task.loss(params, batch, keys)
+            if distilled_from is None:
+                return value, metrics
+            assert isinstance(task, DistillingTask)
+            assert state.average is not None
+            arguments = params, parameters.merge(locked, state.average), batch, keys
+            distillation_loss = functools.partial(task.distillation_loss, *arguments)
+            added, found = _when(state.step >= distilled_from, distillation_loss)
+            return value + added, metrics | found
 
         (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+        updates: Any
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        if distilled_from is not None:
+            # Weight decay would shrink parameters that have no gradient yet.
+            has_begun = state.step >= distilled_from
+            updates["distillation"] = jax.tree.map(lambda x: x * has_begun, updates["distillation"])
         params: Any = optax.apply_updates(state.params, updates)
         metrics = {
             "loss": value,
@@ -86,6 +104,12 @@ def make_train_step(
         return after, metrics
 
     return train_step
+
+
+def _when(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
+    """Returns what a function returns, or zeros without computing it."""
+    shapes = jax.eval_shape(function)
+    return jax.lax.cond(is_true, function, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
 def jit_step(step: TrainStep, state: TrainState) -> Any:

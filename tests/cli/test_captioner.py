@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import lit_het
+from lit_het.cli.main import main
 from lit_het.configs import quickstart_decoder, quickstart_lit_deterministic
 from lit_het.durations import Duration
 from lit_het.errors import UserError
@@ -72,6 +73,12 @@ def test_a_folder_of_weights_writes_the_same(config, tmp_path):
     image = pixels(config, 1)[0]
     model.save_pretrained(tmp_path / "folder")
     assert lit_het.load(tmp_path / "folder").caption(image) == model.caption(image)
+
+
+def test_an_export_without_it_says_so(config, tmp_path, capsys):
+    output = tmp_path / "model.npz"
+    assert main(["export", "--checkpoint", str(config.run_dir), "--to", "npz", "--output", str(output)]) == 0
+    assert "--to npz leaves out captioner; --to lit-het exports all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ TRACED = [
         "prolip_b16.py",
         "lit_decoder_so400m.py",
         "coca_large.py",
+        "siglip2_b16.py",
         "fine_tune_imagenet.py:image_size=384",
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",

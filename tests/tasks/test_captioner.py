@@ -17,6 +17,7 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
+from lit_het.tasks import captioner
 from lit_het.tasks.captioner import CaptionerConfig
 from lit_het.tasks.captioning import captioner_params, captioning_of
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -135,3 +136,22 @@ def test_stored_embeddings_and_texts_without_targets_are_refused(batch):
     task, params = start(COCA)
     with pytest.raises(UserError, match="needs images, not their stored embeddings"):
         task.loss(params, batch, KEYS)
+
+
+def test_blocks_of_tokens_leave_loss_and_gradient_as_they_are(monkeypatch):
+    _, params = start(COCA)
+    (whole, _), of_whole = value_and_gradient(COCA, params)
+    monkeypatch.setattr(captioner, "_LOGITS_PER_BLOCK", 9 * 10)
+    monkeypatch.setattr(captioner, "_LEAST_TOKENS_PER_BLOCK", 4)
+    assert captioner.tokens_per_block(8 * 5, 9) == 10
+    (in_blocks, _), of_blocks = value_and_gradient(COCA, params)
+    assert float(in_blocks) == pytest.approx(float(whole), rel=1e-6)
+    for path, value in parameters.flatten(of_whole).items():
+        np.testing.assert_allclose(parameters.flatten(of_blocks)[path], value, atol=2e-6, err_msg=path)
+
+
+def test_a_batch_without_divisors_is_one_block():
+    assert captioner.tokens_per_block(13, 256_000) == 13
+    assert captioner.tokens_per_block(1009, 256_000) == 1009
+    assert captioner.tokens_per_block(64 * 64, 256_000) == 256
+    assert captioner.tokens_per_block(512, 32_000) == 512

@@ -49,6 +49,7 @@ class Run:
     config: ContrastiveConfig = TASK
     seed: int = 0
     average_decay: float | None = 0.5
+    distilled_from: int | None = None
 
     def __post_init__(self):
         task, key = self.config.build(), jax.random.key(self.seed)
@@ -60,7 +61,7 @@ class Run:
         like = jax.eval_shape(initial, trainable)
         shardings = sharding.tree_shardings(like, self.mesh)
         self.state = jax.jit(initial, out_shardings=shardings)(trainable)
-        train_step = make_train_step(task, optimizer, self.seed, self.average_decay)
+        train_step = make_train_step(task, optimizer, self.seed, self.average_decay, distilled_from=self.distilled_from)
         self.step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
     def batches(self, first=0):

@@ -1,0 +1,213 @@
+"""Self-distillation and masked prediction beside a contrastive loss (SigLIP 2, Sec. 2.3; SILC; DINO; iBOT)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from lit_het import sharding
+from lit_het.durations import Duration
+from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.losses.base import weights
+from lit_het.losses.distillation import prototype_cross_entropy
+from lit_het.random import Keys
+from lit_het.tasks.views import random_views
+from lit_het.towers.layers import linear
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.vit import ViT, ViTConfig
+from lit_het.types import Batch, Metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillationConfig:
+    """Two losses whose teacher is the moving average of the image tower (SigLIP 2, Sec. 2.3).
+
+    The student's embedding of a part of the image predicts the teacher's embedding of the whole, and its tokens of
+    masked patches predict the teacher's tokens of these patches. Both predictions are distributions over prototypes.
+
+    Attributes:
+        start: when the losses begin; until then the further parameters stay as they were initialized.
+        weight: of the loss of embeddings; 0 leaves it out.
+        masked_weight: of the loss of masked patches; 0 leaves it out.
+        num_views: views of a part of each image.
+        view_size: their height and width in pixels.
+        view_areas: smallest and largest share of the image in such a view.
+        global_areas: the same of the view that the teacher sees.
+        masked: share of the patches that are masked.
+        hidden: width of the hidden layers between tower and prototypes.
+        bottleneck: size of the vectors that are compared with prototypes.
+        num_prototypes: number of prototypes.
+        student_temperature: divides the student's logits.
+        teacher_temperature: divides the teacher's logits.
+
+    Raises:
+        UserError: no loss has a weight, or a number is out of range.
+    """
+
+    start: Duration = Duration(80, "percent")
+    weight: float = 1.0
+    masked_weight: float = 0.25
+    num_views: int = 8
+    view_size: int = 96
+    view_areas: tuple[float, float] = (0.05, 0.4)
+    global_areas: tuple[float, float] = (0.4, 1.0)
+    masked: float = 0.5
+    hidden: int = 2048
+    bottleneck: int = 256
+    num_prototypes: int = 65_536
+    student_temperature: float = 0.1
+    teacher_temperature: float = 0.04
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "weight", "masked_weight")
+        require_at_least(1, self, "num_views", "view_size", "hidden", "bottleneck")
+        require_at_least(2, self, "num_prototypes")
+        if not self.weight and not self.masked_weight:
+            raise UserError("task.distillation needs weight or masked_weight above 0; None leaves both losses out")
+        if not 0 < self.masked < 1:
+            raise FieldError(self, "masked", f"{self.masked} must be between 0 and 1")
+        for field in ("student_temperature", "teacher_temperature"):
+            if not getattr(self, field) > 0:
+                raise FieldError(self, field, f"{getattr(self, field)} must be above 0")
+        for field in ("view_areas", "global_areas"):
+            least, most = getattr(self, field)
+            if not 0 < least <= most <= 1:
+                raise FieldError(self, field, f"({least}, {most}) must be two shares of an image, the smaller first")
+
+    def check(self, tower: ViTConfig | ResNetConfig) -> None:
+        """Checks that an image tower has what the losses compare.
+
+        Raises:
+            UserError: it has not, or a view is smaller than a patch or larger than an image.
+        """
+        needs = (
+            "task.distillation needs a ViT with pooling, without experts, uncertainty_token, layer_input and num_inputs"
+        )
+        if isinstance(tower, ResNetConfig):
+            raise UserError(needs)
+        has_more = tower.uncertainty_token or tower.layer_input or tower.num_inputs > 1
+        if tower.encoder.experts is not None or tower.pooling == "none" or has_more:
+            raise UserError(needs)
+        if not tower.patch_size <= self.view_size <= tower.image_size:
+            raise FieldError(
+                self,
+                "view_size",
+                f"{self.view_size} must be from {tower.patch_size} (a patch) to {tower.image_size} (an image) pixels",
+            )
+
+
+class PrototypeHead(nnx.Module):
+    """Features to unit vectors, and unit prototypes to compare them with (DINO, App. C)."""
+
+    def __init__(self, width: int, config: DistillationConfig, rngs: nnx.Rngs):
+        self.first = linear(width, config.hidden, "float32", rngs)
+        self.second = linear(config.hidden, config.hidden, "float32", rngs)
+        self.bottleneck = linear(config.hidden, config.bottleneck, "float32", rngs)
+        normal = nnx.initializers.normal(1.0)
+        self.prototypes = nnx.Param(normal(rngs.params(), (config.bottleneck, config.num_prototypes)))
+
+    def __call__(self, features: Float[Array, "n width"]) -> Float[Array, "n d"]:
+        """Returns unit vectors."""
+        hidden = nnx.gelu(self.first(features.astype(jnp.float32)), approximate=False)
+        return _unit(self.bottleneck(nnx.gelu(self.second(hidden), approximate=False)), axis=1)
+
+    def unit_prototypes(self) -> Float[Array, "d k"]:
+        """Returns the directions of the prototypes: their lengths do not count (DINO's weight norm of length 1)."""
+        return _unit(self.prototypes[...], axis=0)
+
+
+class Distillation(nnx.Module):
+    """What the losses of a `DistillationConfig` need besides the image tower."""
+
+    def __init__(self, config: DistillationConfig, tower: ViTConfig, rngs: nnx.Rngs):
+        self.config = config
+        width = tower.encoder.width
+        if config.weight:
+            self.image_head = PrototypeHead(tower.embedding_size, config, rngs)
+        if config.masked_weight:
+            self.patch_head = PrototypeHead(width, config, rngs)
+            self.mask_token = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (width,)))
+
+
+def distillation_loss(
+    student: tuple[ViT, Distillation], teacher: tuple[ViT, Distillation], batch: Batch, keys: Keys
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the weighted sum of both losses, and metrics.
+
+    Args:
+        student: image tower and heads to differentiate.
+        teacher: the moving average of both.
+        batch: with images.
+        keys: random keys of views and masks.
+
+    Raises:
+        UserError: the batch has stored embeddings instead of images.
+    """
+    if batch.image is None:
+        raise UserError("task.distillation needs images, not their stored embeddings; leave out data.embeddings")
+    config, tower = student[1].config, student[0].config
+    of_whole, of_parts, of_mask = jax.random.split(keys("distillation"), 3)
+    whole = random_views(of_whole, batch.image, 1, tower.image_size, config.global_areas)
+    target = teacher[0](whole)
+    share = weights(batch.valid, batch.weight)
+    loss, metrics = jnp.zeros(()), {}
+    if config.weight:
+        parts = random_views(of_parts, batch.image, config.num_views, config.view_size, config.view_areas)
+        heads = student[1].image_head, teacher[1].image_head
+        value, found = _compared(config, heads, (student[0](parts).embedding, target.embedding), share)
+        metrics |= {"distillation_loss": value, **found}
+        loss = loss + config.weight * value
+    if config.masked_weight:
+        masked = masked_patches(of_mask, config.masked, len(whole), tower.num_patches)
+        tokens = student[0](whole, masked=masked, mask_token=student[1].mask_token[...]).tokens
+        heads = student[1].patch_head, teacher[1].patch_head
+        at_mask = (_chosen(x[:, -tower.num_patches :], masked, config.masked) for x in (tokens, target.tokens))
+        value, found = _compared(config, heads, tuple(at_mask), share)
+        metrics |= {"masked_prediction_loss": value, **{f"patch_{name}": figure for name, figure in found.items()}}
+        loss = loss + config.masked_weight * value
+    return loss, metrics
+
+
+def masked_patches(key: Key[Array, ""], share: float, num_images: int, num_patches: int) -> Bool[Array, "b n"]:
+    """Returns which patches of each image are masked, an equal number in each."""
+    rank = jnp.argsort(jnp.argsort(jax.random.uniform(key, (num_images, num_patches)), axis=1), axis=1)
+    return sharding.as_batch(rank < _num_masked(share, num_patches))
+
+
+def _num_masked(share: float, num_patches: int) -> int:
+    return max(1, int(share * num_patches))
+
+
+def _chosen(tokens: Float[Array, "b n d"], masked: Bool[Array, "b n"], share: float) -> Float[Array, "b v d"]:
+    """Returns the tokens of masked patches."""
+    first = jnp.argsort(~masked, axis=1)[:, : _num_masked(share, masked.shape[1])]
+    return jnp.take_along_axis(tokens, first[:, :, None], axis=1)
+
+
+def _compared(
+    config: DistillationConfig,
+    heads: tuple[PrototypeHead, PrototypeHead],
+    features: tuple[Float[Array, "..."], ...],
+    share: Float[Array, " b"],
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the loss of the features of several views or patches of each image, of student and teacher."""
+    student, teacher = (
+        head(x.reshape(-1, x.shape[-1])).reshape(len(share), -1, config.bottleneck)
+        for head, x in zip(heads, features, strict=True)
+    )
+    return prototype_cross_entropy(
+        student,
+        teacher,
+        heads[0].unit_prototypes(),
+        heads[1].unit_prototypes(),
+        share,
+        student_temperature=config.student_temperature,
+        teacher_temperature=config.teacher_temperature,
+    )
+
+
+def _unit(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
+    # The square root has no gradient at 0, where a row may be.
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=axis, keepdims=True), 1e-12))

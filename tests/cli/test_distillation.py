@@ -1,0 +1,99 @@
+"""A SigLIP 2 run: the sigmoid loss, captions, self-distillation and masked prediction from a given step on."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+import lit_het
+from lit_het import parameters
+from lit_het.checkpoints.native.folders import complete_steps
+from lit_het.cli.main import main
+from lit_het.configs import quickstart_lit_deterministic
+from lit_het.durations import Duration
+from lit_het.errors import UserError
+from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.distillation import DistillationConfig
+from lit_het.training.loop import Cadence
+from lit_het.training.metric_log import read_metrics
+from tests import tiny
+
+STEPS, BEGIN = 10, 5
+
+
+def siglip2(data, run_dir):
+    config = tiny.shrink(quickstart_lit_deterministic.get_config(), data, run_dir)
+    assert isinstance(config.task, ContrastiveConfig)
+    size = config.task.image_tower.image_size
+    distillation = DistillationConfig(
+        Duration(50, "percent"), num_views=2, view_size=size // 2, hidden=16, bottleneck=8, num_prototypes=20
+    )
+    task = dataclasses.replace(
+        config.task,
+        head=dataclasses.replace(config.task.head, initial_bias=-10.0),
+        loss=SigmoidLoss(),
+        locked=(),
+        distillation=distillation,
+    )
+    return dataclasses.replace(
+        config,
+        task=task,
+        pretrained=None,
+        length=Duration(STEPS),
+        average_decay=0.9,
+        cadence=Cadence(log_steps=1, save_steps=2, evaluate_steps=STEPS),
+        evaluations=(),
+        calibration=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def config(data, tmp_path_factory):
+    """A trained run; tests only read it."""
+    config = siglip2(data, tmp_path_factory.mktemp("siglip2") / "run")
+    train(config)
+    return config
+
+
+def test_the_losses_begin_at_half_of_the_run(config):
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    found = {record["step"]: record for record in records if "train/loss" in record}
+    assert set(found) == set(range(1, STEPS + 1))
+    for step, record in found.items():
+        has_begun = step > BEGIN  # a record is that of the steps before it
+        assert (record["train/distillation_loss"] > 0) == has_begun, step
+        assert (record["train/masked_prediction_loss"] > 0) == has_begun, step
+
+
+@pytest.mark.parametrize("stop", [4, 8], ids=["before they begin", "after they began"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(config, data, tmp_path, stop):
+    again = dataclasses.replace(siglip2(data, tmp_path / "run"), cadence=config.cadence)
+    train(again)
+    for step in complete_steps(checkpoint_dir(again.run_dir)):
+        if step > stop:
+            shutil.rmtree(checkpoint_dir(again.run_dir) / str(step))
+    assert int(train(again, resume=True).step) == STEPS
+    expected, found = (parameters.flatten(open_run(c.run_dir).params) for c in (config, again))
+    for path, x in expected.items():
+        np.testing.assert_array_equal(found[path], x, err_msg=path)
+
+
+def test_it_is_opened_and_exported_as_any_image_text_model(config, tmp_path, capsys):
+    model = lit_het.load(config.run_dir)
+    assert "image-text model" in repr(model)
+    model.save_pretrained(tmp_path / "folder")
+    assert "image-text model" in repr(lit_het.load(tmp_path / "folder"))
+    for to, name in (("npz", "model.npz"), ("huggingface", "hf")):
+        output = tmp_path / name
+        assert main(["export", "--checkpoint", str(config.run_dir), "--to", to, "--output", str(output)]) == 0
+        assert f"--to {to} leaves out distillation; --to lit-het exports all" in capsys.readouterr().err
+
+
+def test_a_run_without_average_has_no_teacher(config):
+    with pytest.raises(UserError, match="set average_decay"):
+        dataclasses.replace(config, average_decay=None)

@@ -1,0 +1,208 @@
+"""Self-distillation and masked prediction beside a contrastive loss (SigLIP 2)."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import parameters
+from lit_het.errors import UserError
+from lit_het.losses.base import weights
+from lit_het.losses.distillation import prototype_cross_entropy
+from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
+from lit_het.tasks.contrastive import TwoTowers
+from lit_het.tasks.distillation import DistillationConfig, masked_patches
+from lit_het.tasks.views import random_views
+from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch
+from tests.training.tiny_run import STEPS, TASK, Run, host_batches
+
+SMALL = DistillationConfig(num_views=2, view_size=4, hidden=16, bottleneck=8, num_prototypes=12)
+CONFIG = dataclasses.replace(TASK, distillation=SMALL, locked=())
+assert isinstance(TASK.image_tower, ViTConfig)
+WITH_EXPERTS = dataclasses.replace(TASK.image_tower.encoder, depth=4, experts=ExpertsConfig(num_experts=2))
+BATCH = next(host_batches(1))
+KEYS = keys_at(0, 3)
+
+
+def with_distillation(**changes):
+    return dataclasses.replace(CONFIG, distillation=dataclasses.replace(SMALL, **changes))
+
+
+@functools.cache
+def start(config, seed=0):
+    task = config.build()
+    return task, jax.jit(task.initialize)(jax.random.key(seed))
+
+
+def value_and_gradient(config, student, teacher, batch=BATCH):
+    task, _ = start(config)
+    return jax.jit(jax.value_and_grad(lambda *x: task.distillation_loss(*x), has_aux=True))(
+        student, teacher, batch, KEYS
+    )
+
+
+def both():
+    return start(CONFIG)[1], start(CONFIG, seed=1)[1]
+
+
+def test_both_losses_equal_their_definition():
+    """Towers, heads and the loss put together by hand; each of them has tests of its own."""
+    (student_params, teacher_params), config = both(), SMALL
+    (value, metrics), _ = value_and_gradient(CONFIG, student_params, teacher_params)
+    models = [start(CONFIG)[0]._model(params) for params in (student_params, teacher_params)]
+    assert all(isinstance(model, TwoTowers) for model in models)
+    (student, teacher), image = models, jnp.asarray(BATCH.image)
+    of_whole, of_parts, of_mask = jax.random.split(KEYS("distillation"), 3)
+    whole = random_views(of_whole, image, 1, 8, config.global_areas)
+    parts = random_views(of_parts, image, 2, 4, config.view_areas).reshape(16, 2, 4, 4, 3)
+    masked = np.asarray(masked_patches(of_mask, 0.5, 16, 4))
+    assert (masked.sum(axis=1) == 2).all()
+    share, target = weights(jnp.asarray(BATCH.valid)), teacher.image_tower(whole)
+
+    def loss(found, wanted, name):
+        heads = getattr(student.distillation, name), getattr(teacher.distillation, name)
+        prototypes = heads[0].unit_prototypes(), heads[1].unit_prototypes()
+        temperatures = {"student_temperature": 0.1, "teacher_temperature": 0.04}
+        return prototype_cross_entropy(found, wanted, prototypes[0], prototypes[1], share, **temperatures)[0]
+
+    image_heads = student.distillation.image_head, teacher.distillation.image_head
+    views = jnp.stack([image_heads[0](student.image_tower(parts[:, i]).embedding) for i in range(2)], axis=1)
+    expected = loss(views, image_heads[1](target.embedding)[:, None], "image_head")
+    assert float(metrics["distillation_loss"]) == pytest.approx(float(expected), rel=1e-4)
+
+    patch_heads = student.distillation.patch_head, teacher.distillation.patch_head
+    token = student.distillation.mask_token[...]
+    tokens = student.image_tower(whole, masked=jnp.asarray(masked), mask_token=token).tokens
+    rows, columns = np.nonzero(masked)
+    at_mask, wanted = (
+        head(x[rows, columns]).reshape(16, 2, -1) for head, x in zip(patch_heads, (tokens, target.tokens), strict=True)
+    )
+    masked_prediction = loss(at_mask, wanted, "patch_head")
+    assert float(metrics["masked_prediction_loss"]) == pytest.approx(float(masked_prediction), rel=1e-4)
+    assert float(value) == pytest.approx(float(expected) + 0.25 * float(masked_prediction), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "unused"),
+    [
+        ({"masked_weight": 0.0, "weight": 3.0}, "distillation_loss", "patch_head"),
+        ({"weight": 0.0, "masked_weight": 3.0}, "masked_prediction_loss", "image_head"),
+    ],
+)
+def test_each_loss_alone(changes, name, unused):
+    config = with_distillation(**changes)
+    _, params = start(config)
+    assert unused not in params["distillation"]
+    (value, metrics), gradient = value_and_gradient(config, params, params)
+    assert float(value) == pytest.approx(3 * float(metrics[name]), rel=1e-5)
+    sizes = {path: float(jnp.abs(x).max()) for path, x in parameters.flatten(gradient).items()}
+    assert all(size > 0 for path, size in sizes.items() if path.startswith("distillation/") and "bias" not in path)
+    assert sizes["image_tower/patches/kernel"] > 0
+    assert not any(size for path, size in sizes.items() if path.startswith(("text_tower", "head")))
+
+
+def test_eight_devices_give_the_loss_and_the_gradient_of_one():
+    student, teacher = both()
+    (value, _), gradient = value_and_gradient(CONFIG, student, teacher)
+    mesh = MeshConfig(data=4, fsdp=2).build()
+    placed, average = (jax.device_put(params, tree_shardings(params, mesh)) for params in (student, teacher))
+    with jax.set_mesh(mesh):
+        (split, _), of_split = value_and_gradient(CONFIG, placed, average, jax.device_put(BATCH, batch_sharding(mesh)))
+    assert float(split) == pytest.approx(float(value), rel=1e-5)
+    for path, x in parameters.flatten(gradient).items():
+        np.testing.assert_allclose(parameters.flatten(of_split)[path], x, atol=2e-5, err_msg=path)
+
+
+def trained(config, **fields):
+    """States after every step, and metrics."""
+    run, states, records = Run(config=config, **fields), [], []
+    for batch in run.batches():
+        states.append(jax.tree.map(np.asarray, run.state))
+        run.state, metrics = run.step(run.state, run.locked, batch)
+        records.append({name: float(x) for name, x in metrics.items()})
+    return [*states, jax.tree.map(np.asarray, run.state)], records
+
+
+def test_the_losses_begin_at_their_step_and_leave_earlier_ones_as_they_are():
+    plain, of_plain = trained(dataclasses.replace(CONFIG, distillation=None))
+    states, records = trained(CONFIG, distilled_from=3)
+    for step, record in enumerate(records):
+        has_begun = step >= 3
+        assert (record["distillation_loss"] > 0) == has_begun
+        assert (record["masked_prediction_loss"] > 0) == has_begun
+        before, after = (parameters.flatten(states[i].params["distillation"]) for i in (step, step + 1))
+        assert all(np.array_equal(before[path], after[path]) for path in before) != has_begun, step
+        if not has_begun:
+            assert record["loss"] == pytest.approx(of_plain[step]["loss"], rel=1e-5)
+    assert records[3]["loss"] > of_plain[3]["loss"]
+    for path, x in parameters.flatten(plain[3].params).items():
+        np.testing.assert_allclose(parameters.flatten(states[3].params)[path], x, atol=1e-5, err_msg=path)
+
+
+def test_the_teacher_is_the_average():
+    """The loss of a step is that of the state's parameters with the state's average as teacher."""
+    states, records = trained(CONFIG, distilled_from=0)
+    last = states[STEPS - 1]
+    batch = list(host_batches())[STEPS - 1]
+    task, _ = start(CONFIG)
+    loss, _ = jax.jit(task.distillation_loss)(last.params, last.average, batch, keys_at(0, STEPS - 1))
+    contrastive, _ = jax.jit(task.loss)(last.params, batch, keys_at(0, STEPS - 1))
+    assert records[-1]["loss"] == pytest.approx(float(loss) + float(contrastive), rel=1e-5)
+
+
+def test_students_learn_to_predict_their_teacher():
+    config = with_distillation(masked_weight=0.0, view_areas=(0.8, 1.0), global_areas=(0.8, 1.0), view_size=8)
+    _, records = trained(config, distilled_from=0, average_decay=0.99)
+    assert records[-1]["distillation_loss"] < records[0]["distillation_loss"]
+    assert records[-1]["prototype_entropy"] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight": 0.0, "masked_weight": 0.0}, "needs weight or masked_weight above 0"),
+        ({"masked": 1.0}, "must be between 0 and 1"),
+        ({"teacher_temperature": 0.0}, "must be above 0"),
+        ({"view_areas": (0.5, 0.2)}, "the smaller first"),
+        ({"view_size": 9}, "from 4 (a patch) to 8 (an image) pixels"),
+        ({"num_prototypes": 1}, "at least 2"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changes, message):
+    with pytest.raises(UserError) as caught:
+        with_distillation(**changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"image_tower": ResNetConfig(), "text_tower": dataclasses.replace(TASK.text_tower, embedding_size=2048)},
+            "needs a ViT with pooling",
+        ),
+        (
+            {"image_tower": dataclasses.replace(TASK.image_tower, encoder=WITH_EXPERTS)},
+            "no experts",
+        ),
+    ],
+)
+def test_towers_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(CONFIG, **changes)
+
+
+def test_a_locked_tower_and_stored_embeddings_are_refused():
+    with pytest.raises(UserError, match=r"leave it out of task\.locked"):
+        dataclasses.replace(CONFIG, locked=("image_tower/.*",)).build()
+    task, params = start(CONFIG)
+    batch = Batch(jnp.ones(4, bool), image_embedding=jnp.zeros((4, 16)), text=jnp.zeros((4, 4), jnp.int32))
+    with pytest.raises(UserError, match="needs images"):
+        task.distillation_loss(params, params, batch, KEYS)
