@@ -1,9 +1,9 @@
 """CoCa-Large from scratch (Yu et al. 2022): a contrastive loss, and a decoder that learns to write the captions.
 
-Widths, depths, image and patch size, length of texts, vocabulary, batch, steps, optimizer, weight decay, schedule and
-weights of both losses are those of Sec. 3 and 4.1. The paper's decoder continues the causal text tower and reads 256
-pooled queries of the image; ours has tokens of its own and reads the 256 tokens of the image (docs/paper_map.md, 86).
-Its data, JFT-3B and ALIGN, are private.
+Widths, depths, image and patch size, vocabulary, batch, steps, optimizer, weight decay, schedule and weights of both
+losses are those of Sec. 3 and 4.1. The paper's decoder continues the causal text tower and reads 256 pooled queries of
+the image; ours has tokens of its own and reads the 256 tokens of the image (docs/paper_map.md, 86). The length of texts
+is ours. Its data, JFT-3B and ALIGN, are private.
 """
 
 import dataclasses

@@ -54,7 +54,7 @@ def _json_field(text: str, place: str) -> Any:
             if isinstance(caption, str):
                 caption.encode()  # JSON may contain lone surrogates, which tokenizers reject
     except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"no caption in .{place}", f"{type(error).__name__}: {storage.reason(error)}") from error
+        raise Unreadable(f"nothing in .{place}", f"{type(error).__name__}: {storage.reason(error)}") from error
     return found
 
 

@@ -129,10 +129,12 @@ def calibration_standard_error(
     bins: int = DEFAULT_BINS,
     *,
     equal_mass: bool = False,
+    groups: Int[np.ndarray, " n"] | None = None,
 ) -> float:
     """Returns the bootstrap standard error over examples of the expected calibration error, with fixed bins.
 
-    With several predictors, it is the standard error of the mean of their calibration errors.
+    With several predictors, it is the standard error of the mean of their calibration errors. Groups of dependent
+    examples are as in `bootstrap_error`.
 
     Raises:
         UserError: no examples.
@@ -149,9 +151,9 @@ def calibration_standard_error(
     )
 
     def resampled(times: Int[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
-        return np.abs(gap_by_bin @ times.T).sum(axis=0) / gap.size
+        return np.abs(gap_by_bin @ times.T).sum(axis=0) / (times.sum(axis=1) * len(by_predictor))
 
-    return bootstrap_error(resampled, size)
+    return bootstrap_error(resampled, size, groups=groups)
 
 
 def fit_temperature(

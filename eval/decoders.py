@@ -1,6 +1,8 @@
 """Decoders as evaluators use them: texts about the images of a set, without noise and with it."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -18,6 +20,9 @@ from lit_het.types import EvaluatedModel
 PLAIN, NOISY = "", "noisy"
 # Texts of each device at a time.
 _TEXTS = 32
+
+NO_TEXT = Written("", -math.inf, (), ())
+"""What is written behind a prompt that leaves no room; it is never right, and its confidence is 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +45,40 @@ class Decoder:
     seed: int
     size: int
 
-    def texts(self, features: Float[np.ndarray, "n f"], prompts: Sequence[str]) -> list[Written]:
-        """Returns the best text about each image, or its most probable candidate."""
-        if self.candidates is not None:
-            return [self._chosen(row, prompt) for row, prompt in zip(features, prompts, strict=True)]
-        found: list[Written] = []
-        for rows, count in self._blocks(len(prompts)):
-            some = [prompts[int(row)] for row in rows]
-            texts = self.writer.write(
-                features[rows], some, self.generation, samples=self.samples, seed=self.seed, bands=False
-            )
-            found += [of_image[0] for of_image in texts[:count]]
+    def texts(
+        self,
+        features: Float[np.ndarray, "n f"],
+        prompts: Sequence[str],
+        rooms: Sequence[int],
+        numbers: Int[np.ndarray, " n"],
+    ) -> list[Written]:
+        """Returns the best text about each image, or its most probable candidate; an empty one where none fits.
+
+        Args:
+            features: of the images.
+            prompts: of the texts.
+            rooms: the tokens that fit behind each prompt.
+            numbers: of the texts in the set; sampling depends on them.
+        """
+        found: list[Written] = [NO_TEXT] * len(prompts)
+        # Those with equal limits at a time: a long prompt must not shorten the texts behind others.
+        limits = np.minimum(rooms, self.generation.num_tokens)
+        for limit in np.unique(limits[np.array(rooms) >= self.least_room]):
+            group = np.flatnonzero(limits == limit)
+            written = self._written if self.candidates is None else self._chosen
+            texts = written(features[group], [prompts[row] for row in group], int(limit), numbers[group])
+            for row, text in zip(group, texts, strict=True):
+                found[row] = text
         return found
+
+    @functools.cached_property
+    def least_room(self) -> int:
+        """The tokens that must fit behind a prompt: of the longest candidate, or of an empty text and its end.
+
+        Raises:
+            UserError: a candidate is empty, or two have the same tokens.
+        """
+        return 2 if self.candidates is None else self.writer.check_answers(self.candidates)
 
     def predict(
         self,
@@ -79,12 +106,29 @@ class Decoder:
             found.append(TokenResult.of(predicted.first(count), positions[image[:count]]))
         return TokenResult.join(found)
 
-    def _chosen(self, features: Float[np.ndarray, " f"], prompt: str) -> Written:
-        """Returns the most probable candidate, with its share of the probability of all."""
+    def _written(
+        self, features: Float[np.ndarray, "n f"], prompts: Sequence[str], limit: int, numbers: Int[np.ndarray, " n"]
+    ) -> list[Written]:
+        """Returns the best text of at most so many tokens about each image."""
+        found: list[Written] = []
+        for rows, count in self._blocks(len(prompts)):
+            some, generation = [prompts[int(row)] for row in rows], self.generation.within(limit)
+            how = {"samples": self.samples, "seed": self.seed, "bands": False}
+            texts = self.writer.write(features[rows], some, generation, numbers=numbers[rows].tolist(), **how)
+            found += [of_image[0] for of_image in texts[:count]]
+        return found
+
+    def _chosen(
+        self, features: Float[np.ndarray, "n f"], prompts: Sequence[str], _: int, __: Int[np.ndarray, " n"]
+    ) -> list[Written]:
+        """Returns the most probable candidate about each image, with its share of the probability of all."""
         assert self.candidates is not None
-        ranked = self.writer.rank(features, prompt, self.candidates, samples=self.samples, seed=self.seed, bands=False)
-        shares = special.log_softmax([text.log_p for text in ranked])
-        return dataclasses.replace(ranked[0], log_p=float(shares[0]))
+        found = []
+        for row, prompt in zip(features, prompts, strict=True):
+            ranked = self.writer.rank(row, prompt, self.candidates, samples=self.samples, seed=self.seed, bands=False)
+            shares = special.log_softmax([text.log_p for text in ranked])
+            found.append(dataclasses.replace(ranked[0], log_p=float(shares[0])))
+        return found
 
     def _blocks(self, count: int) -> Iterator[tuple[Int[np.ndarray, " size"], int]]:
         """Yields rows, of which the first so many count; the others fill the block."""
@@ -104,6 +148,7 @@ class ScoredTexts:
         cls,
         written: Sequence[Written],
         right: Float[np.ndarray, " n"],
+        positions: Sequence[int],
         figures: Figures,
         tokens: TokenResult | None = None,
     ) -> "ScoredTexts":
@@ -112,11 +157,13 @@ class ScoredTexts:
         Args:
             written: the texts.
             right: how right each is, 0 to 1.
+            positions: of the images of the texts in the set.
             figures: other metrics.
             tokens: predictions of the tokens of true texts.
         """
         confidence = np.array([text.probability for text in written])
-        found, errors = (one | other for one, other in zip(figures, confidence_figures(confidence, right), strict=True))
+        of_confidence = confidence_figures(confidence, right, np.array(positions))
+        found, errors = (one | other for one, other in zip(figures, of_confidence, strict=True))
         return cls((found, errors), TextPart(written, confidence, right, tokens))
 
 
@@ -138,7 +185,6 @@ def decoders_of(
     candidates: tuple[str, ...] | None,
     samples: int,
     seed: int,
-    most: int,
 ) -> dict[str, Decoder]:
     """Returns the decoder without noise, and with S samples of a head that has noise the one with noise.
 
@@ -148,9 +194,8 @@ def decoders_of(
         candidates: texts to choose among, or None.
         samples: S.
         seed: of the noise and of sampling.
-        most: tokens that fit behind the prompts.
     """
-    generation, size = generation.within(most), _TEXTS * writer.features.num_shards
+    size = _TEXTS * writer.features.num_shards
     found = {PLAIN: Decoder(writer, generation, candidates, 0, seed, size)}
     if writer.check_samples(samples):
         found[NOISY] = Decoder(writer, generation, candidates, samples, seed, size)

@@ -49,8 +49,12 @@ def excess_aurc(confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " n
     return aurc(confidence, loss) - aurc(-loss, loss)
 
 
-def aurc_standard_errors(confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " n"]) -> tuple[float, float]:
+def aurc_standard_errors(
+    confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"] | None = None
+) -> tuple[float, float]:
     """Returns the bootstrap standard errors over examples of `aurc` and of `excess_aurc`.
+
+    Groups of dependent examples are as in `bootstrap_error`.
 
     Raises:
         UserError: as `risk_coverage_curve`.
@@ -63,19 +67,23 @@ def aurc_standard_errors(confidence: Float[np.ndarray, " n"], loss: Float[np.nda
     def excess(times: Int[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
         return area(times) - _areas(*_by_confidence(-loss, loss, times))
 
-    return bootstrap_error(area, size), bootstrap_error(excess, size)
+    return bootstrap_error(area, size, groups=groups), bootstrap_error(excess, size, groups=groups)
 
 
 def _areas(sizes: Int[np.ndarray, "r groups"], sums: Float[np.ndarray, "r groups"]) -> Float[np.ndarray, " r"]:
     """Returns the area of each resample, without its curve.
 
     The loss at place j is in the risks at j .. n, with weights 1/j .. 1/n: the area is the mean over places of the loss
-    times 1/j + ... + 1/n. A group of tied examples has its mean loss at each of its places.
+    times 1/j + ... + 1/n, which is H_n - H_(j-1) with the harmonic numbers H. A group of tied examples has its mean
+    loss at each of its places.
     """
-    size = int(sizes[0].sum())
-    weights = np.cumsum(1 / np.arange(size, 0, -1))[::-1]
-    up_to = np.concatenate([[0.0], np.cumsum(weights)])
-    of_group = np.diff(np.take(up_to, np.cumsum(sizes, axis=1)), axis=1, prepend=0.0)
+    size = sizes.sum(axis=1)
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, size.max() + 1))])
+    before = np.concatenate([[0.0], np.cumsum(harmonic)])
+    places = np.cumsum(sizes, axis=1)
+    # The sum of these weights over the places 1 .. m is m H_n - Σ_(j<m) H_j.
+    up_to = places * harmonic[size][:, None] - before[places]
+    of_group = np.diff(up_to, axis=1, prepend=0.0)
     return (sums / np.maximum(sizes, 1) * of_group).sum(axis=1) / size
 
 

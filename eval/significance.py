@@ -154,7 +154,10 @@ def ratio_of_means(values: Float[np.ndarray, " n"], of: Float[np.ndarray, " n"])
 
 
 def bootstrap_error(
-    figure: Callable[[Int[np.ndarray, "r n"]], Float[np.ndarray, " r"]], num_examples: int, seed: int = 0
+    figure: Callable[[Int[np.ndarray, "r n"]], Float[np.ndarray, " r"]],
+    num_examples: int,
+    seed: int = 0,
+    groups: Int[np.ndarray, " n"] | None = None,
 ) -> float:
     """Returns the bootstrap standard error of a figure: its deviation over `RESAMPLES` resamples of n examples.
 
@@ -164,20 +167,23 @@ def bootstrap_error(
         figure: maps the counts of each example in each of ``r`` resamples to the figure of each resample.
         num_examples: n.
         seed: of the resamples.
+        groups: of dependent examples, such as the questions about one image, which are drawn whole; None for none.
 
     Raises:
         UserError: no examples.
     """
     if num_examples == 0:
         raise UserError("no valid example to score: check that the split holds labelled images that can be read")
+    group = np.arange(num_examples) if groups is None else np.unique(groups, return_inverse=True)[1]
+    size = int(group.max()) + 1
     generator = np.random.default_rng(seed)
     figures = np.empty(RESAMPLES)
     for draws in row_blocks(RESAMPLES, num_examples):
         count = draws.stop - draws.start
         # The offset gives each resample its own range of indices, so that one bincount counts all resamples.
-        drawn = generator.integers(num_examples, size=(count, num_examples)) + num_examples * np.arange(count)[:, None]
+        drawn = generator.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
         times = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
-        figures[draws] = figure(times)
+        figures[draws] = figure(times[:, group])
     return float(np.std(figures, ddof=1))
 
 

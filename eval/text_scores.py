@@ -94,14 +94,17 @@ def caption_figures(captions: Sequence[str], references: Sequence[Sequence[str]]
     return {"cider": found["cider"], "bleu4": float(bleu(captions, references)[3]), "rouge_l": found["rouge_l"]}, errors
 
 
-def confidence_figures(confidence: Float[np.ndarray, " n"], right: Float[np.ndarray, " n"]) -> Figures:
+def confidence_figures(
+    confidence: Float[np.ndarray, " n"], right: Float[np.ndarray, " n"], image: Int[np.ndarray, " n"]
+) -> Figures:
     """Returns ``ece`` and ``aurc`` of texts, where their probability is the confidence.
 
     Args:
         confidence: of each text.
         right: how right it is, 0 to 1.
+        image: its number; standard errors are bootstrapped over images, since texts about one depend.
     """
     curve = reliability_of_confidence(confidence, right)
     found = {"ece": curve.expected_calibration_error, "aurc": aurc(confidence, 1 - right)}
-    area, _ = aurc_standard_errors(confidence, 1 - right)
-    return found, {"ece": calibration_standard_error(confidence, right), "aurc": area}
+    area, _ = aurc_standard_errors(confidence, 1 - right, image)
+    return found, {"ece": calibration_standard_error(confidence, right, groups=image), "aurc": area}

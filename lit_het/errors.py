@@ -58,7 +58,7 @@ class MissingText(DataError):
     """A sample lacks a text that every sample must have."""
 
     def __init__(self, problem: str):
-        super().__init__(problem, "give the member with captions as --captions")
+        super().__init__(problem, "give the member with captions as --captions, that with questions as --questions")
 
 
 class OtherEmbeddings(DataError):

@@ -10,6 +10,9 @@ from jaxtyping import Bool, Float
 
 from lit_het.errors import FieldError, UserError, require_at_least
 
+_MOST_PENALTY = 8
+_LEAST_TEMPERATURE = 1e-3
+
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
@@ -25,7 +28,7 @@ class GenerationConfig:
         length_penalty: α of beam search, which compares ``log p / ((5 + length) / 6)^α`` (Wu et al. 2016, Eq. 14).
 
     Raises:
-        UserError: a number below its least value, or choices of sampling without a temperature.
+        UserError: a number out of range, or choices of sampling without a temperature.
     """
 
     num_tokens: int = 32
@@ -37,9 +40,11 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_tokens", "num_texts")
-        require_at_least(0, self, "length_penalty")
-        if not 0 <= self.temperature < math.inf:
-            raise FieldError(self, "temperature", f"{self.temperature} is not 0 or positive")
+        # Powers and quotients beyond these would not be numbers in float32.
+        if not 0 <= self.length_penalty <= _MOST_PENALTY:
+            raise FieldError(self, "length_penalty", f"{self.length_penalty} is not in [0, {_MOST_PENALTY}]")
+        if self.temperature and not _LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise FieldError(self, "temperature", f"{self.temperature} is neither 0 nor at least {_LEAST_TEMPERATURE}")
         if self.top_k is not None:
             require_at_least(1, self, "top_k")
         if not 0 < self.top_p <= 1:
@@ -139,20 +144,31 @@ class TextWriter(Protocol):
         *,
         samples: int = 0,
         seed: int = 0,
+        numbers: Sequence[int] | None = None,
         bands: bool = True,
     ) -> list[list[Written]]:
-        """Returns the texts of each image, the best first; images do not change each other's texts but by sampling.
+        """Returns the texts of each image, the best first; images do not change each other's texts.
 
         Args:
             features: of the images.
             prompts: what the texts of each image begin with.
-            config: how tokens are chosen.
+            config: how tokens are chosen; fewer texts are returned where there are not as many.
             samples: S, the noise samples that probabilities are averaged over; 0 for none.
             seed: of the noise and of sampling.
+            numbers: of the images; sampling depends on them and on the seed. None counts from 0.
             bands: whether to compute the bands of tokens.
 
         Raises:
-            UserError: a prompt and its text do not fit the decoder, or S is odd where noise comes in pairs.
+            UserError: a prompt and its text do not fit the decoder, S is odd where noise comes in pairs, or the seed is
+                out of range.
+        """
+        ...
+
+    def check_answers(self, answers: Sequence[str]) -> int:
+        """Returns the tokens of the longest of given answers, its end included.
+
+        Raises:
+            UserError: answers are missing or empty, or two have the same tokens.
         """
         ...
 
@@ -171,7 +187,7 @@ class TextWriter(Protocol):
         Args:
             features: of the image.
             prompt: what the answers follow.
-            answers: at least one, all different.
+            answers: at least one, all with different tokens.
             samples: see `write`.
             seed: of the noise.
             bands: see `write`.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lit_het.errors import UserError
 from lit_het.eval.caption_metrics import tokenize
 from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, writer_of
 from lit_het.eval.evaluation import Evaluation
@@ -32,10 +33,12 @@ class Captioning:
         """Checks that the model writes text, and that the prompt leaves room for it.
 
         Raises:
-            UserError: it does not; or S is odd where noise comes in pairs.
+            UserError: it does not, or not for a candidate; or S is odd where noise comes in pairs.
         """
         writer = writer_of(model, self.samples)
-        writer.max_new_tokens(self._prompt(writer))
+        room = writer.max_new_tokens(self._prompt(writer))
+        if self.candidates is not None and (longest := writer.check_answers(self.candidates)) > room:
+            raise UserError(f"a candidate has {longest} tokens, and the prompt leaves {room}; shorten it")
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.text_scores`, and ``exact_match`` of any of an image's true captions.
@@ -47,9 +50,8 @@ class Captioning:
         """
         writer = writer_of(model, self.samples)
         prompt = self._prompt(writer)
-        decoders = decoders_of(
-            writer, self.generation, self.candidates, self.samples, self.seed, writer.max_new_tokens(prompt)
-        )
+        decoders = decoders_of(writer, self.generation, self.candidates, self.samples, self.seed)
+        room = writer.max_new_tokens(prompt)
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         tokens: dict[str, list[TokenResult]] = {part: [] for part in decoders}
         positions: list[int] = []
@@ -58,11 +60,14 @@ class Captioning:
             owner = np.repeat(np.arange(len(captions)), [len(of_image) for of_image in captions])
             texts = [text for of_image in captions for text in of_image]
             for part, decoder in decoders.items():
-                written[part] += decoder.texts(features.values, [prompt] * len(captions))
+                of_all = [prompt] * len(captions), [room] * len(captions)
+                written[part] += decoder.texts(features.values, *of_all, features.positions)
                 tokens[part].append(decoder.predict(features.values, prompt, texts, owner, features.positions))
             positions += features.positions.tolist()
         references = [self._tokenized[position] for position in positions]
-        parts = {part: _scored(written[part], references, TokenResult.join(tokens[part])) for part in decoders}
+        parts = {
+            part: _scored(written[part], references, positions, TokenResult.join(tokens[part])) for part in decoders
+        }
         titles = [" / ".join(self.references[position]) for position in positions]
         return evaluation_of("captioning", self.opened, positions, titles, parts)
 
@@ -75,11 +80,13 @@ class Captioning:
         return writer.caption_prompt if self.prompt is None else self.prompt
 
 
-def _scored(written: Sequence[Written], references: Sequence[Sequence[str]], tokens: TokenResult) -> ScoredTexts:
+def _scored(
+    written: Sequence[Written], references: Sequence[Sequence[str]], positions: Sequence[int], tokens: TokenResult
+) -> ScoredTexts:
     texts = [tokenize(text.text) for text in written]
     right = np.array([text in others for text, others in zip(texts, references, strict=True)], np.float64)
     found, errors = {"exact_match": float(right.mean())}, {"exact_match": standard_error(right)}
     for some, their_errors in (caption_figures(texts, references), tokens.figures()):
         found |= some
         errors |= their_errors
-    return ScoredTexts.of(written, right, (found, errors), tokens)
+    return ScoredTexts.of(written, right, positions, (found, errors), tokens)

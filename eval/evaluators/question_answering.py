@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from lit_het.console import message
 from lit_het.data_pipelines.captions import Question, member_of, questions_in
 from lit_het.data_pipelines.storage import Unreadable
-from lit_het.errors import MissingText, UserError
+from lit_het.errors import MissingText, UserError, counted
 from lit_het.eval.answer_metrics import AnswerFigure, anls, exact_match, vqa_accuracy
-from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, writer_of
+from lit_het.eval.decoders import PLAIN, Decoder, ScoredTexts, decoders_of, evaluation_of, writer_of
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.significance import standard_error
@@ -31,12 +32,22 @@ class QuestionAnswering:
     seed: int
 
     def check(self, model: EvaluatedModel) -> None:
-        """Checks that the model writes text, and that every question leaves room for an answer.
+        """Checks that the model writes text, and tells how many questions leave no room for an answer.
 
         Raises:
-            UserError: it does not, or a question is too long; or S is odd where noise comes in pairs.
+            UserError: it does not, or no question leaves room; or S is odd where noise comes in pairs.
         """
-        self._max_new_tokens(writer_of(model, self.samples))
+        writer = writer_of(model, self.samples)
+        least = self._decoders(writer)[PLAIN].least_room
+        texts = [question.question for of_image in self.questions for question in of_image]
+        too_long = [text for text in texts if _room(writer, text) < least]
+        if len(too_long) == len(texts):
+            raise UserError(f"{self.opened.config.name}: no question leaves room for the {least} tokens of an answer")
+        if too_long:
+            message(
+                f"{self.opened.config.name}: {counted(len(too_long), 'question')} of {len(texts):,} "
+                f"leave no room for the {least} tokens of an answer, and count as wrong: {too_long[0][:100]!r}"
+            )
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the figure of the configuration, of all questions and of each type, and the calibration of answers.
@@ -48,10 +59,10 @@ class QuestionAnswering:
             UserError: as `check`.
         """
         writer = writer_of(model, self.samples)
-        decoders = decoders_of(
-            writer, self.generation, self.candidates, self.samples, self.seed, self._max_new_tokens(writer)
-        )
+        decoders = self._decoders(writer)
         written: dict[str, list[Written]] = {part: [] for part in decoders}
+        # The number of each question in the set, whatever images cannot be read.
+        first = np.cumsum([0, *(len(of_image) for of_image in self.questions)])
         asked: list[Question] = []
         positions: list[int] = []
         for features in self.opened.stream(writer.features):
@@ -59,28 +70,38 @@ class QuestionAnswering:
             owner = np.repeat(np.arange(len(questions)), [len(of_image) for of_image in questions])
             some = [question for of_image in questions for question in of_image]
             prompts = [writer.question_prompt(question.question) for question in some]
+            rooms = [_room(writer, question.question) for question in some]
+            numbers = np.array([first[position] for position in features.positions])[owner]
+            numbers += np.concatenate([np.arange(len(of_image)) for of_image in questions])
             for part, decoder in decoders.items():
-                written[part] += decoder.texts(features.values[owner], prompts)
+                written[part] += decoder.texts(features.values[owner], prompts, rooms, numbers)
             asked += some
             positions += features.positions[owner].tolist()
         if not asked:
             raise UserError(f"{self.opened.config.name}: no readable image has a question with answers")
-        parts = {part: self._scored(written[part], asked) for part in decoders}
+        parts = {part: self._scored(written[part], asked, positions) for part in decoders}
         titles = [f"{question.question} {' / '.join(dict.fromkeys(question.answers))}" for question in asked]
         return evaluation_of("question_answering", self.opened, positions, titles, parts)
 
-    def _max_new_tokens(self, writer: TextWriter) -> int:
-        texts = {question.question for of_image in self.questions for question in of_image}
-        return min(writer.max_new_tokens(writer.question_prompt(text)) for text in texts)
+    def _decoders(self, writer: TextWriter) -> dict[str, Decoder]:
+        return decoders_of(writer, self.generation, self.candidates, self.samples, self.seed)
 
-    def _scored(self, written: Sequence[Written], asked: Sequence[Question]) -> ScoredTexts:
-        name = self.figure
+    def _scored(self, written: Sequence[Written], asked: Sequence[Question], positions: Sequence[int]) -> ScoredTexts:
+        name, image = self.figure, np.array(positions)
         right = _compared(name, [text.text for text in written], [question.answers for question in asked])
-        found, errors = {name: float(right.mean())}, {name: standard_error(right)}
-        for kind in sorted({question.type for question in asked if question.type is not None}):
-            of_kind = right[[question.type == kind for question in asked]]
-            found[f"{kind}/{name}"], errors[f"{kind}/{name}"] = float(of_kind.mean()), standard_error(of_kind)
-        return ScoredTexts.of(written, right, (found, errors))
+        found, errors = {name: float(right.mean())}, {name: standard_error(right, image)}
+        for kind in sorted({question.type for question in asked if question.type}):
+            is_kind, path = np.array([question.type == kind for question in asked]), f"{name}/{kind}"
+            found[path], errors[path] = float(right[is_kind].mean()), standard_error(right[is_kind], image[is_kind])
+        return ScoredTexts.of(written, right, positions, (found, errors))
+
+
+def _room(writer: TextWriter, question: str) -> int:
+    """Returns the tokens that fit behind a question; 0 for one that leaves no room."""
+    try:
+        return writer.max_new_tokens(writer.question_prompt(question))
+    except UserError:
+        return 0
 
 
 def _compared(figure: AnswerFigure, predictions: list[str], answers: list[tuple[str, ...]]) -> Float[np.ndarray, " n"]:

@@ -267,8 +267,8 @@ class Model:
         while some := list(itertools.islice(rows, BATCH_SIZE)):
             # All batches have the same shape, so that JAX compiles once.
             padded = np.stack(some + some[-1:] * (min(BATCH_SIZE, len(read)) - len(some)))
-            prompts = [prompt] * len(padded)
-            found += writer.write(padded, prompts, how, samples=samples, seed=seed + len(found))[: len(some)]
+            prompts, numbers = [prompt] * len(padded), range(len(found), len(found) + len(padded))
+            found += writer.write(padded, prompts, how, samples=samples, seed=seed, numbers=numbers)[: len(some)]
         return found[0] if read.is_single else found
 
     def ask(

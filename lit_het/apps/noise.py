@@ -242,11 +242,13 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
         crop=None,
         augmentations=(),
         captions=captions,
+        prompt=None,
         batch_size=max(1, min(_BATCH_SIZE, count // 4) // jax.device_count()) * jax.device_count(),
         embeddings=str((output / "embeddings" / "images").resolve()),
         text_embeddings=str((output / "embeddings" / "texts").resolve()),
     )
-    task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1, mixing=None, masking=None)
+    of_towers = dict.fromkeys(("mixing", "masking", "captioner", "distillation"))
+    task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1, **of_towers)
     return ExperimentConfig(
         run_dir=output,
         task=task,

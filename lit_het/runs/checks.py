@@ -130,6 +130,11 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                 raise UserError("data.prompt is for decoders; leave it out for an image-text model without captioner")
             if captioner is not None:
                 _check_decoder(captioner.decoder, config, tokenizer, "--task.captioner.decoder")
+                if any(config.data.prompts):
+                    raise UserError(
+                        "the text tower reads the same tokens as the captioner, without prompts or questions: set "
+                        "data.prompt to ''"
+                    )
             if task.masking is not None:
                 _check_masking(task.masking, config.data, tokenizer)
         case CaptioningConfig(decoder=decoder):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Key
 
 from lit_het.data_pipelines.captions import QUESTION
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
@@ -16,6 +16,7 @@ from lit_het.eval.answers import BAND
 from lit_het.heads.sampling import in_pairs
 from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.generation import (
+    WORST,
     Predicted,
     Prompt,
     Texts,
@@ -29,6 +30,7 @@ from lit_het.types import ImageFeatures, Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64
+MAX_SEED = 2**32 - 1
 
 
 # Computes a function of parameters, rows that the devices share, and arguments that each device has. The first argument
@@ -114,10 +116,12 @@ class Writer:
         *,
         samples: int = 0,
         seed: int = 0,
+        numbers: Sequence[int] | None = None,
         bands: bool = True,
     ) -> list[list[Written]]:
         """Returns the texts of each image, the best first, see `lit_het.texts.TextWriter`."""
-        samples, key = self.check_samples(samples), jax.random.key(seed)
+        samples, key = self.check_samples(samples), _key(seed)
+        numbers = range(len(features)) if numbers is None else numbers
         before = [self._tokens_of(prompt) for prompt in prompts]
         lengths = np.array([len(tokens) for tokens in before], np.int32)
         # Padded, so that prompts of similar lengths share a program.
@@ -127,11 +131,14 @@ class Writer:
         for row, of_image in zip(tokens, before, strict=True):
             row[: len(of_image)] = of_image
         program = functools.partial(_generated, self._task, config, self._tokenizer.end_id, samples)
-        texts = self._run(program, (features, Prompt(jnp.asarray(tokens), jnp.asarray(lengths))), self._allowed, key)
+        prompt = Prompt(jnp.asarray(tokens), jnp.asarray(lengths))
+        texts = self._run(program, (features, prompt, np.asarray(numbers, np.uint32)), self._allowed, key)
         found = []
         for row in range(len(features)):
-            ids = [one[: _length(one, self._tokenizer.end_id)] for one in texts.tokens[row]]
-            log_p = [of_text[: len(one)] for one, of_text in zip(ids, texts.log_p[row], strict=True)]
+            # Beams beyond the number of texts that can be written are no texts.
+            are_texts = texts.score[row] > WORST / 2
+            ids = [one[: _length(one, self._tokenizer.end_id)] for one in texts.tokens[row][are_texts]]
+            log_p = [of_text[: len(one)] for one, of_text in zip(ids, texts.log_p[row][are_texts], strict=True)]
             of_tokens = self._bands(features[row], before[row], ids, samples if bands else 0, key)
             found.append([self._written(*one) for one in zip(ids, log_p, of_tokens, strict=True)])
         return found
@@ -147,24 +154,12 @@ class Writer:
         bands: bool = True,
     ) -> list[Written]:
         """Returns given answers about an image, the most probable first, see `lit_het.texts.TextWriter`."""
-        samples = self.check_samples(samples)
-        if not answers or isinstance(answers, str):
-            raise UserError("no answers; give a list of at least one")
-        if repeated := [answer for answer in dict.fromkeys(answers) if list(answers).count(answer) > 1]:
-            raise UserError(f"answer {repeated[0][:100]!r} is repeated; keep one")
-        before, length = self._tokens_of(prompt), self._tokenizer.length
-        rows = []
-        for answer in answers:
-            ids = self._tokenizer.pieces(answer)
-            if not ids:
-                raise UserError(f"answer {answer[:100]!r} is empty; leave it out")
-            if len(before) + len(ids) + 1 > length:
-                raise UserError(
-                    f"answer {answer[:100]!r} has {len(ids)} tokens, too many for the decoder's {length} with the "
-                    "prompt; shorten it"
-                )
-            rows.append(np.asarray([*ids, self._tokenizer.end_id]))
-        key = jax.random.key(seed)
+        samples, key = self.check_samples(samples), _key(seed)
+        before, room, rows = self._tokens_of(prompt), self.max_new_tokens(prompt), self._answers(answers)
+        if too_long := [answer for answer, ids in zip(answers, rows, strict=True) if len(ids) > room]:
+            raise UserError(
+                f"answer {too_long[0][:100]!r} has more than the {room - 1} tokens that the prompt leaves; shorten it"
+            )
         log_p = self._log_p(features, before, rows, samples, key)
         of_tokens = self._bands(features, before, rows, samples if bands else 0, key)
         found = [self._written(*one) for one in zip(rows, log_p, of_tokens, strict=True)]
@@ -182,8 +177,27 @@ class Writer:
         """Predicts the tokens of one given text of each image, see `lit_het.texts.TextWriter`."""
         tokens, counted = self._tokenizer.prompted(list(prompts), list(texts))
         program = functools.partial(_predicted, self._task, self.check_samples(samples))
-        found = self._run(program, (features, tokens), jax.random.key(seed))
+        found = self._run(program, (features, tokens), _key(seed))
         return TokenPredictions(np.where(counted, found.log_p, 0.0), np.exp(found.best), found.is_top, counted)
+
+    def check_answers(self, answers: Sequence[str]) -> int:
+        """Returns the tokens of the longest of given answers, see `lit_het.texts.TextWriter`."""
+        return max(map(len, self._answers(answers)))
+
+    def _answers(self, answers: Sequence[str]) -> list[Int[np.ndarray, " a"]]:
+        """Returns the tokens of given answers, with their ends."""
+        if not answers or isinstance(answers, str):
+            raise UserError("no answers; give a list of at least one")
+        found: dict[tuple[int, ...], str] = {}
+        for answer in answers:
+            ids = (*self._tokenizer.pieces(answer), self._tokenizer.end_id)
+            if len(ids) == 1:
+                raise UserError(f"answer {answer[:100]!r} is empty; leave it out")
+            if ids in found:
+                same = "is repeated" if answer == found[ids] else f"has the tokens of {found[ids][:100]!r}"
+                raise UserError(f"answer {answer[:100]!r} {same}; keep one")
+            found[ids] = answer
+        return [np.asarray(ids) for ids in found]
 
     def _tokens_of(self, prompt: str) -> Int[np.ndarray, " p"]:
         return np.asarray(self._tokenizer.pieces(prompt), np.int32)
@@ -239,6 +253,12 @@ class Writer:
         return Written(text, float(log_p.sum()), pieces, tuple(np.exp(log_p).tolist()), bands)
 
 
+def _key(seed: int) -> Key[jax.Array, ""]:
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"seed = {seed} is not in [0, {MAX_SEED}]")
+    return jax.random.key(seed)
+
+
 def _length(ids: np.ndarray, end_id: int) -> int:
     """Returns the number of tokens up to the first end token, included; all where there is none."""
     ends = np.flatnonzero(ids == end_id)
@@ -258,7 +278,9 @@ def _generated(
     allowed: Any,
     key: Any,
 ) -> Texts:
-    features, prompt = rows
+    features, prompt, numbers = rows
+    # Apart from those of the noise, whose numbers are those of positions.
+    of_sampling = jax.random.fold_in(key, task.config.decoder.length)
     return generate(
         task,
         params,
@@ -267,8 +289,7 @@ def _generated(
         config,
         end_token=end_token,
         noise=(key, samples) if samples else None,
-        # Apart from those of the noise, whose numbers are those of positions.
-        key=jax.random.fold_in(key, task.config.decoder.length),
+        keys=jax.vmap(lambda number: jax.random.fold_in(of_sampling, number))(numbers),
         allowed=allowed,
     )
 

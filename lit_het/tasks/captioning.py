@@ -73,7 +73,8 @@ def captioning_of(config: ContrastiveConfig) -> CaptioningConfig | None:
         config.image_tower, pooling="none", representation_size=None, projection_size=None, layer_input=False
     )
     captioner = config.captioner
-    return CaptioningConfig(tower, captioner.decoder, captioner.head, captioner.loss, config.locked)
+    # Nothing is locked: patterns of the text tower would match nothing.
+    return CaptioningConfig(tower, captioner.decoder, captioner.head, captioner.loss, locked=())
 
 
 def captioner_params(task: "CaptioningTask", params: Params) -> Params:

@@ -17,7 +17,7 @@ from lit_het.towers.decoder import DecoderState
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Params
 
-_WORST = -1e30
+WORST = -1e30
 """Log-probability of what must not be chosen; finite, as differences of infinities are not numbers."""
 
 
@@ -58,7 +58,7 @@ def generate(
     *,
     end_token: int,
     noise: tuple[Key[Array, ""], int] | None = None,
-    key: Key[Array, ""] | None = None,
+    keys: Key[Array, " b"] | None = None,
     allowed: Bool[Array, " k"] | None = None,
 ) -> Texts:
     """Returns texts of images.
@@ -71,11 +71,11 @@ def generate(
         config: how to choose tokens.
         end_token: ends a text.
         noise: random key and S, to average the probabilities of each token over noise samples; None for no noise.
-        key: random key of sampling; each text of each image draws its own numbers.
+        keys: random key of each image for sampling; each of its texts draws its own numbers.
         allowed: tokens that may be written; None for all.
 
     Raises:
-        UserError: prompt and text have more tokens than the decoder has positions, or sampling has no key.
+        UserError: prompt and text have more tokens than the decoder has positions, or sampling has no keys.
     """
     length = prompt.tokens.shape[1] + config.num_tokens
     if length > task.config.decoder.length:
@@ -83,13 +83,13 @@ def generate(
             f"a prompt of {prompt.tokens.shape[1]} tokens and {config.num_tokens} tokens of text need more than the "
             f"decoder's {task.config.decoder.length} positions; shorten the prompt, or write fewer tokens"
         )
-    if config.temperature and key is None:
-        raise UserError("sampling needs a random key; give one, or set temperature to 0")
+    if config.temperature and keys is None:
+        raise UserError("sampling needs random keys; give them, or set temperature to 0")
     writer = _Writer(task.model(params), config, end_token, noise, allowed)
     started = writer.start(source, prompt)
     if config.temperature == 0 and config.num_texts > 1:
         return _beam_search(writer, *started)
-    return _one_by_one(writer, *started, key)
+    return _one_by_one(writer, *started, keys)
 
 
 def text_log_probabilities(
@@ -229,7 +229,7 @@ class _Writer:
             key, num_samples = self.noise
             samples = at_positions(self.model.head(features, key, num_samples), key, position)
         log_p = mean_log_probabilities(samples, jax.nn.log_softmax)
-        return log_p if self.allowed is None else jnp.where(self.allowed[None], log_p, _WORST)
+        return log_p if self.allowed is None else jnp.where(self.allowed[None], log_p, WORST)
 
 
 def _one_by_one(
@@ -237,12 +237,13 @@ def _one_by_one(
     state: DecoderState,
     log_p: Float[Array, "rows k"],
     position: Int[Array, " rows"],
-    key: Key[Array, ""] | None,
+    of_images: Key[Array, " b"] | None,
 ) -> Texts:
     """Writes texts that do not depend on one another, greedily or by sampling."""
-    rows, n = len(log_p), writer.config.num_tokens
-    # Of each text, so that they do not depend on the devices that share the rows.
-    keys = jax.random.split(key, rows) if key is not None and writer.config.temperature else None
+    (rows, n), t = (len(log_p), writer.config.num_tokens), writer.config.num_texts
+    keys = None
+    if of_images is not None and writer.config.temperature:
+        keys = jax.vmap(lambda key: jax.random.split(key, t))(of_images).reshape(-1)
 
     def is_unfinished(carry: Any) -> Bool[Array, ""]:
         step, *_, done, _, _ = carry
@@ -261,7 +262,7 @@ def _one_by_one(
     empty = jnp.zeros((rows, n), jnp.int32), jnp.zeros((rows, n))
     carry = jnp.zeros((), jnp.int32), state, log_p, jnp.zeros(rows, bool), *empty
     *_, tokens, found = jax.lax.while_loop(is_unfinished, write, carry)
-    by_image = tokens.reshape(-1, writer.config.num_texts, n), found.reshape(-1, writer.config.num_texts, n)
+    by_image = tokens.reshape(-1, t, n), found.reshape(-1, t, n)
     texts = Texts(*by_image, by_image[1].sum(axis=2))
     return jax.tree.map(lambda x: _rows_of(x, jnp.argsort(-texts.score, axis=1)), texts)
 
@@ -275,13 +276,13 @@ def _chosen(
     log_p = jax.nn.log_softmax(log_p / config.temperature)
     if config.top_k is not None:
         kept, _ = jax.lax.top_k(log_p, min(config.top_k, log_p.shape[1]))
-        log_p = jnp.where(log_p < kept[:, -1:], _WORST, log_p)
+        log_p = jnp.where(log_p < kept[:, -1:], WORST, log_p)
     if config.top_p < 1:
         order = jnp.argsort(-log_p, axis=1)
         p = jnp.take_along_axis(jax.nn.softmax(log_p), order, axis=1)
         # A token is kept if those before it have less than the total: at least one is.
         is_kept = jnp.cumsum(p, axis=1) - p < config.top_p
-        log_p = jnp.where(jnp.take_along_axis(is_kept, jnp.argsort(order, axis=1), axis=1), log_p, _WORST)
+        log_p = jnp.where(jnp.take_along_axis(is_kept, jnp.argsort(order, axis=1), axis=1), log_p, WORST)
     draw = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, step), row))
     return draw(keys, log_p).astype(jnp.int32)
 
@@ -294,8 +295,8 @@ def _beam_search(
     b = len(log_p) // t
     empty = jnp.zeros((b, t, n), jnp.int32), jnp.zeros((b, t, n))
     # The score of beams that go on is their log-probability. At first all of an image are equal: one is enough.
-    alive = Texts(*empty, jnp.full((b, t), _WORST).at[:, 0].set(0.0))
-    best = Texts(*empty, jnp.full((b, t), _WORST))
+    alive = Texts(*empty, jnp.full((b, t), WORST).at[:, 0].set(0.0))
+    best = Texts(*empty, jnp.full((b, t), WORST))
 
     def penalized(total: Float[Array, "b _"], length: int | Int[Array, ""]) -> Float[Array, "b _"]:
         return total / ((5 + length) / 6) ** writer.config.length_penalty
@@ -319,11 +320,11 @@ def _beam_search(
             total,
         )
         is_last = (token == writer.end_token) | (step + 1 == n)
-        score = jnp.where(is_last, penalized(total, step + 1), _WORST)
+        score = jnp.where(is_last, penalized(total, step + 1), WORST)
         best = _best(best, dataclasses.replace(candidates, score=score), t)
-        _, kept = jax.lax.top_k(jnp.where(is_last, 2 * _WORST, total), t)
+        _, kept = jax.lax.top_k(jnp.where(is_last, 2 * WORST, total), t)
         alive = jax.tree.map(lambda x: _rows_of(x, kept), candidates)
-        alive = dataclasses.replace(alive, score=jnp.where(_rows_of(is_last, kept), _WORST, alive.score))
+        alive = dataclasses.replace(alive, score=jnp.where(_rows_of(is_last, kept), WORST, alive.score))
         # The keys and values of a beam are those of its parent.
         rows = (jnp.arange(b)[:, None] * t + _rows_of(parent, kept)).reshape(-1)
         state = dataclasses.replace(state, own=jax.tree.map(lambda x: x[:, rows], state.own))

@@ -113,6 +113,23 @@ def test_an_image_has_the_same_texts_alone_and_among_others(run, images):
     assert among.log_p == pytest.approx(alone.log_p, abs=1e-4)
 
 
+def test_batches_of_images_have_the_noise_of_one(run, images, monkeypatch):
+    expected = lit_het.load(run).caption(images, samples=4)
+    monkeypatch.setattr("lit_het.api.model.BATCH_SIZE", 3)
+    found = lit_het.load(run).caption(images, samples=4)
+    assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in expected]
+    for [one], [other] in zip(found, expected, strict=True):
+        assert one.log_p == pytest.approx(other.log_p, abs=1e-4)
+        np.testing.assert_allclose(one.bands, other.bands, atol=1e-4)
+
+
+def test_there_are_no_more_texts_than_can_be_written(decoder, images):
+    size = decoder.tokenizer.build().vocabulary_size
+    texts = lit_het.load(decoder.run_dir).caption(images[0], samples=0, num_texts=size + 50, num_tokens=1)
+    assert 1 < len(texts) <= size
+    assert sum(text.probability for text in texts) == pytest.approx(1, abs=1e-2)  # without padding
+
+
 def test_tokens_that_the_tokenizer_does_not_have_are_never_written(decoder, images):
     model = lit_het.load(decoder.run_dir)
     size = decoder.tokenizer.build().vocabulary_size
@@ -138,6 +155,7 @@ def test_brackets_in_names_and_texts_are_no_styles(capsys):
         (["--num-tokens", "40"], "need more than the decoder's 24 positions"),
         (["--top-k", "3"], "set a temperature above 0"),
         (["--samples", "-1"], "--samples -1: must be at least 0"),
+        (["--seed", "9" * 20], "seed = 99999999999999999999 is not in [0, 4294967295]"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(run, images, capsys, arguments, message):
@@ -150,7 +168,8 @@ def test_what_cannot_be_written_is_one_line(run, images, capsys, arguments, mess
     [
         ("red,red", "answer 'red' is repeated; keep one"),
         (",", "no answers; give a list of at least one"),
-        ("red " * 30, "too many for the decoder's 24 with the prompt; shorten it"),
+        ("red,Red", "answer 'Red' has the tokens of 'red'; keep one"),
+        ("red " * 30, "has more than the 7 tokens that the prompt leaves; shorten it"),
     ],
 )
 def test_answers_that_cannot_be_ranked_are_one_line(run, images, capsys, answers, message):

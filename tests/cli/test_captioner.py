@@ -12,6 +12,7 @@ from lit_het.errors import UserError
 from lit_het.eval.decoder_suite import WriteCaptionsConfig
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.sets import ImageSet
+from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.tasks.captioner import CaptionerConfig
@@ -75,6 +76,23 @@ def test_a_folder_of_weights_writes_the_same(config, tmp_path):
     assert lit_het.load(tmp_path / "folder").caption(image) == model.caption(image)
 
 
+def test_stored_embeddings_have_no_tokens(config, tmp_path):
+    folder = str(tmp_path / "embeddings")
+    embed(config.run_dir, config, folder, EmbedOptions())
+    data = dataclasses.replace(config.data, embeddings=folder)
+    with pytest.raises(UserError, match=r"--task\.captioner reads images; leave it out"):
+        train(dataclasses.replace(config, run_dir=tmp_path / "run", data=data))
+
+
+def test_noise_is_learned_without_the_captioner(config, tmp_path, monkeypatch):
+    [shards] = config.data.shards
+    monkeypatch.setattr("lit_het.apps.noise.LEAST_PAIRS", 8)
+    flags = ["--length", "2", "--calibration", "None"]
+    line = ["add-noise", "--model", str(config.run_dir), "--data", shards, "--output", str(tmp_path / "noise"), *flags]
+    assert main(line) == 0
+    assert lit_het.load(tmp_path / "noise").run.config.task.captioner is None
+
+
 def test_an_export_without_it_says_so(config, tmp_path, capsys):
     output = tmp_path / "model.npz"
     assert main(["export", "--checkpoint", str(config.run_dir), "--to", "npz", "--output", str(output)]) == 0
@@ -85,7 +103,7 @@ def test_an_export_without_it_says_so(config, tmp_path, capsys):
     ("changes", "message"),
     [
         ({"prompt": None}, "set `data.prompt`, '' for no prompt"),
-        ({"embeddings": "nowhere"}, "nowhere"),
+        ({"prompt": "a shape:"}, "set data.prompt to ''"),
     ],
 )
 def test_data_that_does_not_suit_it_is_refused(config, tmp_path, changes, message):

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from lit_het.cli.main import main
+from lit_het.data_pipelines.shards import write_shards
 from lit_het.durations import Duration
+from lit_het.errors import UserError
+from lit_het.eval import decoders
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.sets import ImageSet
@@ -15,8 +18,9 @@ from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.texts import GenerationConfig
 from lit_het.training.loop import Cadence
+from lit_het.training.metric_log import read_metrics
 from tests import tiny
-from tests.cli.tiny_decoder import NAMES, QUESTION
+from tests.cli.tiny_decoder import NAMES, QUESTION, pixels
 
 
 def evaluated(tmp_path, kind, run, data, *flags):
@@ -138,9 +142,76 @@ def test_questions_need_enough_answers_and_different_candidates(tmp_path, decode
     same.write_text("red\nred\n")
     assert "list two texts or more, each once" in refusal(capsys, *line, "--candidates", same)
     missing = refusal(capsys, *line, "--figure", "exact_match", "--questions", "json/answers")
-    assert "no caption in .json/answers" in missing
+    assert "nothing in .json/answers" in missing
 
 
 def test_other_models_write_nothing(trained, captions, capsys):
     line = ["captioning", "--checkpoint", trained, "--data", captions, "--split", "."]
     assert "the model writes no text; take a run with a decoder" in refusal(capsys, *line)
+
+
+@pytest.fixture
+def with_a_long_question(tmp_path, decoder, questions):
+    """The questions, one image with a second one that leaves two tokens, and one that leaves none."""
+    tokenizer, long = decoder.tokenizer.build(), QUESTION
+    while tokenizer.length - len(tokenizer.pieces(f"answer: {long}")) > 2:
+        long += " ?"
+    samples = []
+    for number, image in enumerate(pixels(decoder, 6)):
+        asked = [{"question": QUESTION, "answers": [NAMES[number].split()[0]], "type": "noisy"}]
+        if number == 0:
+            asked += [{"question": text, "answers": ["red"], "type": ""} for text in (long, long * 2)]
+        samples.append({"__key__": f"{number}", "jpg": tiny.encode_jpeg(image), "json": {"questions": asked}})
+    write_shards(tmp_path / "long", samples)
+    return str(tmp_path / "long")
+
+
+def test_long_questions_change_nothing_for_others_and_count_as_wrong_without_room(
+    tmp_path, decoder, with_a_long_question, capsys
+):
+    how = ("--figure", "exact_match", "--samples", 4)
+    found = evaluated(tmp_path, "question-answering", decoder.run_dir, with_a_long_question, *how)
+    assert "1 question of 8 leave no room for the 2 tokens of an answer, and count as wrong" in capsys.readouterr().err
+    for part in ("", "noisy/"):
+        assert found[f"question_answering/shapes/{part}exact_match/noisy"] == 1
+        assert 6 / 8 <= found[f"question_answering/shapes/{part}exact_match"] <= 7 / 8
+    assert not any(name.endswith("exact_match/") for name in found)
+    colours = tmp_path / "colours.txt"
+    colours.write_text("\n".join(tiny.COLOURS))
+    chosen = evaluated(
+        tmp_path, "question-answering", decoder.run_dir, with_a_long_question, *how, "--candidates", colours
+    )
+    assert chosen["question_answering/shapes/exact_match/noisy"] == 1
+
+
+def test_candidates_that_do_not_fit_are_refused_before_anything_is_trained(tmp_path, decoder, captions, questions):
+    long, same = tmp_path / "long.txt", tmp_path / "same.txt"
+    long.write_text("red\n" + "red " * 40)
+    same.write_text("red\nRed\nblue")
+    sets = [ImageSet("shapes", folder, split=".", labelled=False) for folder in (captions, questions)]
+    for candidates, message in ((long, "for the|leaves"), (same, "has the tokens of 'red'; keep one")):
+        evaluations = (
+            WriteCaptionsConfig(sets[0], candidates=candidates),
+            AnswerQuestionsConfig(sets[1], figure="anls", candidates=candidates),
+        )
+        for evaluation in evaluations:
+            config = dataclasses.replace(decoder, run_dir=tmp_path / "run", evaluations=(evaluation,))
+            with pytest.raises(UserError, match=message):
+                train(config)
+            assert read_metrics(tmp_path / "run" / "metrics.jsonl") == []
+
+
+def test_samples_depend_on_the_number_of_an_image_and_not_on_blocks(tmp_path, decoder, monkeypatch):
+    samples = [
+        {"__key__": f"{number:03d}", "jpg": tiny.encode_jpeg(image), "txt": "red circle"}
+        for number, image in enumerate(np.repeat(pixels(decoder, 1), 12, axis=0))
+    ]
+    write_shards(tmp_path / "copies", samples)
+    found = []
+    for texts_at_a_time in (1, 8):
+        monkeypatch.setattr(decoders, "_TEXTS", texts_at_a_time)
+        evaluated(tmp_path, "captioning", decoder.run_dir, tmp_path / "copies", "--temperature", 5, "--num-tokens", 4)
+        [record] = [record for record in read_records(decoder.run_dir) if record.kind == "captioning"]
+        found.append(record.drawing.arrays["confidence"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+    assert len(np.unique(found[0])) > 6

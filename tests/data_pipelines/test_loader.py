@@ -244,7 +244,7 @@ def test_captions_may_be_fields_of_json(tmp_path: Path, make_shards: Callable[..
     )
     batch = joined(list(loader.epoch(8)))
     assert np.asarray(batch.text)[[3, 8], 0].tolist() == [3, 8]
-    assert loader.faults.causes == {"empty caption": 1, "no caption in .json/caption": 3}
+    assert loader.faults.causes == {"empty caption": 1, "nothing in .json/caption": 3}
 
 
 def test_a_data_set_of_a_mixture_that_cannot_be_used_is_named(tmp_path: Path, make_shards: Callable[..., Path]):

@@ -121,8 +121,8 @@ def test_the_unit_says_what_a_caption_is(text: str, place: str, unit: CaptionUni
         (json.dumps({"t": []}), "json/t", "line", "empty caption"),
         (json.dumps({"t": ["a", 3]}), "json/t", "line", "not text, but of type int"),
         (json.dumps({"t": ["a"]}), "json/t", "text", "not text, but of type list"),
-        ('{"t": ["a", "\\ud83d"]}', "json/t", "line", r"no caption in \.json/t"),
-        ("{}", "json/t", "line", r"no caption in \.json/t"),
+        ('{"t": ["a", "\\ud83d"]}', "json/t", "line", r"nothing in \.json/t"),
+        ("{}", "json/t", "line", r"nothing in \.json/t"),
     ],
 )
 def test_a_member_without_captions_is_named(text: str, place: str, unit: CaptionUnit, cause: str):

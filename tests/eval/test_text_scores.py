@@ -56,15 +56,23 @@ def test_errors_of_tokens_are_over_images(tokens):
     assert errors["token_ece"] == pytest.approx(np.std([gaps[1], gaps[2], gaps[3], gaps[3]]), rel=0.1)
 
 
-def test_more_images_have_smaller_errors():
-    generator, means = np.random.default_rng(0), []
-    nll = generator.exponential(size=4000)
+def test_errors_of_the_perplexity_fall_with_the_root_of_the_images():
+    nll = np.random.default_rng(0).exponential(size=4000)
     for size in (1000, 4000):
-        image = np.arange(size)
-        found, errors = TokenResult(nll[:size], np.full(size, 0.5), np.ones(size), image).figures()
+        _, errors = TokenResult(nll[:size], np.full(size, 0.5), np.ones(size), np.arange(size)).figures()
         assert errors["log_perplexity"] == pytest.approx(nll[:size].std() / np.sqrt(size), rel=0.1)
-        means.append(found["log_perplexity"])
-    assert means[0] != means[1]
+
+
+def test_errors_of_confidence_are_those_of_images():
+    """Ten equal texts about each image tell no more than one."""
+    random = np.random.default_rng(0)
+    confidence, image = random.uniform(size=200), np.arange(200)
+    right = (random.uniform(size=200) < confidence).astype(float)
+    once, errors = confidence_figures(confidence, right, image)
+    ten_times, of_ten = confidence_figures(*(np.repeat(x, 10) for x in (confidence, right, image)))
+    assert ten_times["ece"] == pytest.approx(once["ece"])
+    for name, error in errors.items():
+        assert of_ten[name] == pytest.approx(error, rel=0.1), name
 
 
 def test_captions_that_equal_a_true_one_have_the_best_figures():
@@ -80,7 +88,7 @@ def test_captions_that_equal_a_true_one_have_the_best_figures():
 
 def test_confidence_is_compared_with_how_right_texts_are():
     confidence, right = np.array([0.9, 0.9, 0.3]), np.array([1, 0.5, 0])
-    found, errors = confidence_figures(confidence, right)
+    found, errors = confidence_figures(confidence, right, np.arange(len(right)))
     # Texts of 0.9 are right by 0.75; that of 0.3 is wrong.
     assert found["ece"] == pytest.approx((2 * 0.15 + 0.3) / 3)
     # Errors of the most confident: 0.25 (two tie), 0.25, 0.5.

@@ -87,6 +87,16 @@ def test_a_locked_image_tower_learns_from_neither_part():
     assert above["captioner/head/logits/kernel"] == 0
 
 
+def test_a_locked_text_tower_leaves_the_decoder_as_it_is():
+    config = dataclasses.replace(COCA, locked=("image_tower/.*", "text_tower/tokens/.*", "captioner/head/.*"))
+    task, params = start(config)
+    captioning = captioning_of(config)
+    assert captioning is not None
+    written = captioning.build()
+    assert captioner_params(written, params).keys() == written.shapes.keys()
+    assert task.trained
+
+
 def test_eight_devices_give_the_loss_and_the_gradient_of_one():
     _, params = start(SIGLIP2)
     (loss, _), gradient = value_and_gradient(SIGLIP2, params)

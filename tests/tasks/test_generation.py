@@ -52,9 +52,9 @@ def trained(config=CAPTIONING):
 def compiled(config, how):
     task, _ = trained(config)
 
-    def run(params, source, prompt, noise, key):
+    def run(params, source, prompt, noise, keys):
         return generate(
-            task, params, source, prompt, how, end_token=END, noise=None if noise is None else (noise, 4), key=key
+            task, params, source, prompt, how, end_token=END, noise=None if noise is None else (noise, 4), keys=keys
         )
 
     return jax.jit(run)
@@ -62,7 +62,8 @@ def compiled(config, how):
 
 def written(config=CAPTIONING, source=SOURCE, prompt=PROMPT, noise=None, key=None, **fields):
     how = GenerationConfig(**{"num_tokens": 3, **fields})
-    texts = compiled(config, how)(trained(config)[1], jnp.asarray(source), prompt, noise, key)
+    keys = None if key is None else jax.random.split(key, len(source))
+    texts = compiled(config, how)(trained(config)[1], jnp.asarray(source), prompt, noise, keys)
     return jax.tree.map(np.asarray, texts)
 
 
@@ -206,11 +207,21 @@ def test_top_k_and_top_p_leave_out_improbable_tokens():
 
 
 def test_a_low_temperature_is_greedy_and_other_keys_draw_other_texts():
-    cold = written(temperature=1e-4, key=jax.random.key(2))
+    cold = written(temperature=1e-3, key=jax.random.key(2))
     np.testing.assert_array_equal(cold.tokens, written().tokens)
     texts = [written(num_texts=5, temperature=1.0, key=jax.random.key(key)).tokens for key in (1, 1, 2)]
     np.testing.assert_array_equal(texts[0], texts[1])
     assert (texts[0] != texts[2]).any()
+
+
+def test_the_samples_of_an_image_do_not_depend_on_others():
+    keys = jax.random.split(jax.random.key(2), 8)
+    how = GenerationConfig(num_tokens=3, num_texts=5, temperature=1.0)
+    params, all_of_them = trained()[1], jnp.asarray(SOURCE)
+    expected = compiled(CAPTIONING, how)(params, all_of_them, PROMPT, None, keys).tokens
+    some = jax.tree.map(lambda x: x[2:5], PROMPT)
+    found = compiled(CAPTIONING, how)(params, all_of_them[2:5], some, None, keys[2:5]).tokens
+    np.testing.assert_array_equal(found, expected[2:5])
 
 
 def test_probabilities_of_tokens_are_averaged_over_noise():
@@ -260,11 +271,12 @@ def test_eight_devices_write_the_texts_of_one(fields):
     expected = written(key=key, **fields)
     mesh = MeshConfig().build()
     _, params = trained()
-    rows = jax.device_put((jnp.asarray(SOURCE), PROMPT), batch_sharding(mesh))
+    keys = None if key is None else jax.random.split(key, len(SOURCE))
+    source, prompt, keys = jax.device_put((jnp.asarray(SOURCE), PROMPT, keys), batch_sharding(mesh))
     how = GenerationConfig(**{"num_tokens": 3, **fields})
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, tree_shardings(params, mesh))
-        found = compiled(CAPTIONING, how)(placed, *rows, None, key)
+        found = compiled(CAPTIONING, how)(placed, source, prompt, None, keys)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.score, expected.score, rtol=1e-4)
 
@@ -273,10 +285,12 @@ def test_eight_devices_write_the_texts_of_one(fields):
     ("fields", "message"),
     [
         ({"num_tokens": 4}, "a prompt of 3 tokens and 4 tokens of text need more than the decoder's 6 positions"),
-        ({"temperature": 1.0}, "sampling needs a random key"),
+        ({"temperature": 1.0}, "sampling needs random keys"),
         ({"top_k": 3}, "set a temperature above 0"),
         ({"top_p": 0.0, "temperature": 1.0}, r"top_p = 0.0 is not in \(0, 1\]"),
         ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": 1e-40}, "temperature = 1e-40 is neither 0 nor at least 0.001"),
+        ({"length_penalty": 1000.0}, r"length_penalty = 1000.0 is not in \[0, 8\]"),
         ({"num_texts": 0}, "num_texts = 0 must be at least 1"),
     ],
 )
