@@ -67,7 +67,7 @@ class QuestionAnswering:
             raise UserError(f"{self.opened.config.name}: no readable image has a question with answers")
         parts = {part: self._scored(written[part], asked) for part in decoders}
         titles = [f"{question.question} {' / '.join(dict.fromkeys(question.answers))}" for question in asked]
-        return evaluation_of("question_answering", self.opened, positions, titles, parts)
+        return evaluation_of("question_answering", self.opened, positions, titles, parts, writer)
 
     def _max_new_tokens(self, writer: TextWriter) -> int:
         texts = {question.question for of_image in self.questions for question in of_image}

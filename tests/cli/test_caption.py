@@ -186,7 +186,7 @@ def test_other_commands_say_what_a_decoder_lacks(run, trained, images, data, cap
 
 
 @pytest.fixture(scope="module")
-def upstream(decoder, tmp_path_factory):
+def pooling(decoder, tmp_path_factory):
     """The run of a tower that pools its tokens by attention."""
     folder = tmp_path_factory.mktemp("upstream")
     config = tiny.classifier(decoder, Path(decoder.data.shards[0]).parent, folder / "run")
@@ -195,7 +195,7 @@ def upstream(decoder, tmp_path_factory):
     return folder / "run"
 
 
-def test_stored_tokens_train_the_same_decoder(decoder, upstream, tmp_path, capsys):
+def test_stored_tokens_train_the_same_decoder(decoder, pooling, tmp_path, capsys):
     store = tmp_path / "tokens"
     config = dataclasses.replace(
         decoder,
@@ -203,11 +203,11 @@ def test_stored_tokens_train_the_same_decoder(decoder, upstream, tmp_path, capsy
         length=Duration(3),
         schedule=Schedule(1e-3, warmup=Duration(1)),
         data=dataclasses.replace(decoder.data, mixture=()),
-        pretrained=PretrainedConfig(upstream),
+        pretrained=PretrainedConfig(pooling),
     )
     train(config)
     shards = ("--data", *config.data.shards, "--dtype", "float32")
-    assert main(["embed", "--tower", str(upstream), "--tokens", "--output", str(store), *shards]) == 0
+    assert main(["embed", "--tower", str(pooling), "--tokens", "--output", str(store), *shards]) == 0
     width = config.task.image_tower.encoder.width
     size = f"40 images × 4 tokens × {width} × 4 bytes = {40 * 4 * width * 4 / 1e9:.3g} GB"
     assert size in capsys.readouterr().err
@@ -225,14 +225,14 @@ def test_stored_tokens_train_the_same_decoder(decoder, upstream, tmp_path, capsy
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_pooled_embeddings_and_tokens_are_not_taken_for_each_other(decoder, upstream, tmp_path, capsys):
+def test_pooled_embeddings_and_tokens_are_not_taken_for_each_other(decoder, pooling, tmp_path, capsys):
     pooled = tmp_path / "pooled"
     shards = ("--data", *decoder.data.shards)
-    assert main(["embed", "--tower", str(upstream), "--output", str(pooled), *shards]) == 0
+    assert main(["embed", "--tower", str(pooling), "--output", str(pooled), *shards]) == 0
     data = dataclasses.replace(decoder.data, mixture=(), embeddings=str(pooled))
     with pytest.raises(UserError, match="pooled holds pooled embeddings, and a decoder reads tokens; embed again with"):
         train(dataclasses.replace(decoder, run_dir=tmp_path / "run", data=data))
-    line = refusal(capsys, "embed", "--tower", upstream, "--tokens", "--output", pooled, *shards)
+    line = refusal(capsys, "embed", "--tower", pooling, "--tokens", "--output", pooled, *shards)
     assert "pooled holds pooled embeddings, not tokens; choose another --output" in line
     line = refusal(capsys, "embed", "--tower", decoder.run_dir, "--output", tmp_path / "e", *shards)
     assert line.endswith("would be all of its 4 tokens; store them with --tokens")
