@@ -23,7 +23,7 @@ def calibration_path(run_dir: Path) -> Path:
 def write_calibration(
     run_dir: Path, step: int, calibration: Calibration, conformal: ConformalThresholds | None = None
 ) -> None:
-    """Writes the temperatures of the checkpoint of a step, and the thresholds of its prediction sets; a decoder has none.
+    """Writes the temperatures of the checkpoint of a step, and the thresholds of its prediction sets if it has them.
 
     Raises:
         UserError: the file cannot be written.

@@ -18,11 +18,12 @@ from lit_het.runs import token_calibration
 from lit_het.runs.calibration import CalibrateOptions, calibrate
 from lit_het.runs.opening import open_run
 from lit_het.runs.token_calibration import read_tokens
+from lit_het.runs.writer import Writer
 from tests import tiny
 from tests.cli.test_caption import printed
 from tests.cli.test_evaluate_decoder import evaluated
 from tests.cli.test_train import refusal
-from tests.cli.tiny_decoder import NAMES
+from tests.cli.tiny_decoder import NAMES, pixels
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,7 @@ def saved(calibrated):
 def tokens_of(run, decoder, held_out, samples=(0,)):
     data = dataclasses.replace(decoder.data, shards=(str(held_out),), mixture=(), batch_size=8)
     writer = run.model(calibrated=False).writer
+    assert isinstance(writer, Writer)
     return read_tokens(writer, Loader(data, run.tokenizer), samples, "held out")
 
 
@@ -103,7 +105,7 @@ def test_evaluations_have_the_likelihood_of_the_fit(calibrated, saved, held_out,
 
 
 def test_captions_keep_their_text_and_change_their_probability(calibrated, saved, decoder, tmp_path, capsys):
-    image = next(Loader(decoder.data).epoch(8)).image[1]
+    image = pixels(decoder, 2)[1]
     (tmp_path / "bar.jpg").write_bytes(tiny.encode_jpeg(image))
     line = ["caption", tmp_path / "bar.jpg", "--checkpoint", calibrated, "--json"]
     for samples in (0, 4):
@@ -120,12 +122,13 @@ def test_captions_keep_their_text_and_change_their_probability(calibrated, saved
 
 
 def test_writing_ranking_and_python_have_the_same_probabilities(calibrated, decoder):
-    image = next(Loader(decoder.data).epoch(8)).image[1]
+    image = pixels(decoder, 2)[1]
     for samples in (0, 4):
         [written] = lit_het.load(calibrated).caption(image, samples=samples)
         [as_trained] = lit_het.load(calibrated, calibrated=False).caption(image, samples=samples)
         assert written.text == as_trained.text
         writer = open_run(calibrated).model().writer
+        assert writer is not None
         ranked = writer.rank(next(features_of(writer.features, [image], 1)), "a shape:", NAMES, samples=samples)
         assert ranked[0].text == written.text
         assert ranked[0].log_p == pytest.approx(written.log_p, abs=1e-4)
@@ -135,7 +138,7 @@ def test_writing_ranking_and_python_have_the_same_probabilities(calibrated, deco
 
 
 def test_a_folder_of_weights_keeps_the_temperature(calibrated, decoder, tmp_path):
-    image = next(Loader(decoder.data).epoch(8)).image[1]
+    image = pixels(decoder, 2)[1]
     model = lit_het.load(calibrated)
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")
