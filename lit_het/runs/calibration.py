@@ -105,7 +105,10 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
         monte_carlo=fits.by_samples[max(fits.by_samples)] if len(fits.by_samples) > 1 else None,
     )
     write_calibration(run_dir, run.step, found, fits.conformal)
-    Console().print(_table(found, fits))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    console.print(_table(found, fits))
     message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
     return found
 
@@ -168,11 +171,10 @@ def _fit_tokens(writer: Writer, loader: Loader, options: CalibrateOptions) -> _F
 
 def _table(calibration: Calibration, fits: _Fits) -> Table:
     """Returns the temperatures and what they change: likelihoods, and calibration errors of tokens."""
-    images, candidates = counted(calibration.num_images, "image"), counted(calibration.num_candidates, "candidate")
-    title = f"{images}, {candidates}" if fits.num_tokens is None else f"{images}, {counted(fits.num_tokens, 'token')}"
+    images, chosen = counted(calibration.num_images, "image"), counted(calibration.num_candidates, "candidate")
+    title = f"{images}, {chosen}" if fits.num_tokens is None else f"{images}, means over {fits.num_tokens:,} tokens"
     shown = Table("prediction", title=title, title_justify="left")
-    unit = "" if fits.num_tokens is None else " per token"
-    columns = [f"NLL{unit} before", f"NLL{unit} after", *(["ECE before", "ECE after"] if fits.token_errors else [])]
+    columns = ["NLL before", "NLL after", *(["ECE before", "ECE after"] if fits.token_errors else [])]
     for column in ("T ± standard error", *columns):
         shown.add_column(column, justify="right")
     for count, fitted in fits.by_samples.items():
