@@ -3,7 +3,8 @@
 A file is named after its shard and the shard's digest. So shards and embeddings may move, and a shard that was
 rewritten has no embeddings. A file holds ``embeddings [samples views size]`` in the order of the shard and ``keys
 [samples bytes]`` (UTF-8, padded with zeros). The views of an image are its crops, those of a text the captions of the
-sample, NaN where there are fewer or the sample was broken. ``embeddings.json`` records the recipe.
+sample, NaN where there are fewer or the sample was broken. In place of the pooled embedding of an image all tokens of
+its tower may be stored, one after the other. ``embeddings.json`` records the recipe.
 """
 
 import dataclasses
@@ -40,8 +41,8 @@ _VERSION = 2
 MAX_HEADER_BYTES = 2**20
 """The longest accepted header of an embedding file, which declares two arrays."""
 
-MAX_SIZE, MAX_CROPS = 2**20, 2**16
-"""The largest accepted size of an embedding, and number of crops per image."""
+MAX_SIZE, MAX_CROPS = 2**24, 2**16
+"""The largest accepted size of an embedding or of all tokens of an image, and number of crops per image."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +52,11 @@ class Recipe:
     Attributes:
         tower: fingerprint of the tower, and for texts of its tokenizer.
         inputs: the preprocessing of the images, see `describe`, or the place of the captions, see `describe_captions`.
-        size: of an embedding; for an ensemble, of its members' embeddings concatenated.
+        size: of an embedding; for an ensemble, of its members' embeddings concatenated; for tokens, of all of them.
         num_crops: K, random crops of each image; 0 uses the evaluation preprocessing; 0 for texts.
         dtype: of the stored embeddings.
         seed: of the crops.
+        num_tokens: tokens of an image, where these are stored; 0 for pooled embeddings.
         version: of the format.
     """
 
@@ -64,6 +66,7 @@ class Recipe:
     num_crops: int
     dtype: Precision
     seed: int
+    num_tokens: int = 0
     version: int = _VERSION
 
     @property
@@ -71,9 +74,17 @@ class Recipe:
         """Identifies the recipe."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
+    @property
+    def kind(self) -> str:
+        """What is stored, in words."""
+        return "tokens" if self.num_tokens else "pooled embeddings"
+
     def to_json(self) -> str:
         """Returns the text of ``embeddings.json``."""
-        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+        fields = dataclasses.asdict(self)
+        if not self.num_tokens:  # so that the fingerprint of pooled embeddings is that of earlier versions
+            del fields["num_tokens"]
+        return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     @staticmethod
     def from_json(content: bytes) -> "Recipe":
@@ -84,11 +95,14 @@ class Recipe:
         """
         fields = parse_json(content)
         names = {field.name for field in dataclasses.fields(Recipe)}
-        if not isinstance(fields, dict) or set(fields) != names:
+        if not isinstance(fields, dict) or set(fields) | {"num_tokens"} != names:
             raise ValueError(f"it is not an object with the fields {', '.join(sorted(names))}")
-        are_integers = all(type(fields[name]) is int for name in ("size", "num_crops", "seed"))
+        fields.setdefault("num_tokens", 0)
+        are_integers = all(type(fields[name]) is int for name in ("size", "num_crops", "seed", "num_tokens"))
         if not are_integers or not (1 <= fields["size"] <= MAX_SIZE and 0 <= fields["num_crops"] <= MAX_CROPS):
-            raise ValueError("size, num_crops or seed is not an integer in range")
+            raise ValueError("size, num_crops, seed or num_tokens is not an integer in range")
+        if fields["num_tokens"] < 0 or (fields["num_tokens"] and fields["size"] % fields["num_tokens"]):
+            raise ValueError("num_tokens does not divide size")
         if not isinstance(fields["tower"], str) or not isinstance(fields["inputs"], dict):
             raise ValueError("tower is not a string, or inputs is not an object")
         if fields["dtype"] not in get_args(Precision) or fields["version"] != _VERSION:
@@ -124,7 +138,10 @@ class EmbeddingFolder:
         self.address, self.recipe = address.rstrip("/"), recipe
         path = f"{self.address}/{_RECIPE_FILE}"
         if storage.exists(path):
-            changed = _differences(dataclasses.asdict(_read_recipe(self.address)), dataclasses.asdict(recipe))
+            theirs = _read_recipe(self.address)
+            if theirs.kind != recipe.kind:
+                raise OtherEmbeddings(f"{address} holds {theirs.kind}, not {recipe.kind}")
+            changed = _differences(dataclasses.asdict(theirs), dataclasses.asdict(recipe))
             if changed:
                 field, (before, now) = next(iter(changed.items()))
                 # Fingerprints of towers say nothing to people. A head decides what its towers return.
@@ -207,8 +224,8 @@ class StoredEmbeddings:
         if fingerprint != self.recipe.tower:
             side = "image" if self.member == EMBEDDING else "text"
             raise UserError(
-                f"{self.address} was computed by {side} tower {self.recipe.tower}, this run has {fingerprint};"
-                " embed again into another folder"
+                f"{self.address} was computed by {side} tower {self.recipe.tower} ({self.recipe.kind}), this run has "
+                f"{fingerprint}; embed again into another folder"
             )
 
     def attach(self, table: ShardTable) -> ShardTable:

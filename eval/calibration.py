@@ -206,13 +206,23 @@ def fit_temperature(
     return float(np.exp(-root))
 
 
-def fit(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> FittedTemperature:
+def fit(
+    log_probabilities: Float[np.ndarray, "n k"],
+    labels: Int[np.ndarray, " n"],
+    image: Int[np.ndarray, " n"] | None = None,
+) -> FittedTemperature:
     """Returns the temperature of `fit_temperature` with its standard error over images.
 
-    With ``b = 1/T`` and the loss ``l_i(b)`` of image i, the error of ``b`` is ``sqrt(mean l'² / n) / mean l''``, the
+    With ``b = 1/T`` and the loss ``l_i(b)`` of image i, the error of ``b`` is ``sqrt(Σ l'²) / Σ l''``, the
     sandwich of Huber, "The behavior of maximum likelihood estimates under nonstandard conditions", 1967. (The inverse
     Fisher information ``1 / (n mean l'')`` holds only if the scaled probabilities are the true ones.) By the delta
     method the error of T is ``T²`` times that.
+
+    Args:
+        log_probabilities: of all classes.
+        labels: the right classes.
+        image: the image of each row, where several rows are of one image, such as the tokens of its caption; None where
+            each row is another image. The loss of an image is the sum over its rows.
 
     Raises:
         UserError: no T between the bounds of the search minimises the loss; otherwise as `fit_temperature`.
@@ -227,7 +237,8 @@ def fit(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n
             "no temperature fits: predictions are no better than chance; train longer, or check that the labels "
             "belong to the images"
         )
-    error = temperature**2 * np.sqrt((slopes**2).mean() / len(slopes)) / curvatures.mean()
+    by_image = slopes if image is None else np.bincount(image, slopes)
+    error = temperature**2 * np.sqrt((by_image**2).sum()) / curvatures.sum()
     after = _at_label(scaled(log_probabilities, temperature), labels)
     means = (-float(values.mean(dtype=np.float64)) for values in (label_log_p, after))
     return FittedTemperature(temperature, float(error), *means)

@@ -13,6 +13,7 @@ from lit_het.errors import UserError
 from lit_het.eval.drawings import TextPart, draw_texts
 from lit_het.eval.evaluation import Evaluation, of_part
 from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.predictions import samples_of
 from lit_het.eval.text_scores import Figures, TokenResult, confidence_figures
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.types import EvaluatedModel
@@ -197,13 +198,18 @@ def decoders_of(
     """
     size = _TEXTS * writer.features.num_shards
     found = {PLAIN: Decoder(writer, generation, candidates, 0, seed, size)}
-    if writer.check_samples(samples):
+    if writer.check_samples(samples_of(writer, samples)):
         found[NOISY] = Decoder(writer, generation, candidates, samples, seed, size)
     return found
 
 
 def evaluation_of(
-    kind: str, opened: OpenSet, positions: Sequence[int], titles: Sequence[str], parts: Mapping[str, ScoredTexts]
+    kind: str,
+    opened: OpenSet,
+    positions: Sequence[int],
+    titles: Sequence[str],
+    parts: Mapping[str, ScoredTexts],
+    writer: TextWriter,
 ) -> Evaluation:
     """Returns the metrics of all parts, with the names of parts as prefixes.
 
@@ -213,6 +219,7 @@ def evaluation_of(
         positions: of the image of each text in the set.
         titles: what is shown above each text.
         parts: by name.
+        writer: the decoder.
     """
     found, errors = {}, {}
     for part, scored in parts.items():
@@ -220,5 +227,10 @@ def evaluation_of(
             into.update(of_part(part, values))
     drawn = {part or "plain": scored.drawn for part, scored in parts.items()}
     return Evaluation(
-        kind, opened.config.name, found, errors, draw=lambda: draw_texts(drawn, titles, np.array(positions), opened)
+        kind,
+        opened.config.name,
+        found,
+        errors,
+        draw=lambda: draw_texts(drawn, titles, np.array(positions), opened),
+        calibrated=str(writer.calibration or ""),
     )

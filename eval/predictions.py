@@ -18,6 +18,7 @@ from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.features import Features
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import Quantity
+from lit_het.texts import TextWriter
 from lit_het.types import EvaluatedModel
 
 NUM_TOP = 5
@@ -160,7 +161,7 @@ class Predictions:
         return Predictions(**{name: getattr(self, name)[rows] for name in fields})
 
 
-def samples_of(model: EvaluatedModel, asked: int | None, default: int = 32) -> int:
+def samples_of(model: EvaluatedModel | TextWriter, asked: int | None, default: int = 32) -> int:
     """Returns the number of noise samples that are asked for; None takes the one that the temperature was fitted for.
 
     Without a fitted temperature None takes the default. A message tells of a temperature for another number.

@@ -61,6 +61,13 @@ class MissingText(DataError):
         super().__init__(problem, "give the member with captions as --captions, that with questions as --questions")
 
 
+class MissingImage(DataError):
+    """A published list names an image that is not there."""
+
+    def __init__(self, problem: str):
+        super().__init__(problem, "set its folder with --images")
+
+
 class OtherEmbeddings(DataError):
     """A folder to write embeddings to holds those of another tower or of other inputs."""
 

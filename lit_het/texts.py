@@ -112,6 +112,11 @@ class TextWriter(Protocol):
         ...
 
     @property
+    def calibration(self) -> Any:
+        """The fitted temperatures of tokens, a `lit_het.types.Calibration`; None as trained."""
+        ...
+
+    @property
     def caption_prompt(self) -> str:
         """The first prompt of training without a question; empty if there is none."""
         ...

@@ -109,8 +109,8 @@ def train(root: Path, data: Path, seed: int, steps: int) -> None:
     folders = EmbedOptions(tuple(str(data / name) for name in ("train", *SETS)))
     embed(upstream.run_dir, upstream, str(root / "embeddings"), folders)
     decoder = configuration(DETERMINISTIC, root, data, seed, steps)
-    # Of all tokens, where the upstream run pools them.
-    embed(None, dataclasses.replace(decoder, data=_on(decoder.data, data, None, seed)), str(root / "tokens"), folders)
+    images = dataclasses.replace(decoder, data=_on(decoder.data, data, None, seed))
+    embed(None, images, str(root / "tokens"), dataclasses.replace(folders, tokens=True))
     for name in (DETERMINISTIC, NOISY, CONTRASTIVE):
         train_unless_done(configuration(name, root, data, seed, steps))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_het.data_pipelines.prepare.archives import Files
 from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint, images_in
-from lit_het.errors import UserError
+from lit_het.errors import MissingImage, UserError
 from lit_het.untrusted import read_json
 
 
@@ -72,7 +72,12 @@ def field(entry: Any, name: str, kind: type, where: str) -> Any:
 
 
 def split_of_listed(
-    listed: Sequence[Listed], files: Files, published: int | None, left_out: Mapping[str, int] | None = None
+    listed: Sequence[Listed],
+    files: Files,
+    published: int | None,
+    left_out: Mapping[str, int] | None = None,
+    *,
+    skip_missing: bool = False,
 ) -> Split:
     """Returns a split of listed images.
 
@@ -81,11 +86,16 @@ def split_of_listed(
         files: the folder or archive that contains them at any depth.
         published: see `Split`.
         left_out: see `Split`.
+        skip_missing: leave out images that are missing, unless all are.
 
     Raises:
         UserError: an image is missing, several match, or two have the same name.
     """
-    names = _find(listed, files)
+    found = _find(listed, files)
+    if skip_missing and any(found):
+        left_out = {**(left_out or {}), "without image": found.count(None)}
+        listed, found = zip(*((one, name) for one, name in zip(listed, found, strict=True) if name), strict=True)
+    names = [_present(one, name, files) for one, name in zip(listed, found, strict=True)]
     keys = [one.key or key_of(name) for one, name in zip(listed, names, strict=True)]
     first: dict[str, Listed] = {}
     for key, one in zip(keys, listed, strict=True):
@@ -112,23 +122,28 @@ def key_of(path: str) -> str:
     return Path(path).stem.replace(".", "_")
 
 
-def _find(listed: Sequence[Listed], files: Files) -> list[str]:
-    """Returns the file of each image: at the listed path, or else with the same name in any folder."""
+def _present(one: Listed, name: str | None, files: Files) -> str:
+    """Returns the name of an image's file; raises `MissingImage` if it has none."""
+    if name is None:
+        raise MissingImage(f"{files.path}: holds no {one.path}, which {one.where} lists")
+    return name
+
+
+def _find(listed: Sequence[Listed], files: Files) -> list[str | None]:
+    """Returns the file of each image: at the listed path, or else with the same name in any folder; None without."""
     anywhere: dict[str, list[str]] = {}
     for name in images_in(files):
         base = name.rpartition("/")[2]
         anywhere.setdefault(base, []).append(name)
         anywhere.setdefault(f"{base.rpartition('.')[0]}.*", []).append(name)
-    found = []
+    found = list[str | None]()
     for one in listed:
         # Archives are unpacked into various folders; a name that is unique is enough.
         candidates = [one.path] if one.path in files.sizes else anywhere.get(one.path.rpartition("/")[2], [])
-        if not candidates:
-            raise UserError(f"{files.path}: holds no {one.path}, which {one.where} lists; set its folder with --images")
         if len(candidates) > 1:
             # The listed folder may lie below another one.
             candidates = [name for name in candidates if name.endswith(f"/{one.path}")] or candidates
         if len(candidates) > 1:
             raise UserError(f"{one.where}: {' and '.join(candidates[:2])} both match; choose with --images")
-        found += candidates
+        found.append(candidates[0] if candidates else None)
     return found

@@ -156,7 +156,14 @@ def read_stvqa(source: Path, scratch: Path, split: str | None = None, images: Pa
     return DataSet({name: split_of_listed(distinct, files, None)})
 
 
-def read_ocrvqa(source: Path, scratch: Path, split: str | None = None, images: Path | None = None) -> DataSet:
+def read_ocrvqa(
+    source: Path,
+    scratch: Path,
+    split: str | None = None,
+    images: Path | None = None,
+    *,
+    skip_missing: bool = False,
+) -> DataSet:
     """Opens questions of OCR-VQA (Mishra et al. 2019); the id of a question is its image's and its number from 0.
 
     Args:
@@ -164,6 +171,7 @@ def read_ocrvqa(source: Path, scratch: Path, split: str | None = None, images: P
         scratch: a folder with space for decompressed archives.
         split: ``train``, ``val`` or ``test``; None means all.
         images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
+        skip_missing: leave out images that are missing, unless all of a split are: shops no longer show some of them.
 
     Raises:
         UserError: the file has another format, or an image is missing.
@@ -172,7 +180,7 @@ def read_ocrvqa(source: Path, scratch: Path, split: str | None = None, images: P
     content = read_object(source, MAX_FILE_BYTES)
     listed = {name: _by_image(_ocr_vqa(content, source, _OCR_VQA_SPLITS[name])) for name in names}
     files = open_files(images or source.parent, scratch)
-    return DataSet({name: split_of_listed(listed[name], files, None) for name in names})
+    return DataSet({name: split_of_listed(listed[name], files, None, skip_missing=skip_missing) for name in names})
 
 
 def _by_image(questions: Iterable[_Question]) -> list[Listed]:

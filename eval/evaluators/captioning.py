@@ -69,7 +69,7 @@ class Captioning:
             part: _scored(written[part], references, positions, TokenResult.join(tokens[part])) for part in decoders
         }
         titles = [" / ".join(self.references[position]) for position in positions]
-        return evaluation_of("captioning", self.opened, positions, titles, parts)
+        return evaluation_of("captioning", self.opened, positions, titles, parts, writer)
 
     @functools.cached_property
     def _tokenized(self) -> list[list[str]]:

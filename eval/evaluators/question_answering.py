@@ -81,7 +81,7 @@ class QuestionAnswering:
             raise UserError(f"{self.opened.config.name}: no readable image has a question with answers")
         parts = {part: self._scored(written[part], asked, positions) for part in decoders}
         titles = [f"{question.question} {' / '.join(dict.fromkeys(question.answers))}" for question in asked]
-        return evaluation_of("question_answering", self.opened, positions, titles, parts)
+        return evaluation_of("question_answering", self.opened, positions, titles, parts, writer)
 
     def _decoders(self, writer: TextWriter) -> dict[str, Decoder]:
         return decoders_of(writer, self.generation, self.candidates, self.samples, self.seed)

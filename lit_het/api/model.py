@@ -234,7 +234,7 @@ class Model:
         images: ImageLike | Sequence[ImageLike],
         prompt: str | None = None,
         *,
-        samples: int = 32,
+        samples: int | None = None,
         seed: int = 0,
         num_tokens: int | None = None,
         **generation: Any,
@@ -244,7 +244,8 @@ class Model:
         Args:
             images: one image or several.
             prompt: what the texts follow; None for that of training.
-            samples: S, the noise samples that the probability of each token is averaged over; 0 for no noise.
+            samples: S, the noise samples that the probability of each token is averaged over; 0 for no noise; None for
+                as many as the temperature was fitted for, or 32.
             seed: of the noise and of sampling.
             num_tokens: most tokens of a text; None for 32, or as many as fit.
             generation: fields of `lit_het.texts.GenerationConfig`, such as ``num_texts=5``.
@@ -261,7 +262,7 @@ class Model:
             how = GenerationConfig(**generation).within(writer.max_new_tokens(prompt))
         else:
             how = GenerationConfig(num_tokens=num_tokens, **generation)
-        read = Images(images, self.run.config.data)
+        read, samples = Images(images, self.run.config.data), samples_of(writer, samples)
         rows = _shown(features_of(writer.features, read, len(read)), len(read))
         found: list[list[Written]] = []
         while some := list(itertools.islice(rows, BATCH_SIZE)):
@@ -277,7 +278,7 @@ class Model:
         question: str,
         answers: Sequence[str] | None = None,
         *,
-        samples: int = 32,
+        samples: int | None = None,
         seed: int = 0,
         **generation: Any,
     ) -> "list[Written]":
@@ -305,7 +306,7 @@ class Model:
             return self.caption([image], prompt, samples=samples, seed=seed, **generation)[0]
         read = Images([image], self.run.config.data)
         features = next(features_of(writer.features, read, 1))
-        return writer.rank(features, prompt, answers, samples=samples, seed=seed)
+        return writer.rank(features, prompt, answers, samples=samples_of(writer, samples), seed=seed)
 
     def save_pretrained(self, folder: str | Path, *, licence: str | None = None) -> None:
         """Writes the model to a folder that `lit_het.load` opens with equal outputs, noise and calibration included.

@@ -80,6 +80,7 @@ def embed(
     crops: int = 0,
     part: tuple[int, int] = (0, 1),
     texts: bool = False,
+    tokens: bool = False,
 ) -> None:
     """Stores the embeddings of a locked tower, to train on them; finished shards are skipped.
 
@@ -93,6 +94,7 @@ def embed(
             preprocessed as in evaluation.
         part: (I, N): shards I, I + N, ..., where N hosts share the work.
         texts: whether to embed the captions with the text tower, and not the images.
+        tokens: whether to store all tokens of the image tower, before pooling, for a decoder.
 
     Raises:
         UserError: the tower, the shards or the output cannot be used.
@@ -108,4 +110,4 @@ def embed(
     from lit_het.runs import caption_embedding, embedding
 
     work = caption_embedding.embed_captions if texts else embedding.embed
-    work(source, config, str(output), embedding.EmbedOptions(tuple(data), dtype, crops, part))
+    work(source, config, str(output), embedding.EmbedOptions(tuple(data), dtype, crops, part, tokens))

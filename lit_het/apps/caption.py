@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_het.api.model import load
+from lit_het.api.model import Model, load
 from lit_het.apps.classify import opened
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.texts import GenerationConfig, Written
 
 # Of generation, on the command line.
@@ -27,9 +28,10 @@ def caption(
     prompt: str | None,
     generation: Mapping[str, Any],
     *,
-    samples: int,
+    samples: int | None,
     seed: int,
     pretrained: Path | None = None,
+    calibrated: bool = True,
     as_json: bool = False,
 ) -> None:
     """Prints the texts of each image.
@@ -39,17 +41,18 @@ def caption(
         checkpoint: directory of the run.
         prompt: what texts follow; None for that of training.
         generation: see `lit_het.api.model.Model.caption`.
-        samples: S, the number of noise samples.
+        samples: S, the number of noise samples; None for as many as the temperature was fitted for, or 32.
         seed: of the noise and of sampling.
         pretrained: current path of the run with the locked parameters, if it was moved.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
         as_json: whether to print JSON.
 
     Raises:
         UserError: an image cannot be read, the run is no decoder, or the texts do not fit it.
     """
-    model = load(checkpoint, pretrained=pretrained)
+    model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
     found = model.caption([opened(image) for image in images], prompt, samples=samples, seed=seed, **generation)
-    _print(images, found, as_json=as_json)
+    _print(model, images, found, as_json=as_json)
 
 
 def ask(
@@ -59,9 +62,10 @@ def ask(
     generation: Mapping[str, Any],
     *,
     answers: str | None,
-    samples: int,
+    samples: int | None,
     seed: int,
     pretrained: Path | None = None,
+    calibrated: bool = True,
     as_json: bool = False,
 ) -> None:
     """Prints answers to a question about an image.
@@ -72,9 +76,10 @@ def ask(
         checkpoint: directory of the run.
         generation: see `lit_het.api.model.Model.ask`.
         answers: to rank, separated by commas, or a file with one per line; None to answer freely.
-        samples: S, the number of noise samples.
+        samples: S, the number of noise samples; None for as many as the temperature was fitted for, or 32.
         seed: of the noise and of sampling.
         pretrained: current path of the run with the locked parameters, if it was moved.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
         as_json: whether to print JSON.
 
     Raises:
@@ -85,16 +90,18 @@ def ask(
         raise UserError(f"--{given[0].replace('_', '-')} writes answers, and --answers ranks given ones; leave one out")
     if answers is not None:
         among = storage.read_lines(answers) if Path(answers).is_file() else split_labels(answers)
-    model = load(checkpoint, pretrained=pretrained)
+    model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
     how = generation if among is None else {}
     found = model.ask(opened(image), question, among, samples=samples, seed=seed, **how)
-    _print([image], [found], as_json=as_json)
+    _print(model, [image], [found], as_json=as_json)
 
 
-def _print(images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json: bool) -> None:
+def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json: bool) -> None:
+    # The temperature of an image-text model is not one of the tokens that its decoder writes.
+    calibration = model.calibration if isinstance(model.run.task, CaptioningTask) else "not calibrated"
     if as_json:
         rows = [
-            {"image": image, "texts": [dataclasses.asdict(text) for text in texts]}
+            {"image": image, "texts": [dataclasses.asdict(text) for text in texts], "calibration": calibration}
             for image, texts in zip(images, found, strict=True)
         ]
         print(json.dumps(rows, indent=1, ensure_ascii=False))
@@ -102,6 +109,7 @@ def _print(images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json
     console = Console()
     for image, texts in zip(images, found, strict=True):
         console.print(table_of(image, texts))
+    console.print(Text(calibration, style="italic"))
 
 
 def table_of(image: str, texts: Sequence[Written]) -> Table:

@@ -20,9 +20,10 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="fit the temperature of a trained run, so that its probabilities can be trusted",
         description="Fits the temperature T that gives held-out images the highest likelihood, without noise and "
-        "averaged over noise samples, and saves both in RUN/calibration.json. classify, demo, export and all "
+        "averaged over noise samples, and saves both in RUN/calibration.json. classify, caption, demo, export and all "
         "evaluations apply them by default. Images with captions are matched among all of their captions, those of a "
-        "classifier are labelled as in training. The run must not have been trained on them.",
+        "classifier are labelled as in training; of a decoder each token is predicted from those before it. The run "
+        "must not have been trained on them.",
     )
     calibrating.add_argument("run", type=Path, metavar="RUN", help="directory of a run")
     calibrating.add_argument(

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from lit_het.cli.classify import add_checkpoint, require_images
+from lit_het.cli.classify import add_checkpoint, add_uncalibrated, require_images
 from lit_het.cli.prepare import positive
 from lit_het.errors import UserError
 from lit_het.paths import require_run
@@ -58,8 +58,12 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         "--length-penalty", type=float, default=0.6, metavar="A", help="of beams: 0 prefers short texts (%(default)s)"
     )
     parser.add_argument(
-        "--samples", type=int, default=32, metavar="S", help="noise samples (%(default)s); 0 for no noise"
+        "--samples",
+        type=int,
+        metavar="S",
+        help="noise samples (as many as 'lit-het calibrate' took, else 32); 0 for no noise",
     )
+    add_uncalibrated(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise and of sampling")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -84,7 +88,7 @@ def _ask(options: argparse.Namespace, _: list[str]) -> None:
 def _check(options: argparse.Namespace) -> None:
     require_images(options.images)
     require_run(options.checkpoint)
-    if options.samples < 0:
+    if options.samples is not None and options.samples < 0:
         raise UserError(f"--samples {options.samples}: must be at least 0")
 
 
@@ -95,4 +99,4 @@ def _generation(options: argparse.Namespace) -> dict[str, Any]:
 
 def _others(options: argparse.Namespace) -> dict[str, Any]:
     fields = {name: getattr(options, name) for name in ("samples", "seed", "pretrained")}
-    return {**fields, "as_json": options.json}
+    return {**fields, "as_json": options.json, "calibrated": not options.uncalibrated}

@@ -17,13 +17,14 @@ def add_to(commands: Any) -> None:
         "embed",
         allow_abbrev=False,
         help="compute the embeddings of a locked tower once, to train on them",
-        usage="lit-het embed --tower RUN|FILE --output DIR [--texts] [--data SHARDS ...] [--dtype TYPE] [--crops K] "
-        "[--part I/N] "
+        usage="lit-het embed --tower RUN|FILE --output DIR [--texts | --tokens] [--data SHARDS ...] [--dtype TYPE] "
+        "[--crops K] [--part I/N] "
         "[--any.field.of-the-configuration VALUE ...]",
         description="Embeds every image of the shards, preprocessed as in evaluation, into one file per shard. "
         "'lit-het train --data.embeddings DIR' and 'lit-het zero-shot --embeddings DIR' then read them in place "
         "of images. With --texts it embeds every caption with the text tower, for 'lit-het train "
-        "--data.text-embeddings DIR'. The same command continues an interrupted one.",
+        "--data.text-embeddings DIR'. With --tokens it stores all tokens of a ViT, for a decoder. The same command "
+        "continues an interrupted one.",
         add_help=False,
     )
     embedding.add_argument(
@@ -34,6 +35,9 @@ def add_to(commands: Any) -> None:
     )
     embedding.add_argument("--output", metavar="DIR", help="folder or address to write to")
     embedding.add_argument("--texts", action="store_true", help="embed the captions, with a text tower that is locked")
+    embedding.add_argument(
+        "--tokens", action="store_true", help="store all tokens of the image tower, before pooling, for a decoder"
+    )
     embedding.add_argument(
         "--data", nargs="+", default=(), metavar="SHARDS", help="default: the shards of the tower's run"
     )
@@ -87,6 +91,6 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
     config = parse_tower(tower, flags)
     from lit_het.runs import caption_embedding, embedding
 
-    how = embedding.EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count))
+    how = embedding.EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count), options.tokens)
     embed = caption_embedding.embed_captions if options.texts else embedding.embed
     embed(tower, config, options.output, how)

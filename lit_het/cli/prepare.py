@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_het.cli import prepare_listed
-from lit_het.errors import UserError
+from lit_het.errors import MissingImage, UserError
 from lit_het.paths import require_shards, require_source
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ SOURCES = {
         _folder,
     ),
     **{
-        kind: _Source(*texts, prepare_listed.read, (prepare_listed.IMAGES,))
+        kind: _Source(*texts, prepare_listed.read, prepare_listed.flags_of(kind))
         for kind, texts in prepare_listed.KINDS.items()
     },
     "img2dataset": _Source(
@@ -360,6 +360,9 @@ def _add_source(kinds: Any, kind: str, source: _Source) -> None:
     for flag, settings in source.flags:
         parser.add_argument(flag, **settings)
     parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=SHARDS_STAY)
+    if prepare_listed.SKIP_MISSING in source.flags:
+        way_out = "set its folder with --images, or leave out images that are gone with --skip-missing"
+        parser.set_defaults(ways_out={MissingImage: way_out})
 
 
 def _prepare(options: argparse.Namespace, _: list[str]) -> None:

@@ -1,6 +1,7 @@
 """The kinds of ``lit-het data prepare`` whose images are listed by a JSON file, with captions or questions."""
 
 import argparse
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,11 @@ IMAGES: tuple[str, dict[str, Any]] = (
         "metavar": "PATH",
         "help": "folder, tar or zip archive of the images; default: beside SOURCE, or below it",
     },
+)
+
+SKIP_MISSING: tuple[str, dict[str, Any]] = (
+    "--skip-missing",
+    {"action": "store_true", "help": "leave out images that are missing, and say how many"},
 )
 
 KINDS = {
@@ -44,6 +50,11 @@ KINDS = {
 """What each kind is, and its SOURCE."""
 
 
+def flags_of(kind: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Returns the further arguments of a kind. Only the images of OCR-VQA must be fetched one by one from shops."""
+    return (IMAGES, SKIP_MISSING) if kind == "ocr-vqa" else (IMAGES,)
+
+
 def read(options: argparse.Namespace) -> "DataSet":
     """Opens the data set of a kind; raises as its reader."""
     from lit_het.data_pipelines.prepare import captions, questions
@@ -55,6 +66,6 @@ def read(options: argparse.Namespace) -> "DataSet":
         "gqa": questions.read_gqa,
         "textvqa": questions.read_textvqa,
         "st-vqa": questions.read_stvqa,
-        "ocr-vqa": questions.read_ocrvqa,
+        "ocr-vqa": functools.partial(questions.read_ocrvqa, skip_missing=getattr(options, "skip_missing", False)),
     }
     return readers[options.kind](options.source, options.output, options.split, options.images)

@@ -20,7 +20,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import UserError, counted, require_at_least
 from lit_het.eval.calibration import fit, scaled
-from lit_het.eval.conformal import candidates_digest, fit_conformal
+from lit_het.eval.conformal import ConformalThresholds, candidates_digest, fit_conformal
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.recognition import embed_texts
@@ -28,10 +28,14 @@ from lit_het.runs.calibration_split import LEAST_IMAGES, MOST_IMAGES, split
 from lit_het.runs.directory import checkpoint_dir, find_pretrained, load_config
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
+from lit_het.runs.token_calibration import read_tokens
+from lit_het.runs.writer import Writer
+from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.types import Batch, Calibration, EvaluatedModel
+from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
 
 _BATCH_SIZE = 64  # images per device, as in evaluations
+_TEXTS = 8  # per device: each of their tokens has a log-probability of the whole vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +73,9 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     """Fits the temperatures of a run's newest checkpoint, prints them, and writes ``calibration.json`` into the run.
 
     An image-text model chooses among the distinct captions of all images, and the label of an image is its caption, of
-    several the first; a classifier chooses among its classes. Predictions are fitted without noise and, if the head has
-    noise, as means over S samples.
+    several the first; a classifier chooses among its classes; a decoder chooses each token of the first text of an
+    image, given the tokens before it. Predictions are fitted without noise and, if the head has noise, as means over S
+    samples.
 
     Raises:
         UserError: the run or the data cannot be read, fewer than `LEAST_IMAGES` images are readable, the run or an
@@ -78,12 +83,59 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     """
     run = open_run(run_dir, pretrained)
     model = run.model(calibrated=False)
-    if model.num_classes == 0:
-        raise UserError(f"{run_dir} is an image tower without head, or a decoder: it has no classes to calibrate")
-    model.check_samples(options.samples)
+    is_decoder = isinstance(run.task, CaptioningTask)
+    if model.num_classes == 0 and not is_decoder:
+        raise UserError(f"{run_dir} is an image tower without head: it has no classes to calibrate")
+    # Of an image-text model with a decoder beside, the temperature is that of its images and texts.
+    writer = model.writer if is_decoder else None
+    assert writer is None or isinstance(writer, Writer)
+    (writer or model).check_samples(options.samples)
     loader = _open(run, model, options)
     _require_enough(loader.num_samples, options)
     _check_unseen(run, loader, pretrained)
+    fits = _fit_images(model, loader, options) if writer is None else _fit_tokens(writer, loader, options)
+    found = Calibration(
+        data=options.shards,
+        portion=str(options.portion),
+        digest=loader.digest,
+        num_images=fits.num_images,
+        num_candidates=fits.num_candidates,
+        num_samples=max(fits.by_samples),
+        noiseless=fits.by_samples[0],
+        monte_carlo=fits.by_samples[max(fits.by_samples)] if len(fits.by_samples) > 1 else None,
+    )
+    write_calibration(run_dir, run.step, found, fits.conformal)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    console.print(_table(found, fits))
+    message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fits:
+    """Fitted temperatures.
+
+    Attributes:
+        by_samples: by the number of noise samples, 0 without noise.
+        num_images: that they were fitted on.
+        num_candidates: among how many captions, classes or tokens the model chose.
+        conformal: thresholds of prediction sets; None for a decoder.
+        num_tokens: that they were fitted on; None where each image has one prediction.
+        token_errors: calibration errors of tokens before and after, by the number of noise samples.
+    """
+
+    by_samples: dict[int, FittedTemperature]
+    num_images: int
+    num_candidates: int
+    conformal: ConformalThresholds | None = None
+    num_tokens: int | None = None
+    token_errors: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+
+def _fit_images(model: EvaluatedModel, loader: Loader, options: CalibrateOptions) -> _Fits:
+    """Fits the choice among captions or classes."""
     features, tokens = _read(model, loader, " ".join(options.shards))
     _require_enough(len(features.labels), options)
     candidates, num_candidates = None, model.num_classes or 0
@@ -95,52 +147,47 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
             raise UserError(f"all captions of {' '.join(options.shards)} are equal; take images with others")
         with Bar("embedding captions", num_candidates, "captions") as bar:
             candidates = embed_texts(model, captions, bar.advance)
-    samples = options.samples if model.has_noise else 0
-    noiseless, *noisy = (
-        predict(Predictor(model, num_candidates, candidates, count), features).log_probabilities
-        for count in sorted({0, samples})
-    )
-    fitted = fit(noiseless, features.labels)
+    log_p = {
+        count: predict(Predictor(model, num_candidates, candidates, count), features).log_probabilities
+        for count in sorted({0, options.samples if model.has_noise else 0})
+    }
+    fitted = {count: fit(values, features.labels) for count, values in log_p.items()}
     # A single temperature depends so little on any one image that the images stay exchangeable with new ones.
-    conformal = fit_conformal(scaled(noiseless, fitted.temperature), features.labels)
+    conformal = fit_conformal(scaled(log_p[0], fitted[0].temperature), features.labels)
     if tokens is not None:
         conformal = dataclasses.replace(conformal, candidates=candidates_digest(tokens))
-    found = Calibration(
-        data=options.shards,
-        portion=str(options.portion),
-        digest=loader.digest,
-        num_images=len(features.labels),
-        num_candidates=num_candidates,
-        num_samples=samples,
-        noiseless=fitted,
-        monte_carlo=fit(noisy[0], features.labels) if noisy else None,
-    )
-    write_calibration(run_dir, run.step, found, conformal)
-    Console().print(table(found))
-    message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
-    return found
+    return _Fits(fitted, len(features.labels), num_candidates, conformal)
 
 
-def table(calibration: Calibration) -> Table:
-    """Returns the temperatures and the likelihoods before and after."""
-    title = f"{counted(calibration.num_images, 'image')}, {counted(calibration.num_candidates, 'candidate')}"
+def _fit_tokens(writer: Writer, loader: Loader, options: CalibrateOptions) -> _Fits:
+    """Fits the choice of each token of a decoder."""
+    samples = sorted({0, writer.check_samples(options.samples)})
+    tokens = read_tokens(writer, loader, samples, " ".join(options.shards))
+    _require_enough(tokens.num_images, options)
+    fitted = {count: tokens.fit(count) for count in samples}
+    errors = {count: tokens.calibration_errors(count, fitted[count].temperature) for count in samples}
+    return _Fits(fitted, tokens.num_images, writer.vocabulary_size, num_tokens=len(tokens.label), token_errors=errors)
+
+
+def _table(calibration: Calibration, fits: _Fits) -> Table:
+    """Returns the temperatures and what they change: likelihoods, and calibration errors of tokens."""
+    images, chosen = counted(calibration.num_images, "image"), counted(calibration.num_candidates, "candidate")
+    title = f"{images}, {chosen}" if fits.num_tokens is None else f"{images}, means over {fits.num_tokens:,} tokens"
     shown = Table("prediction", title=title, title_justify="left")
-    for column in ("T ± standard error", "NLL before", "NLL after"):
+    columns = ["NLL before", "NLL after", *(["ECE before", "ECE after"] if fits.token_errors else [])]
+    for column in ("T ± standard error", *columns):
         shown.add_column(column, justify="right")
-    fits = {
-        "no noise": calibration.noiseless,
-        f"mean of {counted(calibration.num_samples, 'sample')}": calibration.monte_carlo,
-    }
-    for name, fitted in fits.items():
-        if fitted is not None:
-            shown.add_row(name, str(fitted), f"{fitted.nll_before:.4f}", f"{fitted.nll_after:.4f}")
+    for count, fitted in fits.by_samples.items():
+        name = f"mean of {counted(count, 'sample')}" if count else "no noise"
+        errors = [f"{error:.4f}" for error in fits.token_errors.get(count, ())]
+        shown.add_row(name, str(fitted), f"{fitted.nll_before:.4f}", f"{fitted.nll_after:.4f}", *errors)
     return shown
 
 
 def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
     """Returns the loader of the images with their captions or labels."""
-    trained_on = run.config.data
-    labels = None if model.text is not None else trained_on.labels or ClassIndex()
+    trained_on, is_decoder = run.config.data, isinstance(run.task, CaptioningTask)
+    labels = None if model.text is not None or is_decoder else trained_on.labels or ClassIndex()
     if not isinstance(labels, ClassIndex | None):
         raise UserError(
             f"{run.run_dir} is a classifier of several labels an image, for which there is no temperature; its "
@@ -151,20 +198,22 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
     data = LoaderConfig(
         shards=options.shards,
         image_size=trained_on.image_size,
-        batch_size=_BATCH_SIZE * model.features.num_shards,
+        batch_size=(_TEXTS if is_decoder else _BATCH_SIZE) * model.features.num_shards,
         labels=labels,
         portion=options.portion,
         captions=trained_on.captions,
         caption_unit=trained_on.caption_unit,
+        prompt=trained_on.prompt if is_decoder else None,
         preprocessing=trained_on.preprocessing,
         max_bad_fraction=trained_on.max_bad_fraction,
         embeddings=options.embeddings,
         suspects=None if suspects is None else dataclasses.replace(suspects, weight=0.0),
     )
-    loader = Loader(data, None if model.text is None else model.text.tokenize)
+    tokenize = None if model.text is None else model.text.tokenize
+    loader = Loader(data, run.tokenizer if is_decoder else tokenize)
     if loader.stored is not None:
         loader.stored.check_tower(run.tower)
-    if model.text is None and loader.num_classes != model.num_classes:
+    if labels is not None and loader.num_classes != model.num_classes:
         raise UserError(
             f"{' '.join(options.shards)} has {loader.num_classes} classes, the classifier {model.num_classes}; "
             "calibrate on images of its classes"
@@ -249,7 +298,10 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
     try:
         if config.data.stream is not None:
             raise UserError("it was trained on a stream, which has no index")
-        data = dataclasses.replace(config.data, embeddings=None, text_embeddings=None, suspects=None)
+        # Prompts need the tokenizer of a decoder, and change no sample.
+        mixture = tuple(dataclasses.replace(one, prompt=None) for one in config.data.mixture)
+        others = {"embeddings": None, "text_embeddings": None, "suspects": None}
+        data = dataclasses.replace(config.data, prompt=None, mixture=mixture, **others)
         # The loader requires captions only with a tokenizer; any tokenizer will do.
         loader = Loader(data, config.tokenizer and (lambda texts: np.zeros((len(texts), 1), np.int32)))
         return _shared(images, loader.with_portion(split(config, len(loader.index)).training))

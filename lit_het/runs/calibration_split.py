@@ -67,7 +67,7 @@ def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> st
     """Returns why a portion cannot be held out for a temperature, or an empty text."""
     data = config.data
     if isinstance(config.task, CaptioningConfig):
-        return "tokens of a decoder have no temperature"
+        return "a decoder is calibrated by hand, with lit-het calibrate"
     if data.stream is not None:
         return "a stream has no portions"
     if data.mixture:

@@ -47,8 +47,9 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
     """
     if not isinstance(config.task, ContrastiveConfig) or config.tokenizer is None:
         raise UserError("--texts needs an image-text model with a tokenizer; leave it out to embed images")
-    if options.num_crops:
-        raise UserError("--crops are of images; leave out --crops or --texts")
+    if options.num_crops or options.tokens:
+        flag = "--crops" if options.num_crops else "--tokens"
+        raise UserError(f"{flag} are of images; leave out {flag} or --texts")
     data = whole_data(config, options)
     tokenizer, place, addresses = config.tokenizer.build(), data.captions, addresses_of(data, options)
     params = tower_params(source, config, "text_tower")

@@ -220,4 +220,9 @@ def check_embeddings(
             raise UserError(f"--task.captioner reads {inputs}; leave it out, or leave out --data.{flag}")
         if side == "image" and isinstance(task, ContrastiveTask) and task.config.mixing is not None:
             raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
+        if isinstance(task, CaptioningTask) and not stored.recipe.num_tokens:
+            raise UserError(
+                f"{stored.address} holds {stored.recipe.kind}, and a decoder reads tokens; embed again with --tokens "
+                "into another folder"
+            )
         stored.check_tower(fingerprint())

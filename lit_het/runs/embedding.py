@@ -25,7 +25,9 @@ from lit_het.errors import UserError, counted, require_at_least
 from lit_het.runs.opening import open_run
 from lit_het.runs.pretrained import abstract_params, load_pretrained, load_weights
 from lit_het.runs.tower_fingerprints import tower_fingerprint
-from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
+from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, Params
 
 # Maps a batch of the loader to the embeddings of its rows.
@@ -41,12 +43,14 @@ class EmbedOptions:
         dtype: type of the stored embeddings.
         num_crops: K, random crops per image; 0 for the preprocessing of evaluation.
         part: (I, N): embed every N-th shard from the I-th on; other hosts embed the others.
+        tokens: whether to store all tokens of the image tower, for decoders, and not its pooled embedding.
     """
 
     shards: tuple[str, ...] = ()
     dtype: Precision = "float16"
     num_crops: int = 0
     part: tuple[int, int] = (0, 1)
+    tokens: bool = False
 
     def __post_init__(self) -> None:
         number, count = self.part
@@ -70,6 +74,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     Raises:
         UserError: the tower, the shards or the output cannot be used.
     """
+    _check_tower(config.task.image_tower, options)
     data = whole_data(config, options)
     if options.num_crops and data.crop is None and not data.augmentations:
         raise UserError(
@@ -79,13 +84,17 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     mesh = config.mesh.build(jax.local_devices())
     sharding.check_batch_size(data.batch_size, mesh)
     params = tower_params(source, config, "image_tower")
+    if options.tokens:
+        config, params = _without_pooling(config, params)
+    tower = config.task.image_tower
     recipe = Recipe(
         tower=tower_fingerprint(config, params),
         inputs=describe(data.training, data.image_size, random=options.num_crops > 0),
-        size=FeatureExtractor(config.task.image_tower).size,
+        size=FeatureExtractor(tower).size,
         num_crops=options.num_crops,
         dtype=options.dtype,
         seed=data.seed,
+        num_tokens=tower.num_tokens if options.tokens and isinstance(tower, ViTConfig) else 0,
     )
     folder = EmbeddingFolder(output, recipe)
     missing, num_samples = missing_shards(folder, addresses, IMAGE)
@@ -95,6 +104,8 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     allowed = data.max_bad_fraction * num_samples / max(1, sum(shard.count for shard in missing))
     shards = tuple(shard.address for shard in missing)
     loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
+    if recipe.num_tokens:
+        message(_disk_space(recipe, loader.num_samples))
     encode = _encoder(config, params, mesh)
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
         unread = _write(folder, loader, encode, bar.advance)
@@ -105,6 +116,37 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
             f"{unread} of {len(missing)} shards could not be read completely; run the command again to embed them"
         )
     message(f"wrote the embeddings of {counted(len(missing), 'shard')} to {output}")
+
+
+def _check_tower(tower: ImageTowerConfig, options: EmbedOptions) -> None:
+    """Checks that tokens are stored exactly where they are asked for, and that the tower has them."""
+    if not options.tokens:
+        if isinstance(tower, ViTConfig) and tower.pooling == "none":
+            raise UserError(
+                f"the tower has no pooling: its embedding of an image would be all of its {tower.num_tokens} tokens; "
+                "store them with --tokens"
+            )
+    elif not isinstance(tower, ViTConfig) or tower.num_members > 1 or tower.uncertainty_token:
+        raise UserError("--tokens needs a ViT without ensembles of experts and uncertainty_token")
+
+
+def _without_pooling(config: ExperimentConfig, params: Params) -> tuple[ExperimentConfig, Params]:
+    """Returns a decoder on the image tower, whose embedding of an image is all of its tokens, and its parameters."""
+    assert isinstance(config.task.image_tower, ViTConfig)
+    task = CaptioningConfig(config.task.image_tower.without_pooling())
+    names = task.build().shapes["image_tower"]
+    tower = {name: tree for name, tree in params["image_tower"].items() if name in names}
+    return dataclasses.replace(config, task=task), {"image_tower": tower}
+
+
+def _disk_space(recipe: Recipe, num_images: int) -> str:
+    """Returns how much disk space tokens take, as a product."""
+    count, views, bytes_each = recipe.num_tokens, recipe.num_crops or 1, np.dtype(recipe.dtype).itemsize
+    crops = f" × {views} crops" if views > 1 else ""
+    size = num_images * views * recipe.size * bytes_each / 1e9
+    return (
+        f"{num_images:,} images{crops} × {count} tokens × {recipe.size // count} × {bytes_each} bytes = {size:,.3g} GB"
+    )
 
 
 def missing_shards(folder: EmbeddingFolder, addresses: Sequence[str], member: str) -> tuple[list[ShardSummary], int]:
@@ -172,7 +214,7 @@ def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Cal
     views, size = max(1, folder.recipe.num_crops), folder.recipe.size
     counts = loader.index.counts
     rows = _rows(loader.epoch(num_crops=folder.recipe.num_crops), encode, sum(counts) * views, advance)
-    in_shards = _regrouped(rows, [count * views for count in counts], size)
+    in_shards = _regrouped(rows, [count * views for count in counts], (size, np.dtype(folder.recipe.dtype)))
     unread = 0
     for summary, count, embeddings in zip(loader.index.summaries, counts, in_shards, strict=True):
         if any((summary.address, cause) in loader.faults.counts for cause in storage.TRANSIENT_CAUSES):
@@ -214,15 +256,18 @@ def _rows(
 
 
 def _regrouped(
-    parts: Iterator[Float[np.ndarray, "rows d"]], counts: Iterable[int], size: int
+    parts: Iterator[Float[np.ndarray, "rows d"]], counts: Iterable[int], form: tuple[int, np.dtype]
 ) -> Iterator[Float[np.ndarray, "rows d"]]:
-    """Regroups a stream of rows into arrays of the given lengths."""
+    """Regroups a stream of rows into arrays of the given lengths, of one size and type of rows."""
+    size, dtype = form
     left = np.empty((0, size), np.float32)
     for count in counts:
-        held, have = [left], len(left)
+        # Written in place and in the stored type: the tokens of a shard fill much of the memory.
+        rows, have = np.empty((count, size), dtype), 0
         while have < count:
-            held.append(next(parts))
-            have += len(held[-1])
-        joined = np.concatenate(held)
-        yield joined[:count]
-        left = joined[count:].copy()
+            left = next(parts) if not len(left) else left
+            some, left = left[: count - have], left[count - have :]
+            with np.errstate(over="ignore"):  # an infinity is refused before it is written
+                rows[have : have + len(some)] = some
+            have += len(some)
+        yield rows

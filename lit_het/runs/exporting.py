@@ -35,6 +35,8 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
+_MULTIPLIED = "the temperature is multiplied by {} of lit-het calibrate; --uncalibrated leaves it as trained"
+
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
@@ -83,7 +85,7 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
             names = _class_names(run) if isinstance(run.task, ClassificationTask) else ()
             onnx_folder.write(run, output, names, calibrated=options.calibrated)
         elif isinstance(run.task, CaptioningTask):
-            _export_decoder(run, run.task, output)
+            _export_decoder(run, run.task, output, calibrated=options.calibrated)
         else:
             is_classifier = isinstance(run.task, ClassificationTask)
             write = _export_classifier if is_classifier else _export_contrastive
@@ -139,7 +141,7 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
     temperature = float(run.task.temperature(run.params))
     if fitted and not is_sigmoid:
         temperature *= fitted.temperature
-        message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
+        message(_MULTIPLIED.format(fitted))
     processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
     names = _class_names(run)
     from lit_het.checkpoints.huggingface.classifiers import write_classifier  # transformers takes a second to import
@@ -185,12 +187,16 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
         message(remark)
 
 
-def _export_decoder(run: Run, task: CaptioningTask, output: Path) -> None:
+def _export_decoder(run: Run, task: CaptioningTask, output: Path, *, calibrated: bool) -> None:
     tower, decoder, tokenizer = task.config.image_tower, task.config.decoder, run.tokenizer
     assert isinstance(tokenizer, SentencePieceTokenizer), "checked in training"
     unwritten = np.flatnonzero(~writable_tokens(decoder.vocabulary_size, tokenizer))
     processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
     temperature = float(task.model(run.params).head.temperature())
+    if calibrated and run.calibration is not None:
+        fitted = run.calibration.noiseless
+        temperature *= fitted.temperature
+        message(_MULTIPLIED.format(fitted))
     # transformers takes a second to import
     from lit_het.checkpoints.huggingface.decoders import SpecialTokens, write_image_decoder
 
@@ -214,7 +220,7 @@ def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Para
         # The sigmoid of a pair would need another bias with another temperature; T is of a softmax over candidates.
         message(f"exported as trained, without the fitted factor {fitted}: it is not that of a sigmoid with a bias")
         return head
-    message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
+    message(_MULTIPLIED.format(fitted))
     return {"temperature": {"log_temperature": head["temperature"]["log_temperature"] + math.log(fitted.temperature)}}
 
 

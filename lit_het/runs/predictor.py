@@ -87,12 +87,13 @@ class Programs:
         with jax.set_mesh(self._mesh):
             return sum(memory_bytes(program.lower(*arguments, num_samples=num_samples).compile()))
 
-    def writer(self, params: Params, tower: str) -> Writer | None:
+    def writer(self, params: Params, tower: str, calibration: Calibration | None = None) -> Writer | None:
         """Returns the decoder with these parameters; None for a model without one.
 
         Args:
             params: of all parts.
             tower: key of the image tower.
+            calibration: fitted temperatures; those of an image-text model are not of tokens, and not applied.
         """
         if self._decoder is not None:
             assert isinstance(self._decoder.task, CaptioningTask)
@@ -104,7 +105,8 @@ class Programs:
         def call(key: Hashable, function: Callable[..., Any], params: Params, rows: Any, *shared: Any) -> Any:
             return jax.tree.map(np.asarray, self._call(key, function, params, self._split(rows), *shared))
 
-        return Writer(self.task, params, self._features(params, tower), self._tokenizer, self._prompts, call)
+        features = self._features(params, tower)
+        return Writer(self.task, params, features, self._tokenizer, self._prompts, call, calibration)
 
     def _of_blocks(self, quantity: Quantity) -> Callable[..., jax.Array]:
         def all_blocks(params: Params, classes: Any, rows: Any, num_samples: int) -> jax.Array:
@@ -175,7 +177,7 @@ class Model:
     @property
     def writer(self) -> Writer | None:
         """The decoder; None for other models."""
-        return self.programs.writer(self.params, self.features.tower)
+        return self.programs.writer(self.params, self.features.tower, self.calibration)
 
     @property
     def num_classes(self) -> int | None:

@@ -184,9 +184,13 @@ def _optional_layers(theirs: Any, ours: Any) -> dict[str, str]:
         if bool(getattr(theirs, field, None)) != bool(getattr(ours, field, None))
     }
     pooled = getattr(theirs, "pooling", None), getattr(ours, "pooling", None)
-    # A decoder attends to all tokens (but a class token is one of them, and takes part in every block).
+    # A decoder attends to all tokens. A class token is one of them, and takes part in every block.
     if pooled in (("mean", "none"), ("first", "none"), ("attention", "none")):
         ends["pooling"] = "pooling"
+    elif pooled == ("class_token", "none"):
+        if not ours.class_token:
+            raise UserError("the image tower has a class token; set --task.image-tower.class-token True")
+        ends |= dict.fromkeys(("pooling", "class_token", "norm_twice"), "pooling")
     return ends
 
 

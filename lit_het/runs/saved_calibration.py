@@ -20,15 +20,19 @@ def calibration_path(run_dir: Path) -> Path:
     return run_dir / "calibration.json"
 
 
-def write_calibration(run_dir: Path, step: int, calibration: Calibration, conformal: ConformalThresholds) -> None:
-    """Writes the temperatures of the checkpoint of a step, and the thresholds of its prediction sets.
+def write_calibration(
+    run_dir: Path, step: int, calibration: Calibration, conformal: ConformalThresholds | None = None
+) -> None:
+    """Writes the temperatures of the checkpoint of a step, and the thresholds of its prediction sets if it has them.
 
     Raises:
         UserError: the file cannot be written.
     """
     path = calibration_path(run_dir)
     try:
-        content = {"step": step, **dataclasses.asdict(calibration), "conformal": conformal.to_json()}
+        content = {"step": step, **dataclasses.asdict(calibration)}
+        if conformal is not None:
+            content["conformal"] = conformal.to_json()
         write_atomically(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error

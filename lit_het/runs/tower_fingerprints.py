@@ -33,6 +33,7 @@ _LATER_FIELDS: Mapping[str, Any] = {
     "norm_twice": False,
     "layer_input": False,
     "num_inputs": 1,
+    "class_token": False,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,

@@ -22,11 +22,12 @@ from lit_het.tasks.generation import (
     Texts,
     generate,
     text_log_probabilities,
+    token_log_probabilities,
     token_predictions,
     token_probabilities,
 )
 from lit_het.texts import GenerationConfig, TokenPredictions, Written
-from lit_het.types import ImageFeatures, Params
+from lit_het.types import Calibration, ImageFeatures, Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64
@@ -58,6 +59,7 @@ class Writer:
         tokenizer: of its texts.
         prompts: templates of training.
         call: runs a program.
+        calibration: fitted temperatures of tokens; None as trained.
     """
 
     def __init__(
@@ -68,11 +70,17 @@ class Writer:
         tokenizer: SentencePieceTokenizer,
         prompts: Sequence[str],
         call: Call,
+        calibration: Calibration | None = None,
     ):
-        self.features = features
+        self.features, self.calibration = features, calibration
         self._task, self._params, self._tokenizer, self._templates = task, params, tokenizer, prompts
         self._call, self._sampling = call, task.config.head.sampling
         self._allowed = writable_tokens(task.config.decoder.vocabulary_size, tokenizer)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """k, the number of token ids of the decoder."""
+        return self._task.config.decoder.vocabulary_size
 
     @property
     def caption_prompt(self) -> str:
@@ -131,8 +139,8 @@ class Writer:
         for row, of_image in zip(tokens, before, strict=True):
             row[: len(of_image)] = of_image
         program = functools.partial(_generated, self._task, config, self._tokenizer.end_id, samples)
-        prompt = Prompt(jnp.asarray(tokens), jnp.asarray(lengths))
-        texts = self._run(program, (features, prompt, np.asarray(numbers, np.uint32)), self._allowed, key)
+        rows = features, Prompt(jnp.asarray(tokens), jnp.asarray(lengths)), np.asarray(numbers, np.uint32)
+        texts = self._run(program, rows, self._allowed, key, self._fitted(samples))
         found = []
         for row in range(len(features)):
             # Beams beyond the number of texts that can be written are no texts.
@@ -177,7 +185,7 @@ class Writer:
         """Predicts the tokens of one given text of each image, see `lit_het.texts.TextWriter`."""
         tokens, counted = self._tokenizer.prompted(list(prompts), list(texts))
         program = functools.partial(_predicted, self._task, self.check_samples(samples))
-        found = self._run(program, (features, tokens), _key(seed))
+        found = self._run(program, (features, tokens), _key(seed), self._fitted(samples))
         return TokenPredictions(np.where(counted, found.log_p, 0.0), np.exp(found.best), found.is_top, counted)
 
     def check_answers(self, answers: Sequence[str]) -> int:
@@ -199,6 +207,23 @@ class Writer:
             found[ids] = answer
         return [np.asarray(ids) for ids in found]
 
+    def log_probabilities(
+        self, features: Float[np.ndarray, "n f"], text: Int[np.ndarray, "n l"], samples: int = 0
+    ) -> Float[np.ndarray, "n l k"]:
+        """Returns the log-probabilities of the whole vocabulary at each token of one text of each image, as trained.
+
+        Args:
+            features: of the images.
+            text: prompts and texts.
+            samples: S, the noise samples that probabilities are averaged over; 0 for none.
+        """
+        program = functools.partial(_all, self._task, self.check_samples(samples))
+        return self._run(program, (features, text), jax.random.key(0))
+
+    def _fitted(self, samples: int) -> np.float32 | None:
+        """Returns T of probabilities with S noise samples; None as trained."""
+        return None if self.calibration is None else np.float32(self.calibration.fitted(samples).temperature)
+
     def _tokens_of(self, prompt: str) -> Int[np.ndarray, " p"]:
         return np.asarray(self._tokenizer.pieces(prompt), np.int32)
 
@@ -213,7 +238,7 @@ class Writer:
         # Not of the samples' probabilities, which may round to zero.
         for text, target, count in self._blocks(before, answers):
             program = functools.partial(_given, self._task, samples)
-            log_p = self._run(program, (text, target), features[None], key)
+            log_p = self._run(program, (text, target), features[None], key, self._fitted(samples))
             found += [log_p[row][target[row]] for row in range(count)]
         return found
 
@@ -226,7 +251,8 @@ class Writer:
         found = []
         for text, target, count in self._blocks(before, answers):
             program = functools.partial(_sampled, self._task, samples)
-            ends = np.quantile(self._run(program, text, features[None], key), BAND, axis=2)
+            sampled = self._run(program, text, features[None], key, self._fitted(samples))
+            ends = np.quantile(sampled, BAND, axis=2)
             found += [tuple(zip(*ends[:, row, target[row]].tolist(), strict=True)) for row in range(count)]
         return found
 
@@ -277,6 +303,7 @@ def _generated(
     rows: Any,
     allowed: Any,
     key: Any,
+    fitted: Any,
 ) -> Texts:
     features, prompt, numbers = rows
     # Apart from those of the noise, whose numbers are those of positions.
@@ -291,19 +318,29 @@ def _generated(
         noise=(key, samples) if samples else None,
         keys=jax.vmap(lambda number: jax.random.fold_in(of_sampling, number))(numbers),
         allowed=allowed,
+        fitted=fitted,
     )
 
 
-def _given(task: CaptioningTask, samples: int, params: Params, rows: Any, features: Any, key: Any) -> jax.Array:
+def _given(
+    task: CaptioningTask, samples: int, params: Params, rows: Any, features: Any, key: Any, fitted: Any
+) -> jax.Array:
     noise = (key, samples) if samples else None
     text, target = rows
-    return text_log_probabilities(task, params, task.tokens(features), text, target, noise)
+    return text_log_probabilities(task, params, task.tokens(features), text, target, noise, fitted)
 
 
-def _sampled(task: CaptioningTask, samples: int, params: Params, text: Any, features: Any, key: Any) -> jax.Array:
-    return token_probabilities(task, params, task.tokens(features), text, (key, samples))
+def _sampled(
+    task: CaptioningTask, samples: int, params: Params, text: Any, features: Any, key: Any, fitted: Any
+) -> jax.Array:
+    return token_probabilities(task, params, task.tokens(features), text, (key, samples), fitted)
 
 
-def _predicted(task: CaptioningTask, samples: int, params: Params, rows: Any, key: Any) -> Predicted:
+def _predicted(task: CaptioningTask, samples: int, params: Params, rows: Any, key: Any, fitted: Any) -> Predicted:
     features, text = rows
-    return token_predictions(task, params, task.tokens(features), text, (key, samples) if samples else None)
+    return token_predictions(task, params, task.tokens(features), text, (key, samples) if samples else None, fitted)
+
+
+def _all(task: CaptioningTask, samples: int, params: Params, rows: Any, key: Any) -> jax.Array:
+    features, text = rows
+    return token_log_probabilities(task, params, task.tokens(features), text, (key, samples) if samples else None)

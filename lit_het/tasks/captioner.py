@@ -62,11 +62,11 @@ class CaptionerConfig:
         Raises:
             UserError: it has none, or those of several parts of a batch.
         """
-        pools_tokens = isinstance(tower, ViTConfig) and tower.pooling in ("attention", "mean", "first")
+        pools_tokens = isinstance(tower, ViTConfig) and tower.pooling != "none"
         if not pools_tokens or tower.num_members > 1 or tower.uncertainty_token:
             raise UserError(
-                "task.captioner attends to the tokens of an image: it needs a ViT with the pooling 'attention', 'mean' "
-                "or 'first', without ensembles of experts and uncertainty_token"
+                "task.captioner attends to the tokens of an image: it needs a ViT with a pooling, without ensembles of "
+                "experts and uncertainty_token"
             )
         if microbatches > 1:
             raise UserError("task.captioner needs the tokens of a whole batch; set task.microbatches to 1")

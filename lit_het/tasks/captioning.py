@@ -69,10 +69,7 @@ def captioning_of(config: ContrastiveConfig) -> CaptioningConfig | None:
     if config.captioner is None:
         return None
     assert isinstance(config.image_tower, ViTConfig)
-    tower = dataclasses.replace(
-        config.image_tower, pooling="none", representation_size=None, projection_size=None, layer_input=False
-    )
-    captioner = config.captioner
+    tower, captioner = config.image_tower.without_pooling(), config.captioner
     # Nothing is locked: patterns of the text tower would match nothing.
     return CaptioningConfig(tower, captioner.decoder, captioner.head, captioner.loss, locked=())
 

@@ -1,6 +1,7 @@
 """Writes text with a decoder, token by token: greedily, by sampling or by beam search; and ranks given texts."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from lit_het.tasks.captioning import CaptioningTask, ImageCaptioner, at_position
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderState
 from lit_het.trees import tree_of_arrays
-from lit_het.types import Params
+from lit_het.types import LogitSamples, Params
 
 WORST = -1e30
 """Log-probability of what must not be chosen; finite, as differences of infinities are not numbers."""
@@ -60,6 +61,7 @@ def generate(
     noise: tuple[Key[Array, ""], int] | None = None,
     keys: Key[Array, " b"] | None = None,
     allowed: Bool[Array, " k"] | None = None,
+    fitted: Float[Array, ""] | None = None,
 ) -> Texts:
     """Returns texts of images.
 
@@ -73,6 +75,7 @@ def generate(
         noise: random key and S, to average the probabilities of each token over noise samples; None for no noise.
         keys: random key of each image for sampling; each of its texts draws its own numbers.
         allowed: tokens that may be written; None for all.
+        fitted: T of ``lit-het calibrate``, which scales all probabilities; None as trained.
 
     Raises:
         UserError: prompt and text have more tokens than the decoder has positions, or sampling has no keys.
@@ -85,7 +88,7 @@ def generate(
         )
     if config.temperature and keys is None:
         raise UserError("sampling needs random keys; give them, or set temperature to 0")
-    writer = _Writer(task.model(params), config, end_token, noise, allowed)
+    writer = _Writer(task.model(params), config, end_token, noise, allowed, fitted)
     started = writer.start(source, prompt)
     if config.temperature == 0 and config.num_texts > 1:
         return _beam_search(writer, *started)
@@ -99,6 +102,7 @@ def text_log_probabilities(
     text: Int[Array, "bt l"],
     target: Bool[Array, "bt l"],
     noise: tuple[Key[Array, ""], int] | None = None,
+    fitted: Float[Array, ""] | None = None,
 ) -> Float[Array, "bt l"]:
     """Returns the log-probability of each token of given texts, given the tokens before; 0 for those of the prompt.
 
@@ -111,7 +115,10 @@ def text_log_probabilities(
         text: prompts and answers, t for each image, adjacent.
         target: which tokens are of the answer.
         noise: random key and S, as in `generate`; None for no noise.
+        fitted: T, as in `generate`.
     """
+    if fitted is not None:
+        return jnp.where(target, token_predictions(task, params, source, text, noise, fitted).log_p, 0.0)
     samples = task.next_tokens(params, source, text, *(noise or (None, None)))
     return jnp.where(target, label_log_probabilities(samples, text.reshape(-1)).reshape(text.shape), 0.0)
 
@@ -136,6 +143,7 @@ def token_predictions(
     source: Float[Array, "b n width"],
     text: Int[Array, "bt l"],
     noise: tuple[Key[Array, ""], int] | None = None,
+    fitted: Float[Array, ""] | None = None,
 ) -> Predicted:
     """Returns the predictions of all tokens of given texts from the tokens before them.
 
@@ -145,20 +153,30 @@ def token_predictions(
         source: tokens of the images.
         text: prompts and texts, t for each image, adjacent.
         noise: random key and S, as in `generate`; None for no noise.
+        fitted: T, as in `generate`.
+    """
+
+    def predicted(some: LogitSamples, token: Int[Array, " n"]) -> Predicted:
+        log_p = _log_p(some, fitted)
+        of_token = jnp.take_along_axis(log_p, token[:, None], axis=1)[:, 0]
+        return Predicted(of_token, log_p.max(axis=1), jnp.argmax(log_p, axis=1) == token)
+
+    return _by_token(task.next_tokens(params, source, text, *(noise or (None, None))), text, predicted)
+
+
+def token_log_probabilities(
+    task: CaptioningTask,
+    params: Params,
+    source: Float[Array, "b n width"],
+    text: Int[Array, "bt l"],
+    noise: tuple[Key[Array, ""], int] | None = None,
+) -> Float[Array, "bt l k"]:
+    """Returns the log-probabilities of the whole vocabulary at each token of given texts, from the tokens before it.
+
+    Arguments as of `token_predictions`; they are as trained.
     """
     samples = task.next_tokens(params, source, text, *(noise or (None, None)))
-
-    # In blocks of tokens: the probabilities of the whole vocabulary for all of them may not fit.
-    def block(_: None, rows: Any) -> tuple[None, Predicted]:
-        features, keys, token = rows
-        some = dataclasses.replace(samples, features=features, keys=keys)
-        log_p = mean_log_probabilities(some, jax.nn.log_softmax)
-        of_token = jnp.take_along_axis(log_p, token[:, None], axis=1)[:, 0]
-        return None, Predicted(of_token, log_p.max(axis=1), jnp.argmax(log_p, axis=1) == token)
-
-    rows = (samples.features, samples.keys, text.reshape(-1))
-    _, found = blocks.scan_examples(block, None, rows, samples.examples_per_block)
-    return Predicted(*(x.reshape(text.shape) for x in found))
+    return _by_token(samples, text, lambda some, _: _log_p(some, None))
 
 
 def token_probabilities(
@@ -167,10 +185,11 @@ def token_probabilities(
     source: Float[Array, "b n width"],
     text: Int[Array, "bt l"],
     noise: tuple[Key[Array, ""], int] | None = None,
+    fitted: Float[Array, ""] | None = None,
 ) -> Float[Array, "bt l s"]:
     """Returns the probability of each token of given texts in each noise sample, given the tokens before.
 
-    Their mean is the probability with which `generate` writes the token.
+    Their mean is the probability with which `generate` writes the token; with T, which is fitted to the mean, roughly.
 
     Args:
         task: of the model.
@@ -178,18 +197,34 @@ def token_probabilities(
         source: tokens of the images.
         text: prompts and answers, t for each image, adjacent.
         noise: random key and S, as in `generate`; None for one sample without noise.
+        fitted: T, as in `generate`.
     """
-    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
 
-    # In blocks of tokens: the logits of all samples of all of them may not fit.
-    def block(_: None, rows: Any) -> tuple[None, Float[Array, "n s"]]:
+    def probabilities(some: LogitSamples, token: Int[Array, " n"]) -> Float[Array, "n s"]:
+        logits = some.logits(some.prepare(some.features), some.keys, jnp.arange(some.num_samples))
+        p = jax.nn.softmax(logits if fitted is None else logits / fitted)
+        return jnp.take_along_axis(p, token[:, None, None], axis=2)[:, :, 0]
+
+    return _by_token(task.next_tokens(params, source, text, *(noise or (None, None))), text, probabilities)
+
+
+def _by_token(samples: LogitSamples, text: Int[Array, "bt l"], of_block: Callable[[LogitSamples, Array], Any]) -> Any:
+    """Returns a function of the logits of each token and of the token, for all tokens of texts."""
+
+    # In blocks of tokens: the logits of the whole vocabulary, or of all samples, for all of them may not fit.
+    def block(_: None, rows: Any) -> tuple[None, Any]:
         features, keys, token = rows
-        logits = samples.logits(samples.prepare(features), keys, jnp.arange(samples.num_samples))
-        return None, jnp.take_along_axis(jax.nn.softmax(logits), token[:, None, None], axis=2)[:, :, 0]
+        return None, of_block(dataclasses.replace(samples, features=features, keys=keys), token)
 
     rows = (samples.features, samples.keys, text.reshape(-1))
-    found = blocks.scan_examples(block, None, rows, samples.examples_per_block)[1]
-    return found.reshape(*text.shape, samples.num_samples)
+    _, found = blocks.scan_examples(block, None, rows, samples.examples_per_block)
+    return jax.tree.map(lambda x: x.reshape(*text.shape, *x.shape[1:]), found)
+
+
+def _log_p(samples: LogitSamples, fitted: Float[Array, ""] | None) -> Float[Array, "rows k"]:
+    """Returns the log of the mean probability over samples, which T scales: first the mean, as T was fitted to it."""
+    log_p = mean_log_probabilities(samples, jax.nn.log_softmax)
+    return log_p if fitted is None else jax.nn.log_softmax(log_p / fitted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +236,7 @@ class _Writer:
     end_token: int
     noise: tuple[Key[Array, ""], int] | None
     allowed: Bool[Array, " k"] | None
+    fitted: Float[Array, ""] | None
 
     def start(
         self, source: Float[Array, "b n width"], prompt: Prompt
@@ -228,7 +264,7 @@ class _Writer:
         else:
             key, num_samples = self.noise
             samples = at_positions(self.model.head(features, key, num_samples), key, position)
-        log_p = mean_log_probabilities(samples, jax.nn.log_softmax)
+        log_p = _log_p(samples, self.fitted)
         return log_p if self.allowed is None else jnp.where(self.allowed[None], log_p, WORST)
 
 

@@ -46,10 +46,11 @@ class ViTConfig:
         num_inputs: M images that the tower sees at once, along the axis of channels (MIMO, e3 App. B.3); a single image
             is repeated.
         layer_input: whether the embedding is followed by the input of the last linear layer, for BayesVLM's head.
+        class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one.
 
     Raises:
-        UserError: inconsistent sizes, an unknown choice, an uncertainty token of an ensemble, or ``layer_input``
-            without a linear layer at the end.
+        UserError: inconsistent sizes, an unknown choice, a class token that another pooling would not read, an
+            uncertainty token of an ensemble, or ``layer_input`` without a linear layer at the end.
     """
 
     image_size: int = 224
@@ -67,6 +68,7 @@ class ViTConfig:
     norm_twice: bool = False
     layer_input: bool = False
     num_inputs: int = 1
+    class_token: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "image_size", "patch_size", "num_inputs")
@@ -77,6 +79,8 @@ class ViTConfig:
         for field in ("representation_size", "projection_size"):
             if getattr(self, field) is not None:
                 require_at_least(1, self, field)
+        if self.class_token and self.pooling != "none":
+            raise FieldError(self, "class_token", "True needs pooling 'none'; pooling 'class_token' has one without it")
         if self.uncertainty_token and self.encoder.num_members > 1:
             raise UserError("image_tower.uncertainty_token = True needs encoder.experts.num_members = 1")
         if self.norm_twice and (self.pooling != "class_token" or self.encoder.norm_placement != "before"):
@@ -97,6 +101,16 @@ class ViTConfig:
     def num_patches(self) -> int:
         """Patches of an image."""
         return self.side**2
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether a class token is encoded before the patches."""
+        return self.class_token or self.pooling == "class_token"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an image: class token, registers and patches."""
+        return self.has_class_token + self.num_registers + self.num_patches
 
     @property
     def side(self) -> int:
@@ -141,8 +155,7 @@ class ViTConfig:
 
     @property
     def _pooled_size(self) -> int:
-        tokens = self.num_patches + self.num_registers if self.pooling == "none" else 1
-        return tokens * self.encoder.width
+        return (self.num_tokens if self.pooling == "none" else 1) * self.encoder.width
 
     @property
     def num_members(self) -> int:
@@ -152,6 +165,18 @@ class ViTConfig:
     def all_members(self) -> "ViTConfig":
         """Returns the tower whose output has the embeddings of all members, side by side."""
         return dataclasses.replace(self, members="concatenated")
+
+    def without_pooling(self) -> "ViTConfig":
+        """Returns the tower whose output is all tokens, one after the other, with no layer behind the last block."""
+        return dataclasses.replace(
+            self,
+            pooling="none",
+            class_token=self.has_class_token,
+            representation_size=None,
+            projection_size=None,
+            norm_twice=False,
+            layer_input=False,
+        )
 
     def join_members(self, by_image: Float[Array, "b m d"]) -> Float[Array, "_ _"]:
         """Returns embeddings of an ensemble's members, combined as ``members`` defines."""
@@ -182,7 +207,7 @@ class ViT(nnx.Module):
         if config.positions == "learned":
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
             self.positions = nnx.Param(scale(rngs.params(), (config.num_patches, encoder.width)))
-        if config.pooling == "class_token":
+        if config.has_class_token:
             self.class_token = nnx.Param(jnp.zeros(encoder.width))
         if config.num_registers:
             scale = nnx.initializers.normal(0.02)
@@ -267,7 +292,7 @@ class ViT(nnx.Module):
         first = []
         if self.config.uncertainty_token:
             first.append(self.uncertainty_token[...][None])
-        if self.config.pooling == "class_token":
+        if self.config.has_class_token:
             first.append(self.class_token[...][None])
         if self.config.num_registers:
             first.append(self.registers[...])

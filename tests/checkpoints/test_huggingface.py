@@ -1,10 +1,12 @@
 """Imported Hugging Face folders reproduce the outputs of transformers; malformed folders raise clear errors."""
 
+import dataclasses
 import functools
 import json
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from lit_het.checkpoints.huggingface.importing import read_huggingface
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.resample import resample_positions
 from lit_het.errors import UserError
+from lit_het.runs.pretrained import abstract_params, load_weights
+from lit_het.tasks.captioning import CaptioningConfig
 from tests.checkpoints.huggingface_models import load, logits, pixels, run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -287,3 +291,20 @@ def test_positions_that_do_not_form_a_square_are_refused(edited):
 def test_texts_longer_than_the_stored_positions_are_refused():
     with pytest.raises(UserError, match="16 positions, too few for texts of 17 tokens"):
         read_huggingface(GOLDEN / "hf_bert", text_length=17)
+
+
+@pytest.mark.parametrize("name", ["hf_clip", "hf_vit", "hf_siglip_vision"])
+def test_a_decoder_reads_all_tokens_of_a_tower_its_class_token_among_them(name):
+    imported, params = load(GOLDEN / name)
+    tower = dataclasses.replace(imported.image_tower.without_pooling(), weights=str(GOLDEN / name))
+    config = CaptioningConfig(tower)
+    task = config.build()
+    loaded = load_weights(config, abstract_params(task))
+    images = np.random.default_rng(0).integers(0, 256, (2, tower.image_size, tower.image_size, 3), np.uint8)
+    tokens = run(imported.image_tower, params["image_tower"], images).tokens
+    assert tower.class_token is (name != "hf_siglip_vision")
+    assert_close(task.tokens(task.features(loaded, jnp.asarray(images))), tokens)
+    if tower.class_token:
+        without = CaptioningConfig(dataclasses.replace(tower, class_token=False))
+        with pytest.raises(UserError, match="has a class token; set --task"):
+            load_weights(without, abstract_params(without.build()))

@@ -140,6 +140,10 @@ def test_every_decoder_has_the_same_logits_and_greedy_texts_in_transformers(tmp_
     ("config", "message"),
     [
         (
+            dataclasses.replace(PLAIN, image_tower=dataclasses.replace(TOWER, class_token=True)),
+            "image_tower.class_token = True is not supported by SiglipVisionModel",
+        ),
+        (
             dataclasses.replace(PLAIN, decoder=with_encoder(DECODER, norm_placement="after")),
             "decoder.encoder.norm_placement = 'after' is not supported by GPT2LMHeadModel, which has 'before'",
         ),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 import lit_het
 from lit_het.apps.caption import table_of
 from lit_het.cli.main import main
+from lit_het.configs.experiment import PretrainedConfig
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.runs.training import train
@@ -202,7 +204,17 @@ def test_other_commands_say_what_a_decoder_lacks(run, trained, images, data, cap
     assert "a decoder has no classes" in line
 
 
-def test_stored_tokens_train_the_same_decoder(decoder, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def pooling(decoder, tmp_path_factory):
+    """The run of a tower that pools its tokens by attention."""
+    folder = tmp_path_factory.mktemp("upstream")
+    config = tiny.classifier(decoder, Path(decoder.data.shards[0]).parent, folder / "run")
+    tower = dataclasses.replace(config.task.image_tower, pooling="attention")
+    tiny.finish_untrained(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
+    return folder / "run"
+
+
+def test_stored_tokens_train_the_same_decoder(decoder, pooling, tmp_path, capsys):
     store = tmp_path / "tokens"
     config = dataclasses.replace(
         decoder,
@@ -210,10 +222,17 @@ def test_stored_tokens_train_the_same_decoder(decoder, tmp_path, capsys):
         length=Duration(3),
         schedule=Schedule(1e-3, warmup=Duration(1)),
         data=dataclasses.replace(decoder.data, mixture=()),
+        pretrained=PretrainedConfig(pooling),
     )
     train(config)
-    line = ["embed", "--tower", str(config.run_dir), "--output", str(store), "--dtype", "float32"]
-    assert main(line) == 0
+    shards = ("--data", *config.data.shards, "--dtype", "float32")
+    assert main(["embed", "--tower", str(pooling), "--tokens", "--output", str(store), *shards]) == 0
+    width = config.task.image_tower.encoder.width
+    size = f"40 images × 4 tokens × {width} × 4 bytes = {40 * 4 * width * 4 / 1e9:.3g} GB"
+    assert size in capsys.readouterr().err
+    # The tokens of the decoder's own tower are the same.
+    assert main(["embed", "--tower", str(config.run_dir), "--tokens", "--output", str(store), *shards]) == 0
+    assert "2 of 2 shards already have embeddings" in capsys.readouterr().err
     stored = dataclasses.replace(
         config, run_dir=tmp_path / "stored", data=dataclasses.replace(config.data, embeddings=str(store))
     )
@@ -223,6 +242,19 @@ def test_stored_tokens_train_the_same_decoder(decoder, tmp_path, capsys):
         records = (run_dir / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(record).get("train/loss") for record in records])
     np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_pooled_embeddings_and_tokens_are_not_taken_for_each_other(decoder, pooling, tmp_path, capsys):
+    pooled = tmp_path / "pooled"
+    shards = ("--data", *decoder.data.shards)
+    assert main(["embed", "--tower", str(pooling), "--output", str(pooled), *shards]) == 0
+    data = dataclasses.replace(decoder.data, mixture=(), embeddings=str(pooled))
+    with pytest.raises(UserError, match="pooled holds pooled embeddings, and a decoder reads tokens; embed again with"):
+        train(dataclasses.replace(decoder, run_dir=tmp_path / "run", data=data))
+    line = refusal(capsys, "embed", "--tower", pooling, "--tokens", "--output", pooled, *shards)
+    assert "pooled holds pooled embeddings, not tokens; choose another --output" in line
+    line = refusal(capsys, "embed", "--tower", decoder.run_dir, "--output", tmp_path / "e", *shards)
+    assert line.endswith("would be all of its 4 tokens; store them with --tokens")
 
 
 def test_a_decoder_needs_a_prompt_and_positions_for_its_tokens(decoder, tmp_path):

@@ -126,6 +126,9 @@ def test_what_has_no_captions_to_embed_is_refused(capsys, upstream, trained_lit,
     crops = ("--output", tmp_path / "e", "--texts", "--crops", "2")
     line = refusal(capsys, "embed", "--tower", trained_lit.run_dir, *crops)
     assert "leave out --crops or --texts" in line
+    tokens = ("--output", tmp_path / "e", "--texts", "--tokens")
+    line = refusal(capsys, "embed", "--tower", trained_lit.run_dir, *tokens)
+    assert "leave out --tokens or --texts" in line
 
 
 def test_a_run_may_resume_with_embeddings_after_images(trained_lit, embedded, tmp_path):

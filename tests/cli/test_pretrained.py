@@ -134,3 +134,13 @@ def test_a_frozen_tower_at_another_resolution_is_opened_with_the_parameters_of_t
     save(probe, parameters.merge(locked, trained), task.locked)
     opened = open_run(probe.run_dir)
     assert checksums.digest(opened.params) == checksums.digest(parameters.merge(locked, trained))
+
+
+def test_a_tower_without_pooling_keeps_the_class_token(upstream, tmp_path):
+    config, theirs = upstream
+    ours = start(TOWER.without_pooling(), config.run_dir, tmp_path / "run")
+    np.testing.assert_array_equal(ours["image_tower/class_token"], theirs["image_tower/class_token"])
+    assert not any("pre_logits" in path for path in ours)
+    without = dataclasses.replace(TOWER.without_pooling(), class_token=False)
+    with pytest.raises(UserError, match="has a class token; set --task"):
+        start(without, config.run_dir, tmp_path / "run")

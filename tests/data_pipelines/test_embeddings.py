@@ -260,6 +260,16 @@ def test_a_damaged_file_is_a_one_line_error_with_its_path(shards, tmp_path, cont
         loader(shards, tmp_path / "e")
 
 
+def test_a_recipe_says_whether_it_is_of_tokens(tmp_path):
+    pooled, tokens = recipe(), recipe(num_tokens=3)
+    assert "num_tokens" not in json.loads(pooled.to_json()), "as in earlier versions"
+    for how in (pooled, tokens):
+        assert Recipe.from_json(how.to_json().encode()) == how
+    EmbeddingFolder(str(tmp_path / "e"), tokens)
+    with pytest.raises(UserError, match="holds tokens, not pooled embeddings"):
+        EmbeddingFolder(str(tmp_path / "e"), pooled)
+
+
 def test_a_truncated_file_is_a_one_line_error_with_its_path(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
     path = sorted((tmp_path / "e").glob("*.safetensors"))[-1]
@@ -282,6 +292,9 @@ def test_a_truncated_file_is_a_one_line_error_with_its_path(shards, tmp_path):
         {"dtype": "float8"},
         {"dtype": [1]},
         {"seed": None},
+        {"num_tokens": -1},
+        {"num_tokens": 2},
+        {"num_tokens": None},
         {"version": 1},
         {"more": 1},
     ],

@@ -143,6 +143,17 @@ def test_the_representation_is_a_dense_layer_with_tanh_after_pooling():
     assert plain.embedding.shape[1] == 16
 
 
+def test_a_tower_without_pooling_returns_all_tokens_a_class_token_among_them():
+    pooled = dataclasses.replace(VIT, pooling="class_token", num_registers=2, representation_size=24)
+    whole, params = pooled.without_pooling(), initial(pooled)
+    assert (whole.num_tokens, whole.embedding_size) == (3 + VIT.num_patches, whole.num_tokens * ENCODER.width)
+    kept = {name: params[name] for name in initial(whole)}
+    found = compiled(whole, kept)(IMAGES).embedding.reshape(len(IMAGES), whole.num_tokens, -1)
+    np.testing.assert_allclose(found, compiled(pooled, params)(IMAGES).tokens, atol=1e-6)
+    with pytest.raises(UserError, match="class_token = True needs pooling 'none'"):
+        dataclasses.replace(VIT, pooling="mean", class_token=True)
+
+
 def test_pixels_beyond_the_last_whole_patch_are_ignored():
     wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 2), (0, 0)), constant_values=200)
     assert dataclasses.replace(VIT, image_size=11).num_patches == VIT.num_patches

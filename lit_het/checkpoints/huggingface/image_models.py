@@ -116,6 +116,7 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
         [
             ("image_tower.num_inputs", tower.num_inputs, 1),
             ("image_tower.num_registers", tower.num_registers, 0),
+            ("image_tower.class_token", tower.class_token, False),
             ("image_tower.input_norm", tower.input_norm, False),
             ("image_tower.representation_size", tower.representation_size, None),
             *encoder_fields("image_tower", "SiglipVisionModel", tower.encoder),

@@ -1,6 +1,7 @@
 """Published files of questions become shards with one sample per image."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,26 @@ def test_ocrvqa_numbers_the_questions_of_an_image_whatever_its_suffix(source, wr
     assert questions(write(dataset, tmp_path, "test")).keys() == {"B00"}
     assert questions(write(dataset, tmp_path, "val")).keys() == {"157"}
     assert list(read_ocrvqa(tmp_path / "source" / OCRVQA_FILE, tmp_path, "val").splits) == ["val"]
+
+
+def test_images_of_ocrvqa_that_are_gone_may_be_left_out(source, write, tmp_path, capsys):
+    path = source("ocr-vqa")
+    (path.parent / "images" / "more.jpg").write_bytes((path.parent / "images" / "761183272.jpg").read_bytes())
+    content = {**OCRVQA, "gone": OCRVQA["761183272"], "more": OCRVQA["761183272"]}
+    path.write_text(json.dumps(content))
+    line = ["data", "prepare", "ocr-vqa", str(path), str(tmp_path / "shards"), "--split", "train", "--workers", "1"]
+    assert main(line) == 1
+    [error] = [line for line in capsys.readouterr().err.splitlines() if "gone" in line]
+    assert re.search(r"holds no gone\.\*, which .*: gone lists; .*, or leave out .* with --skip-missing$", error)
+    assert main([*line, "--skip-missing"]) == 0
+    assert "1 sample without image skipped" in capsys.readouterr().err
+    assert questions(write(read_ocrvqa(path, tmp_path, skip_missing=True), tmp_path, "train")).keys() == {
+        "761183272",
+        "more",
+    }
+    # With none of them the folder is likely another one.
+    with pytest.raises(UserError, match=r"holds no 761183272\.\*, which"):
+        read_ocrvqa(path, tmp_path, images=Path(__file__).parents[2] / "golden", skip_missing=True)
 
 
 def test_two_images_of_one_book_are_refused(source, tmp_path, make_image):
