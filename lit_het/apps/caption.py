@@ -1,7 +1,8 @@
-"""``lit-het caption`` and ``lit-het ask``: texts of a trained decoder about images, in the terminal."""
+"""``lit-het caption``, ``ask`` and ``translate``: texts of a trained decoder, in the terminal."""
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,49 @@ def ask(
     how = generation if among is None else {}
     found = model.ask(opened(image), question, among, samples=samples, seed=seed, **how)
     _print([image], [found], as_json=as_json)
+
+
+def translate(
+    texts: Sequence[str],
+    checkpoint: Path,
+    prompt: str | None,
+    generation: Mapping[str, Any],
+    *,
+    samples: int,
+    seed: int,
+    pretrained: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Prints the best translation of each text on a line of its own; those of blank texts are blank.
+
+    Args:
+        texts: to translate; ``-`` alone stands for the lines of the standard input.
+        checkpoint: directory of the run.
+        prompt: what translations follow; None for that of training.
+        generation: see `lit_het.api.model.Model.translate`.
+        samples: S, the number of noise samples.
+        seed: of the noise and of sampling.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+        as_json: whether to print JSON, with all beams.
+
+    Raises:
+        UserError: the run does not translate, or a text has too many tokens.
+    """
+    lines = sys.stdin.read().splitlines() if list(texts) == ["-"] else list(texts)
+    if not (written := [line for line in lines if line.strip()]):
+        raise UserError("no text to translate; give one, or lines on the standard input")
+    model = load(checkpoint, pretrained=pretrained)
+    found = model.translate(written, prompt, samples=samples, seed=seed, **generation)
+    if as_json:
+        rows = [
+            {"source": text, "texts": [dataclasses.asdict(one) for one in texts]}
+            for text, texts in zip(written, found, strict=True)
+        ]
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    best = iter(of_text[0].text for of_text in found)
+    for line in lines:
+        print(" ".join(next(best).split()) if line.strip() else "")
 
 
 def _print(images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json: bool) -> None:

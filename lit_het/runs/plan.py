@@ -17,6 +17,8 @@ from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.tasks.union import compute_type_of
 from lit_het.towers.dispatch import DISPATCH
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, Params, TrainState
@@ -87,7 +89,7 @@ class Step:
             config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
         )
         locked, trainable = parameters.partition(self._task.shapes, self._task.locked)
-        locked = jax.eval_shape(lambda params: parameters.cast(params, config.task.image_tower.compute_type), locked)
+        locked = jax.eval_shape(lambda params: parameters.cast(params, compute_type_of(config.task)), locked)
         averages = config.average_decay is not None
         state = jax.eval_shape(lambda params: initial_state(params, self.optimizer, averages=averages), trainable)
         self.inputs = _Inputs(self._placed(state), self._placed(locked), self._batch(config.data.batch_size))
@@ -103,8 +105,12 @@ class Step:
         def of(*shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=place)
 
-        size = task.image_tower.image_size
-        image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
+        image = stored = source = None
+        if isinstance(task, TranslationConfig):
+            source = of(task.text_tower.length, dtype=jnp.int32)
+        else:
+            size = task.image_tower.image_size
+            image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
         is_stored = self.config.data.embeddings is not None
         suspects = self.config.data.suspects
         text = stored_text = target = ids = label = None
@@ -113,7 +119,7 @@ class Step:
                 stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
             target = None if task.captioner is None else of(task.text_tower.length, dtype=jnp.bool_)
-        elif isinstance(task, CaptioningConfig):
+        elif isinstance(task, CaptioningConfig | TranslationConfig):
             text, ids = of(task.decoder.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
             target = of(task.decoder.length, dtype=jnp.bool_)
         else:
@@ -123,6 +129,7 @@ class Step:
             "valid": of(dtype=jnp.bool_),
             "image": None if is_stored else image,
             "image_embedding": stored if is_stored else None,
+            "source": source,
             "text": text,
             "text_embedding": stored_text,
             "text_target": target,
@@ -174,7 +181,7 @@ class Step:
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
         if not isinstance(task, ContrastiveConfig):
             block = task.head.sampling
-            if isinstance(task, CaptioningConfig):
+            if isinstance(task, CaptioningConfig | TranslationConfig):
                 # Of every token of a text.
                 rows, num_classes = rows * task.decoder.length, task.decoder.vocabulary_size
             else:

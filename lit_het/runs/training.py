@@ -44,7 +44,8 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.union import AnyTask
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
@@ -92,14 +93,14 @@ def _train_on(
     check_data(config, loader, tokenizer)
     if isinstance(loader, Loader):
         report_copies(config, loader.num_samples)
-    if remark := unseen_pixels(config.task.image_tower):
+    if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
-    locked = parameters.cast(locked, config.task.image_tower.compute_type)
+    locked = parameters.cast(locked, compute_type_of(config.task))
     # Cached, and computed only if needed: it hashes the whole tower.
     tower = functools.cache(functools.partial(tower_fingerprint, config, locked))
     check_embeddings(loader, task, tower, lambda: tower_fingerprint(config, locked, tokenizer))

@@ -14,11 +14,11 @@ from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.eval.answers import BAND
 from lit_het.heads.sampling import in_pairs
-from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.generation import (
     Predicted,
     Prompt,
     Texts,
+    WritingTask,
     generate,
     text_log_probabilities,
     token_predictions,
@@ -52,7 +52,7 @@ class Writer:
     Args:
         task: of the decoder.
         params: its parameters.
-        features: the tokens of its images.
+        features: the tokens of its images, or the ids of texts to translate.
         tokenizer: of its texts.
         prompts: templates of training.
         call: runs a program.
@@ -60,7 +60,7 @@ class Writer:
 
     def __init__(
         self,
-        task: CaptioningTask,
+        task: WritingTask,
         params: Params,
         features: ImageFeatures,
         tokenizer: SentencePieceTokenizer,
@@ -249,7 +249,7 @@ def _length(ids: np.ndarray, end_id: int) -> int:
 
 
 def _generated(
-    task: CaptioningTask,
+    task: WritingTask,
     config: GenerationConfig,
     end_token: int,
     samples: int,
@@ -262,7 +262,7 @@ def _generated(
     return generate(
         task,
         params,
-        task.tokens(features),
+        task.source(params, features),
         prompt,
         config,
         end_token=end_token,
@@ -273,16 +273,16 @@ def _generated(
     )
 
 
-def _given(task: CaptioningTask, samples: int, params: Params, rows: Any, features: Any, key: Any) -> jax.Array:
+def _given(task: WritingTask, samples: int, params: Params, rows: Any, features: Any, key: Any) -> jax.Array:
     noise = (key, samples) if samples else None
     text, target = rows
-    return text_log_probabilities(task, params, task.tokens(features), text, target, noise)
+    return text_log_probabilities(task, params, task.source(params, features), text, target, noise)
 
 
-def _sampled(task: CaptioningTask, samples: int, params: Params, text: Any, features: Any, key: Any) -> jax.Array:
-    return token_probabilities(task, params, task.tokens(features), text, (key, samples))
+def _sampled(task: WritingTask, samples: int, params: Params, text: Any, features: Any, key: Any) -> jax.Array:
+    return token_probabilities(task, params, task.source(params, features), text, (key, samples))
 
 
-def _predicted(task: CaptioningTask, samples: int, params: Params, rows: Any, key: Any) -> Predicted:
+def _predicted(task: WritingTask, samples: int, params: Params, rows: Any, key: Any) -> Predicted:
     features, text = rows
-    return token_predictions(task, params, task.tokens(features), text, (key, samples) if samples else None)
+    return token_predictions(task, params, task.source(params, features), text, (key, samples) if samples else None)

@@ -29,6 +29,7 @@ from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.mixing import Mixing
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
+from lit_het.towers.decoder import Source
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViT, ViTConfig
 from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries, TowerOutput
@@ -111,6 +112,8 @@ class ContrastiveConfig:
                 "image_tower.members = 'apart' gives an image several keys, which need the head 'deterministic' or "
                 "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
             )
+        if isinstance(self.text_tower, TextConfig) and self.text_tower.pooling == "none":
+            raise UserError("task.text_tower.pooling = 'none' is for decoders; choose how texts are pooled")
         if self.masking is not None:
             self._check_masking(self.masking)
         if self.captioner is not None:
@@ -245,7 +248,7 @@ class ContrastiveTask:
                 "data.embeddings, and set data.prompt, to '' for no prompt"
             )
         decoder, head = model.captioner.decoder, model.captioner.head
-        return token_loss(decoder, head, captioner.loss, outputs["image"].tokens, batch, keys)
+        return token_loss(decoder, head, captioner.loss, Source(outputs["image"].tokens), batch, keys)
 
     def _masked_losses(
         self, model: TwoTowers, batch: Batch, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""]

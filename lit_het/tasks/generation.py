@@ -1,7 +1,7 @@
 """Writes text with a decoder, token by token: greedily, by sampling or by beam search; and ranks given texts."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,15 @@ from lit_het import blocks
 from lit_het.errors import UserError
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.tasks.captioner import shifted
-from lit_het.tasks.captioning import CaptioningTask, ImageCaptioner, at_positions
+from lit_het.tasks.captioning import CaptioningTask, ImageCaptioner
+from lit_het.tasks.translation import TranslationTask, Translator
 from lit_het.texts import GenerationConfig
-from lit_het.towers.decoder import DecoderState
+from lit_het.towers.decoder import DecoderState, Source
 from lit_het.trees import tree_of_arrays
-from lit_het.types import Params
+from lit_het.types import LogitSamples, Params
+
+WritingTask: TypeAlias = CaptioningTask | TranslationTask
+"""Tasks whose models write text."""
 
 _WORST = -1e30
 """Log-probability of what must not be chosen; finite, as differences of infinities are not numbers."""
@@ -50,9 +54,9 @@ class Prompt(NamedTuple):
 
 
 def generate(
-    task: CaptioningTask,
+    task: WritingTask,
     params: Params,
-    source: Float[Array, "b n width"],
+    source: Source,
     prompt: Prompt,
     config: GenerationConfig,
     *,
@@ -66,7 +70,7 @@ def generate(
     Args:
         task: of the model.
         params: its parameters.
-        source: tokens of the images.
+        source: tokens of the images, or of the texts to translate.
         prompt: of each image.
         config: how to choose tokens.
         end_token: ends a text.
@@ -92,10 +96,49 @@ def generate(
     return _one_by_one(writer, *started, key)
 
 
-def text_log_probabilities(
-    task: CaptioningTask,
+def next_tokens(
+    task: WritingTask,
     params: Params,
-    source: Float[Array, "b n width"],
+    source: Source,
+    text: Int[Array, "bt l"],
+    key: Key[Array, ""] | None,
+    num_samples: int | None = None,
+) -> LogitSamples:
+    """Returns samples of the logits of every token of texts, given the tokens before it.
+
+    Args:
+        task: of the model.
+        params: its parameters.
+        source: tokens of the images, or of the texts to translate.
+        text: t texts of each source, adjacent.
+        key: random key of the noise; None for one sample without noise.
+        num_samples: S; None for that of training.
+
+    Returns:
+        Rows are the l tokens of each text.
+    """
+    model = task.model(params)
+    state = model.decoder.start(*source, num_texts=len(text) // len(source.tokens))
+    features, _ = model.decoder(shifted(text), state)
+    samples = model.head(features.reshape(-1, features.shape[-1]), key, num_samples)
+    return _at_positions(samples, key, jnp.tile(jnp.arange(text.shape[1]), len(text)))
+
+
+def _at_positions(samples: LogitSamples, key: Key[Array, ""] | None, position: Int[Array, " rows"]) -> LogitSamples:
+    """Returns samples whose noise depends only on the position of the token in its text.
+
+    So neither other images, nor the beam that a token belongs to, nor the length of a prompt's padding change it, and
+    texts that are written and texts that are given have the same probabilities.
+    """
+    if key is None:
+        return samples
+    return dataclasses.replace(samples, keys=jax.vmap(lambda number: jax.random.fold_in(key, number))(position))
+
+
+def text_log_probabilities(
+    task: WritingTask,
+    params: Params,
+    source: Source,
     text: Int[Array, "bt l"],
     target: Bool[Array, "bt l"],
     noise: tuple[Key[Array, ""], int] | None = None,
@@ -107,12 +150,12 @@ def text_log_probabilities(
     Args:
         task: of the model.
         params: its parameters.
-        source: tokens of the images.
+        source: tokens of the images, or of the texts to translate.
         text: prompts and answers, t for each image, adjacent.
         target: which tokens are of the answer.
         noise: random key and S, as in `generate`; None for no noise.
     """
-    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
+    samples = next_tokens(task, params, source, text, *(noise or (None, None)))
     return jnp.where(target, label_log_probabilities(samples, text.reshape(-1)).reshape(text.shape), 0.0)
 
 
@@ -131,9 +174,9 @@ class Predicted(NamedTuple):
 
 
 def token_predictions(
-    task: CaptioningTask,
+    task: WritingTask,
     params: Params,
-    source: Float[Array, "b n width"],
+    source: Source,
     text: Int[Array, "bt l"],
     noise: tuple[Key[Array, ""], int] | None = None,
 ) -> Predicted:
@@ -142,11 +185,11 @@ def token_predictions(
     Args:
         task: of the model.
         params: its parameters.
-        source: tokens of the images.
+        source: tokens of the images, or of the texts to translate.
         text: prompts and texts, t for each image, adjacent.
         noise: random key and S, as in `generate`; None for no noise.
     """
-    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
+    samples = next_tokens(task, params, source, text, *(noise or (None, None)))
 
     # In blocks of tokens: the probabilities of the whole vocabulary for all of them may not fit.
     def block(_: None, rows: Any) -> tuple[None, Predicted]:
@@ -162,9 +205,9 @@ def token_predictions(
 
 
 def token_probabilities(
-    task: CaptioningTask,
+    task: WritingTask,
     params: Params,
-    source: Float[Array, "b n width"],
+    source: Source,
     text: Int[Array, "bt l"],
     noise: tuple[Key[Array, ""], int] | None = None,
 ) -> Float[Array, "bt l s"]:
@@ -175,11 +218,11 @@ def token_probabilities(
     Args:
         task: of the model.
         params: its parameters.
-        source: tokens of the images.
+        source: tokens of the images, or of the texts to translate.
         text: prompts and answers, t for each image, adjacent.
         noise: random key and S, as in `generate`; None for one sample without noise.
     """
-    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
+    samples = next_tokens(task, params, source, text, *(noise or (None, None)))
 
     # In blocks of tokens: the logits of all samples of all of them may not fit.
     def block(_: None, rows: Any) -> tuple[None, Float[Array, "n s"]]:
@@ -196,20 +239,18 @@ def token_probabilities(
 class _Writer:
     """Predicts the next token of every text."""
 
-    model: ImageCaptioner
+    model: ImageCaptioner | Translator
     config: GenerationConfig
     end_token: int
     noise: tuple[Key[Array, ""], int] | None
     allowed: Bool[Array, " k"] | None
 
-    def start(
-        self, source: Float[Array, "b n width"], prompt: Prompt
-    ) -> tuple[DecoderState, Float[Array, "bt k"], Int[Array, " bt"]]:
+    def start(self, source: Source, prompt: Prompt) -> tuple[DecoderState, Float[Array, "bt k"], Int[Array, " bt"]]:
         """Returns the state after the prompts, log-probabilities of the first tokens, and their positions."""
         t, decoder = self.config.num_texts, self.model.decoder
         tokens, positions = (jnp.repeat(x, t, axis=0) for x in prompt)
         length = tokens.shape[1] + self.config.num_tokens
-        state = decoder.start(source, num_texts=t, length=length)
+        state = decoder.start(*source, num_texts=t, length=length)
         # One more column, so that the input after a whole prompt is its last token.
         features, state = decoder(shifted(jnp.pad(tokens, ((0, 0), (0, 1)))), state)
         last = jnp.take_along_axis(features, positions[:, None, None], axis=1)[:, 0]
@@ -227,7 +268,7 @@ class _Writer:
             samples = self.model.head(features, None)
         else:
             key, num_samples = self.noise
-            samples = at_positions(self.model.head(features, key, num_samples), key, position)
+            samples = _at_positions(self.model.head(features, key, num_samples), key, position)
         log_p = mean_log_probabilities(samples, jax.nn.log_softmax)
         return log_p if self.allowed is None else jnp.where(self.allowed[None], log_p, _WORST)
 
