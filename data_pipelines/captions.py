@@ -143,7 +143,20 @@ class Text(NamedTuple):
 
 @runtime_checkable
 class DecoderTokenizer(Protocol):
-    """Turns prompts and texts into token ids, one after the other.
+    """Turns prompts and texts into token ids, one after the other."""
+
+    def prompted(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids ``[n l]``, and which of them belong to the text or its end token ``[n l]``."""
+        ...
+
+    def fits(self, prompt: str) -> bool:
+        """Returns whether a prompt leaves room for a token of text and the end token."""
+        ...
+
+
+@runtime_checkable
+class SourceTokenizer(Protocol):
+    """Turns texts to translate into token ids.
 
     Attributes:
         length: tokens of a row.
@@ -157,14 +170,6 @@ class DecoderTokenizer(Protocol):
         Raises:
             UserError: a text has more tokens.
         """
-        ...
-
-    def prompted(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ids ``[n l]``, and which of them belong to the text or its end token ``[n l]``."""
-        ...
-
-    def fits(self, prompt: str) -> bool:
-        """Returns whether a prompt leaves room for a token of text and the end token."""
         ...
 
 
@@ -181,12 +186,12 @@ class Sources:
 
     field = "source"
 
-    def __init__(self, place: str, tokenizer: Tokenizer | DecoderTokenizer | None):
+    def __init__(self, place: str, tokenizer: Tokenizer | SourceTokenizer | None):
         self.member, self._place, self._tokenizer = member_of(place), place, tokenizer
 
     def zeros(self, count: int) -> np.ndarray:
         """Rows of padding."""
-        return np.zeros((count, self._decoder_tokenizer.length), np.int32)
+        return np.zeros((count, self._known_tokenizer.length), np.int32)
 
     def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
         """Returns the ids of one text.
@@ -196,13 +201,13 @@ class Sources:
         """
         [text] = captions_in(text_of(content), self._place, "text")
         try:
-            return self._decoder_tokenizer.whole([text.strip()])[0]
+            return self._known_tokenizer.whole([text.strip()])[0]
         except UserError as error:
             raise Unreadable("source too long", str(error)) from error
 
     @property
-    def _decoder_tokenizer(self) -> DecoderTokenizer:
-        if not isinstance(self._tokenizer, DecoderTokenizer):
+    def _known_tokenizer(self) -> SourceTokenizer:
+        if not isinstance(self._tokenizer, SourceTokenizer):
             raise UserError("data.source is for decoders, whose tokenizer is a SentencePieceConfig; set `tokenizer`")
         return self._tokenizer
 

@@ -103,14 +103,25 @@ def check_is_trained(config: ExperimentConfig) -> None:
         )
 
 
+def check_source(config: ExperimentConfig) -> None:
+    """Checks that there are texts to translate where the model translates.
+
+    Raises:
+        UserError: there are none, or a model of images has some.
+    """
+    translates = isinstance(config.task, TranslationConfig)
+    if translates and config.data.source is None:
+        raise UserError("a translation model needs texts to translate: set --data.source, such as json/FIELD")
+    if not translates and config.data.source is not None:
+        raise UserError("--data.source is the text that a translation model reads; leave it out")
+
+
 def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: Tokenizer | None) -> None:
     """Checks, before anything is compiled, that the data fits the model."""
     task = config.task
     if isinstance(task, TranslationConfig):
         _check_translation(task, config, tokenizer)
         return
-    if config.data.source is not None:
-        raise UserError("data.source is the text that a translation model reads; leave it out")
     if config.data.image_size != task.image_tower.image_size:
         raise UserError(
             f"--data.image-size {config.data.image_size} differs from --task.image-tower.image-size "
@@ -157,11 +168,9 @@ def _check_decoder(decoder: DecoderConfig, config: ExperimentConfig, tokenizer: 
 
 
 def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
-    """Checks that there are source texts, which the encoder reads with the decoder's tokenizer."""
+    """Checks that encoder and decoder have the same tokenizer."""
     _check_decoder(task.decoder, config, tokenizer, "--task.decoder")
     assert tokenizer is not None
-    if config.data.source is None:
-        raise UserError("a translation model needs texts to translate: set --data.source, such as txt or json/FIELD")
     tower = task.text_tower
     if tokenizer.length != tower.length or tokenizer.vocabulary_size > tower.vocabulary_size:
         raise UserError(

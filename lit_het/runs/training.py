@@ -33,6 +33,7 @@ from lit_het.runs.checks import (
     check_embeddings,
     check_is_trained,
     check_run_dir,
+    check_source,
     report_copies,
     unseen_pixels,
 )
@@ -70,6 +71,7 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
         UserError: the configuration, the data or the run directory cannot be used.
     """
     check_is_trained(config)
+    check_source(config)
     if config.log and distributed.is_main_process():
         require(config.log)  # before data and models are opened
     _cache_compiled_programs()

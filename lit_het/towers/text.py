@@ -81,10 +81,10 @@ class TextConfig:
             )
         if self.uncertainty_token and self.embedding_size % 2:
             raise UserError(f"embedding_size = {self.embedding_size} must be even: its second half is log σ²")
-        if self.layer_input and self.last_layer is None:
-            raise FieldError(self, "layer_input", "True needs uncertainty_token = False")
         if self.pooling == "none" and (self.uncertainty_token or self.layer_input):
             raise UserError("pooling = 'none' has no embedding; leave out uncertainty_token and layer_input")
+        if self.layer_input and self.last_layer is None:
+            raise FieldError(self, "layer_input", "True needs uncertainty_token = False")
         if not 0 <= self.dropout < 1:
             raise FieldError(self, "dropout", f"{self.dropout} is not in [0, 1)")
         if self.dropout and self.encoder.experts is not None:
