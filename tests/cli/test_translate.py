@@ -18,6 +18,7 @@ from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.durations import Duration
 from lit_het.errors import UserError
+from lit_het.eval.decoder_suite import WriteCaptionsConfig
 from lit_het.eval.sets import unlabelled
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.runs.training import train
@@ -73,6 +74,7 @@ def config_of(root) -> ExperimentConfig:
         max_bad_fraction=0.0,
     )
     [evaluation] = config.evaluations
+    assert isinstance(evaluation, WriteCaptionsConfig)
     how = dataclasses.replace(evaluation.generation, num_tokens=LENGTH)
     data_set = dataclasses.replace(unlabelled(str(root / "test"), "reversed"), batch_size=16)
     evaluation = dataclasses.replace(evaluation, data=data_set, captions="json/target", generation=how)

@@ -172,14 +172,14 @@ def test_the_shared_embedding_has_the_gradients_of_source_and_target():
 
 def test_padding_of_the_source_is_not_seen():
     longer = dataclasses.replace(SHARED, text_tower=dataclasses.replace(ENCODER, length=9))
-    batch = dataclasses.replace(BATCH, source=jnp.pad(BATCH.source, ((0, 0), (0, 4))))
+    batch = dataclasses.replace(BATCH, source=jnp.pad(SOURCE, ((0, 0), (0, 4))))
     assert loss_of(longer, batch, start()[1]) == pytest.approx(loss_of(), rel=1e-6)
 
 
 def test_a_row_that_cannot_be_read_changes_nothing():
     source = SOURCE.copy()
     source[7] = 3
-    other = dataclasses.replace(BATCH, source=jnp.asarray(source), text=jnp.where(VALID[:, None], BATCH.text, 5))
+    other = dataclasses.replace(BATCH, source=jnp.asarray(source), text=jnp.where(VALID[:, None], TEXT, 5))
     assert loss_of(batch=other) == pytest.approx(loss_of(), rel=1e-6)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(compiled(SHARED)(start()[1], BATCH, KEYS)[1]))
 
