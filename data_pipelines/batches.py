@@ -10,7 +10,7 @@ from jaxtyping import UInt32
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.augment import StreamRandom
-from lit_het.data_pipelines.captions import Captions, Text, Tokenizer
+from lit_het.data_pipelines.captions import Captions, Sources, Text, Tokenizer
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.images import BrokenImage
@@ -60,8 +60,8 @@ class RawSample:
 
 
 @runtime_checkable
-class ImageInput(Protocol):
-    """The input of the image side: pixels, or stored embeddings of them.
+class Input(Protocol):
+    """The input of the image side: pixels, or stored embeddings of them; or of the encoder of texts to translate.
 
     Attributes:
         member: the kind of member that is read.
@@ -103,11 +103,18 @@ class Images:
         return self._training.apply(content, self._size, generator)
 
 
+def input_of(config: LoaderConfig, tokenizer: Tokenizer | None) -> Input:
+    """Returns what is read of a sample beside its captions: the text to translate, or the image."""
+    if config.source is not None:
+        return Sources(config.source, tokenizer)
+    return Images(config.training, config.image_size)
+
+
 class BatchMaker:
     """Makes batches from samples; safe to share between threads.
 
     Args:
-        image_input: for the image tower.
+        image_input: for the image tower, or the encoder of texts to translate.
         captions: for the text tower, or None.
         labels: or None.
         texts: stored embeddings of the captions, or None.
@@ -122,7 +129,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        image_input: ImageInput,
+        image_input: Input,
         captions: Captions | None,
         labels: Labels | None,
         texts: "StoredEmbeddings | None",
@@ -203,7 +210,7 @@ def _hashes(contents: Iterable[bytes]) -> UInt32[np.ndarray, "n 2"]:
 
 def batch_maker(
     config: LoaderConfig,
-    image_input: ImageInput,
+    image_input: Input,
     tokenizer: Tokenizer | None,
     address: str,
     faults: FaultLog,

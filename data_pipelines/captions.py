@@ -1,4 +1,4 @@
-"""Texts of a sample: captions, which are the lines of a text or those of a JSON member, or answers to questions."""
+"""Texts of a sample: captions, which are the lines of a text or those of a JSON member, answers, or translations."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -152,6 +152,64 @@ class DecoderTokenizer(Protocol):
     def fits(self, prompt: str) -> bool:
         """Returns whether a prompt leaves room for a token of text and the end token."""
         ...
+
+
+@runtime_checkable
+class SourceTokenizer(Protocol):
+    """Turns texts to translate into token ids.
+
+    Attributes:
+        length: tokens of a row.
+    """
+
+    length: int
+
+    def whole(self, texts: list[str]) -> np.ndarray:
+        """Returns ids ``[n length]`` of whole texts.
+
+        Raises:
+            UserError: a text has more tokens.
+        """
+        ...
+
+
+class Sources:
+    """Token ids ``[b n]`` of texts to translate, in place of images.
+
+    Args:
+        place: of the text of a sample, see `captions_in`.
+        tokenizer: of these texts; None to count samples only.
+
+    Attributes:
+        member, field: as of `lit_het.data_pipelines.batches.Input`.
+    """
+
+    field = "source"
+
+    def __init__(self, place: str, tokenizer: Tokenizer | SourceTokenizer | None):
+        self.member, self._place, self._tokenizer = member_of(place), place, tokenizer
+
+    def zeros(self, count: int) -> np.ndarray:
+        """Rows of padding."""
+        return np.zeros((count, self._known_tokenizer.length), np.int32)
+
+    def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
+        """Returns the ids of one text.
+
+        Raises:
+            Unreadable: there is no text, or it has too many tokens.
+        """
+        [text] = captions_in(text_of(content), self._place, "text")
+        try:
+            return self._known_tokenizer.whole([text.strip()])[0]
+        except UserError as error:
+            raise Unreadable("source too long", str(error)) from error
+
+    @property
+    def _known_tokenizer(self) -> SourceTokenizer:
+        if not isinstance(self._tokenizer, SourceTokenizer):
+            raise UserError("data.source is for decoders, whose tokenizer is a SentencePieceConfig; set `tokenizer`")
+        return self._tokenizer
 
 
 class Captions:

@@ -71,6 +71,8 @@ class LoaderConfig:
             draws one by position and evaluation takes the first; "text" takes the whole text for one.
         prompt: what a decoder is given before a caption or an answer, whose question is ``{question}`` in it; may be
             empty. None for texts of a text tower.
+        source: the member with the text that a decoder translates, named as ``captions``, one for each sample; it is
+            read in place of images.
         preprocessing: of evaluation images.
         crop: the random crop of training images; None uses the evaluation preprocessing.
         augmentations: of training images, in order; not applied in evaluation.
@@ -97,6 +99,7 @@ class LoaderConfig:
     captions: str = "txt"
     caption_unit: CaptionUnit = "line"
     prompt: str | None = None
+    source: str | None = None
     preprocessing: Preprocessing = Preprocessing()
     crop: InceptionCrop | RandomCrop | None = None
     augmentations: tuple[Augmentation, ...] = ()
@@ -137,6 +140,8 @@ class LoaderConfig:
             raise UserError(
                 "LoaderConfig: text_embeddings are of one kind of `captions`; leave them out of the mixture"
             )
+        if self.source is not None and (self.embeddings or self.text_embeddings):
+            raise UserError("LoaderConfig: `source` is read in place of images; leave out the embeddings")
         if self.stream is not None:
             for field in ("portion", "suspects", "mixture", "shuffle", "window", "embeddings", "text_embeddings"):
                 if getattr(self, field) != getattr(LoaderConfig, field):

@@ -187,7 +187,7 @@ class EmbeddingFolder:
 
 
 class StoredEmbeddings:
-    """Stored embeddings of a tower, read in place of images (`lit_het.data_pipelines.batches.ImageInput`) or texts.
+    """Stored embeddings of a tower, read in place of images (`lit_het.data_pipelines.batches.Input`) or texts.
 
     Args:
         address: of the folder.

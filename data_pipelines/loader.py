@@ -24,10 +24,10 @@ from jaxtyping import Float, Int
 
 from lit_het.console import message
 from lit_het.data_pipelines.batches import (
-    Images,
     RawSample,
     Tokenizer,
     batch_maker,
+    input_of,
     rows_per_process,
 )
 from lit_het.data_pipelines.captions import member_of
@@ -36,7 +36,6 @@ from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.order import Chosen, Mixed, Order, Sequential, Shuffled, WindowShuffled
 from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, without
-from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, absolute
 from lit_het.data_pipelines.tables import ShardTable
 from lit_het.errors import UserError, counted
@@ -53,12 +52,14 @@ class Loader:
 
     Args:
         config: which shards, and how.
-        tokenizer: captions to ids ``[n l]``; None leaves ``Batch.text`` out.
+        tokenizer: captions and sources to ids ``[n l]``; None leaves ``Batch.text`` out.
         advance: called with 1 after each indexed shard, for a progress bar.
         faults: counts broken samples; None creates a log that stops at ``max_bad_fraction``.
+        has_captions: False leaves ``Batch.text`` out, and reads sources alone.
 
     Attributes:
         config: as given.
+        required: the kinds of members that every sample has, but captions.
         index: the samples of all shards.
         numbers: indices of the samples in an epoch, selected by the `Portion`.
         num_classes: of the labels, ``k``; None without labels.
@@ -76,23 +77,27 @@ class Loader:
         tokenizer: Tokenizer | None = None,
         advance: Callable[[int], None] = lambda count: None,
         faults: FaultLog | None = None,
+        *,
+        has_captions: bool = True,
     ):
         data_sets = config.data_sets()
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction) if faults is None else faults
+        own_input, tokenizer = input_of(config, tokenizer), tokenizer if has_captions else None
         self.stored, self.stored_texts = _stored_embeddings(config, has_texts=tokenizer is not None)
-        image_input = self.stored or Images(config.training, config.image_size)
+        image_input = self.stored or own_input
         self._maker = batch_maker(config, image_input, tokenizer, data_sets[0][0], self.faults, self.stored_texts)
         self.num_classes = self._maker.num_classes
         # Images are required even if embeddings are read instead: so both give the same order of samples.
         kinds = [part.member for part in (self.stored, self.stored_texts) if part is not None]
-        required = list(dict.fromkeys([IMAGE, *(kind for kind in self._maker.shared if kind not in kinds)]))
+        others = (kind for kind in self._maker.shared if kind not in kinds)
+        self.required = list(dict.fromkeys([own_input.member, *others]))
         addresses = [address for shards in data_sets for address in shards]
         own = None
         if tokenizer is not None:
             texts = zip(config.texts, data_sets, strict=True)
             own = [place.member for place, shards in texts for _ in shards]
-        self.index = ShardIndex(addresses, required, kinds, self._attach, advance, own)
+        self.index = ShardIndex(addresses, self.required, kinds, self._attach, advance, own)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
         self._num_shards = [len(shards) for shards in data_sets]

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from webdataset.filters import shuffle
 
 from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.batches import Images, RawSample, Tokenizer, batch_maker, rows_per_process
+from lit_het.data_pipelines.batches import RawSample, Tokenizer, batch_maker, input_of, rows_per_process
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.pipes import Pipe
@@ -54,8 +54,7 @@ class Stream:
         (self._addresses,) = config.data_sets(allow_commands=allow_commands)
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
-        images = Images(config.training, config.image_size)
-        self._maker = batch_maker(config, images, tokenizer, self._addresses[0], self.faults)
+        self._maker = batch_maker(config, input_of(config, tokenizer), tokenizer, self._addresses[0], self.faults)
         self.num_classes = self._maker.num_classes
 
     @property

@@ -199,6 +199,20 @@ class SentencePieceTokenizer:
             ids[row, len(pieces)] = self.end_id
         return ids
 
+    def whole(self, texts: list[str]) -> Int32[np.ndarray, "n length"]:
+        """Tokenises texts as a call does, and cuts none.
+
+        Raises:
+            UserError: a text has too many tokens.
+        """
+        for text in texts:
+            if (count := len(self.pieces(text)) + 1) > self.length:
+                raise UserError(
+                    f"{text[:100]!r} has {count} tokens, its end included, and {self.length} are read; shorten it, or "
+                    "set --tokenizer.length before training"
+                )
+        return self(texts)
+
     def prompted(
         self, prompts: list[str], texts: list[str]
     ) -> tuple[Int32[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:

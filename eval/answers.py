@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from lit_het.errors import UserError
 from lit_het.eval.conformal import prediction_sets
@@ -120,14 +120,12 @@ def label_predictor(
     return Predictor(model, len(labels))
 
 
-def features_of(
-    tower: ImageFeatures, images: Iterable[UInt8[np.ndarray, "h w c"]], count: int
-) -> Iterator[Float[np.ndarray, " f"]]:
+def features_of(tower: ImageFeatures, images: Iterable[np.ndarray], count: int) -> Iterator[Float[np.ndarray, " f"]]:
     """Yields the image tower's features of each image; all batches have the same shape, so that JAX compiles once.
 
     Args:
         tower: the tower.
-        images: preprocessed; no more than a batch of them is held.
+        images: preprocessed; or token ids of texts to translate. No more than a batch of them is held.
         count: their number.
     """
     size, waiting = -(-min(count, BATCH_SIZE) // tower.num_shards) * tower.num_shards, iter(images)

@@ -67,9 +67,9 @@ class Decoder:
         for limit in np.unique(limits[np.array(rooms) >= self.least_room]):
             group = np.flatnonzero(limits == limit)
             written = self._written if self.candidates is None else self._chosen
-            texts = written(features[group], [prompts[row] for row in group], int(limit), numbers[group])
+            texts = written(features[group], [prompts[int(row)] for row in group], int(limit), numbers[group])
             for row, text in zip(group, texts, strict=True):
-                found[row] = text
+                found[int(row)] = text
         return found
 
     @functools.cached_property

@@ -108,7 +108,8 @@ def draw_texts(
     - ``reliability/<part>`` and ``token_reliability/<part>`` ``[4 bins]``: lower edge, confidence, accuracy, count
     - ``risk/<part>`` ``[2 points]``: coverage, and the mean error of these most confident texts
     - for all texts: ``confidence`` and ``right``
-    - for those that are shown: ``row`` among all, ``image`` ``[p h w 3]``, ``token_p`` ``[p tokens]``, NaN beyond
+    - for those that are shown: ``row`` among all, ``token_p`` ``[p tokens]``, NaN beyond, and ``image`` ``[p h w 3]``
+      if the set has images
 
     Texts are ``titles`` and ``tokens``, side by side.
 
@@ -129,9 +130,10 @@ def draw_texts(
         "confidence": plain.confidence,
         "right": plain.right,
         "row": shown,
-        "image": thumbnails(opened, positions[shown]),
         "token_p": token_p,
     }
+    if opened.has_images:
+        arrays["image"] = thumbnails(opened, positions[shown])
     for name, part in parts.items():
         arrays[f"reliability/{name}"] = _bins(reliability_of_confidence(part.confidence, part.right))
         arrays[f"risk/{name}"] = _risk_points(part.confidence, 1 - part.right)

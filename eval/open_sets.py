@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.captions import Tokenizer
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import (
@@ -44,14 +45,14 @@ _MEMBERS_PER_READ = 1024
 class _OpenShards:
     """Opened shards, with and without labels, and the features of their images."""
 
-    def __init__(self, data: LoaderConfig, spent: ReadingTime):
-        self._data, self.spent = data, spent
+    def __init__(self, data: LoaderConfig, spent: ReadingTime, tokenizer: Tokenizer | None):
+        self._data, self.spent, self._tokenizer = data, spent, tokenizer
         self.loaders: dict[LabelsConfig | None, Loader] = {}
         self._read: dict[LabelsConfig | None, dict[str, Features]] = {}
 
     def open(self, labels: LabelsConfig | None, fingerprint: Callable[[], str]) -> Loader:
         if labels not in self.loaders:
-            loader = Loader(dataclasses.replace(self._data, labels=labels))
+            loader = Loader(dataclasses.replace(self._data, labels=labels), self._tokenizer, has_captions=False)
             if loader.stored is not None:
                 loader.stored.check_tower(fingerprint())
             self.loaders[labels] = loader
@@ -100,6 +101,11 @@ class OpenSet:
         self.config, self._shards = config, shards
         self.class_names = read_lines(f"{config.directory}/{config.names_file}") if config.labelled else ()
         self.loader = shards.open(_labels(config), fingerprint)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether samples have images, and not texts to translate."""
+        return self.loader.config.source is None
 
     @property
     def templates(self) -> tuple[str, ...] | None:
@@ -181,7 +187,7 @@ class OpenSet:
             UserError: a member is missing or unreadable.
         """
         addresses = [summary.address for summary in self.loader.index.summaries]
-        index, found = ShardIndex(addresses, [IMAGE], [member]), []
+        index, found = ShardIndex(addresses, self.loader.required, [member]), []
         for position, content in self._members(index, member):
             try:
                 found.append(text_of(content_or_raise(content)))
@@ -208,13 +214,23 @@ class Sets:
         image_size: side length of the tower's input, in pixels.
         preprocessing: that of the model's training.
         fingerprint: of the model's image tower; stored embeddings must have the same.
+        source: the member with the text to translate, read in place of images.
+        tokenizer: of this text.
 
     Attributes:
         image_size, preprocessing: as given.
         spent: on reading all sets.
     """
 
-    def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
+    def __init__(
+        self,
+        image_size: int,
+        preprocessing: Preprocessing,
+        fingerprint: Callable[[], str],
+        source: str | None = None,
+        tokenizer: Tokenizer | None = None,
+    ):
+        self._source, self._tokenizer = source, tokenizer
         self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
         self.spent = ReadingTime()
         # By configuration, not by name: two names of the same shards share one pass over the images.
@@ -230,9 +246,10 @@ class Sets:
             batch_size=config.batch_size,
             preprocessing=self.preprocessing,
             embeddings=config.embeddings,
+            source=self._source,
             max_bad_fraction=config.max_bad_fraction,
         )
-        shards = self._opened.setdefault(data, _OpenShards(data, self.spent))
+        shards = self._opened.setdefault(data, _OpenShards(data, self.spent, self._tokenizer))
         self._sets.append(OpenSet(config, shards, self._fingerprint))
         return self._sets[-1]
 

@@ -53,18 +53,22 @@ class AdamW:
 
     Attributes:
         first_decay, second_decay: β1 and β2 of the moments.
+        epsilon: added to the root of the second moment.
     """
 
     first_decay: float = 0.9
     second_decay: float = 0.999
+    epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
         _require_decays(self, "first_decay", "second_decay")
+        if not self.epsilon > 0:
+            raise FieldError(self, "epsilon", f"{self.epsilon} must be more than 0")
 
     def build(self) -> optax.GradientTransformation:
         """Returns the transformation from gradients to updates."""
         # Without optax's own weight decay: `Optimizer` adds it for all rules, scaled by the schedule.
-        return optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay)
+        return optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay, eps=self.epsilon)
 
     def moments(self, state: Any, pattern: str) -> "Moments | None":
         """Returns the moments of the gradient of some parameters; None if no path matches."""

@@ -51,6 +51,8 @@ class Linear:
 class ReverseSquareRoot:
     """``1 / sqrt(1 + t / timescale)``, which does not depend on the run's length, with a linear cool-down to 0.
 
+    With the warm-up w as timescale and the peak (d w)^-0.5 it is the schedule of Vaswani et al. 2017, Eq. 3.
+
     Attributes:
         timescale: after three timescales the learning rate is half the peak.
         cooldown: length of the cool-down.

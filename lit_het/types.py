@@ -41,6 +41,7 @@ class Batch:
         image: pixels as stored; towers normalise them on the device.
         image_embedding: precomputed features of a locked image tower, in place of ``image``; those of an ensemble's
             members are concatenated.
+        source: token ids of texts to translate, in place of ``image``.
         text: token ids.
         text_embedding: precomputed embeddings of a locked text tower, in place of ``text``.
         text_target: which tokens of ``text`` a decoder is to predict; others are its prompt, or padding.
@@ -52,6 +53,7 @@ class Batch:
     valid: Bool[Any, " b"]
     image: UInt8[Any, "b h w c"] | None = None
     image_embedding: Float[Any, "b d"] | None = None
+    source: Int[Any, "b n"] | None = None
     text: Int[Any, "b l"] | None = None
     text_embedding: Float[Any, "b text_d"] | None = None
     text_target: Bool[Any, "b l"] | None = None
@@ -62,7 +64,9 @@ class Batch:
 
     @property
     def view(self) -> Any:
-        """The input of the image tower: pixels, or its precomputed embeddings."""
+        """The input of the image tower: pixels, or its precomputed embeddings; or the texts to translate."""
+        if self.source is not None:
+            return self.source
         return self.image if self.image_embedding is None else self.image_embedding
 
 

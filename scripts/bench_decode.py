@@ -27,7 +27,7 @@ from lit_het import parameters
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.texts import GenerationConfig
-from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.decoder import DecoderConfig, Source
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
@@ -94,7 +94,7 @@ def _measure(batch: int, task: CaptioningTask, params: Params, options: argparse
 
     def cached(params: Params, source: Float[Array, "b n width"]) -> Int[Array, "b n"]:
         # No token ends a text: all variants write as many.
-        return generate(task, params, source, prompt, how, end_token=-1).tokens[:, 0]
+        return generate(task, params, Source(source), prompt, how, end_token=-1).tokens[:, 0]
 
     programs = {
         CACHED: Program.of(cached, params, source),

@@ -46,6 +46,15 @@ def test_the_reverse_square_root_halves_after_three_timescales_and_needs_no_cool
     assert rates(schedule, RunLength(100, 8), (1, 31, 81)) == pytest.approx([2.0, 1.0, 2 / 3])
 
 
+def test_the_reverse_square_root_of_the_original_transformer():
+    """Vaswani et al. 2017, Eq. 3, where the timescale is the warm-up and the peak (d warmup)^-0.5."""
+    width, warmup, steps = 512, 4000, np.asarray([1, 400, 3999, 4000, 4001, 16_000, 100_000])
+    schedule = Schedule((width * warmup) ** -0.5, Duration(warmup), decay=ReverseSquareRoot(Duration(warmup)))
+    expected = width**-0.5 * np.minimum(steps**-0.5, steps * warmup**-1.5)
+    found = rates(schedule, RunLength(100_001, 800), steps.tolist())
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-10)
+
+
 def test_a_warm_up_may_begin_above_zero():
     """HET-XL App. N.1: from 1e-5 to 1e-3 in 10,000 steps."""
     schedule = Schedule(1e-3, Duration(10_000), initial_rate=1e-5)

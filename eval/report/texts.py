@@ -65,13 +65,15 @@ def _texts(record: Record) -> Html:
     arrays, texts = record.drawing.arrays, record.drawing.texts
     pieces = iter(texts["tokens"])
     cards = []
-    shown = zip(arrays["image"], texts["titles"], arrays["row"], arrays["token_p"], strict=True)
-    for image, title, row, token_p in shown:
+    shown = zip(texts["titles"], arrays["row"], arrays["token_p"], strict=True)
+    for number, (title, row, token_p) in enumerate(shown):
+        # Translations have none.
+        image = img(arrays["image"][number], f"image of {title}") if "image" in arrays else ""
         tokens = [(next(pieces), float(p)) for p in token_p[~np.isnan(token_p)]]
         is_right, confidence = arrays["right"][row] > 0.5, arrays["confidence"][row]
         mark = Mark.RIGHT if is_right else Mark.WRONG
         cards.append(
-            f'<article class="card"><header>{img(image, f"image of {title}")}<h3>{escaped(title)}</h3></header>'
+            f'<article class="card"><header>{image}<h3>{escaped(title)}</h3></header>'
             f'<p class="tokens">{joined(token(*one) for one in tokens)}</p>'
             f'<p class="note">{marked(mark)}{confidence:.1%} for the whole text</p></article>'
         )

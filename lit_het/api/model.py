@@ -3,7 +3,7 @@
 import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -17,6 +17,7 @@ from lit_het import sharding
 from lit_het.api.candidates import candidates
 from lit_het.api.images import BinaryFile, ImageLike, Images
 from lit_het.api.results import Classification, Classifications, classification
+from lit_het.api.writing import shown, translations, write_in_batches
 from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.answers import BATCH_SIZE, answer, features_of, noise_ranks
@@ -29,9 +30,10 @@ from lit_het.runs.importing import ImportOptions, open_imported, require_no_opti
 from lit_het.runs.opening import Run, open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.given_texts import WritingTask
 from lit_het.tasks.quantities import Quantity
+from lit_het.tasks.translation import TranslationTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 
 
@@ -89,7 +91,7 @@ class Model:
 
     def __repr__(self) -> str:
         kind = "classifier" if self._model.text is None else "image-text model"
-        kind = "decoder" if isinstance(self.run.task, CaptioningTask) else kind
+        kind = "decoder" if isinstance(self.run.task, WritingTask) else kind
         return f"<Model {self.run.run_dir}: {kind}, step {self.run.step:,}, {self.calibration}>"
 
     @property
@@ -163,7 +165,7 @@ class Model:
             UserError: an image cannot be decoded; labels or prompts cannot be used; there are no thresholds of
                 prediction sets.
         """
-        read = Images(images, self.run.config.data)
+        read = self._images(images)
         if samples is not None and samples < 0:
             raise UserError(f"samples = {samples} must be at least 0")
         samples = samples_of(self._model, samples)
@@ -171,7 +173,7 @@ class Model:
         first = next(rows)  # a broken image shows before many labels are embedded
         among = candidates(self._model, self.run.run_dir, labels, prompts, coverage)
         found = []
-        for name, features in zip(read.names, _shown(itertools.chain([first], rows), len(read)), strict=True):
+        for name, features in zip(read.names, shown(itertools.chain([first], rows), len(read)), strict=True):
             predicted = answer(among.predictor, features, samples, seed)
             ranks = noise_ranks(predicted.noise_norm, self._records, self.run.step)
             found.append(classification(name, predicted, among, ranks, self._model.calibration))
@@ -262,14 +264,9 @@ class Model:
             how = GenerationConfig(**generation).within(writer.max_new_tokens(prompt))
         else:
             how = GenerationConfig(num_tokens=num_tokens, **generation)
-        read, samples = Images(images, self.run.config.data), samples_of(writer, samples)
-        rows = _shown(features_of(writer.features, read, len(read)), len(read))
-        found: list[list[Written]] = []
-        while some := list(itertools.islice(rows, BATCH_SIZE)):
-            # All batches have the same shape, so that JAX compiles once.
-            padded = np.stack(some + some[-1:] * (min(BATCH_SIZE, len(read)) - len(some)))
-            prompts, numbers = [prompt] * len(padded), range(len(found), len(found) + len(padded))
-            found += writer.write(padded, prompts, how, samples=samples, seed=seed, numbers=numbers)[: len(some)]
+        read, samples = self._images(images), samples_of(writer, samples)
+        rows = shown(features_of(writer.features, read, len(read)), len(read))
+        found = write_in_batches(writer, rows, len(read), prompt, how, samples=samples, seed=seed)
         return found[0] if read.is_single else found
 
     def ask(
@@ -304,9 +301,37 @@ class Model:
             raise UserError(f"{written[0]} writes answers, and given ones are ranked; leave one out")
         if answers is None:
             return self.caption([image], prompt, samples=samples, seed=seed, **generation)[0]
-        read = Images([image], self.run.config.data)
+        read = self._images([image])
         features = next(features_of(writer.features, read, 1))
         return writer.rank(features, prompt, answers, samples=samples_of(writer, samples), seed=seed)
+
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        *,
+        samples: int | None = None,
+        seed: int = 0,
+        **generation: Any,
+    ) -> Any:
+        """Translates texts with an encoder and a decoder, as ``lit-het translate`` does.
+
+        Args:
+            texts: one text or several; none is cut.
+            prompt: what the translations follow; None for that of training.
+            samples: as of `caption`.
+            seed: as of `caption`.
+            generation: as of `caption`; by default 4 beams, of as many tokens as fit.
+
+        Returns:
+            As `caption`.
+
+        Raises:
+            UserError: the model does not translate, or a text, or prompt and translation, have too many tokens.
+        """
+        several = [texts] if isinstance(texts, str) else list(texts)
+        found = translations(self.run, self._writer, several, prompt, generation, samples=samples, seed=seed)
+        return found[0] if isinstance(texts, str) else found
 
     def save_pretrained(self, folder: str | Path, *, licence: str | None = None) -> None:
         """Writes the model to a folder that `lit_het.load` opens with equal outputs, noise and calibration included.
@@ -348,8 +373,8 @@ class Model:
 
     def _quantity(self, quantity: Quantity | None, images: Any) -> np.ndarray:
         """Computes a quantity of each image in blocks; None for the features of the tower."""
-        read = Images(images, self.run.config.data)
-        features = np.stack(list(_shown(features_of(self._model.features, read, len(read)), len(read))))
+        read = self._images(images)
+        features = np.stack(list(shown(features_of(self._model.features, read, len(read)), len(read))))
         if quantity is None:
             found = features
         else:
@@ -357,6 +382,11 @@ class Model:
             block_size = min(BLOCK_SIZE, 1 << (len(features) - 1).bit_length())
             found = image_quantity(self._model, quantity, features, block_size)
         return found.reshape(found.shape[1:]) if read.is_single else found
+
+    def _images(self, images: Any) -> Images:
+        if isinstance(self.run.task, TranslationTask):
+            raise UserError(f"{self.run.run_dir} translates texts, and reads no images; use translate")
+        return Images(images, self.run.config.data)
 
     @property
     def _writer(self) -> TextWriter:
@@ -367,14 +397,3 @@ class Model:
     @cached_property
     def _records(self) -> list[Record]:
         return read_records(self.run.run_dir)
-
-
-def _shown(rows: Iterable[Float[np.ndarray, " f"]], count: int) -> Iterator[Float[np.ndarray, " f"]]:
-    """Yields the features of images, with a progress bar if they are more than a batch."""
-    if count <= BATCH_SIZE:
-        yield from rows
-        return
-    with Bar("encoding images", count, "images") as bar:
-        for row in rows:
-            yield row
-            bar.advance(1)

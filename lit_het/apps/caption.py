@@ -1,7 +1,8 @@
-"""``lit-het caption`` and ``lit-het ask``: texts of a trained decoder about images, in the terminal."""
+"""``lit-het caption``, ``ask`` and ``translate``: texts of a trained decoder, in the terminal."""
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lit_het.apps.classify import opened
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
-from lit_het.tasks.captioning import CaptioningTask
+from lit_het.tasks.given_texts import WritingTask
 from lit_het.texts import GenerationConfig, Written
 
 # Of generation, on the command line.
@@ -96,9 +97,54 @@ def ask(
     _print(model, [image], [found], as_json=as_json)
 
 
+def translate(
+    texts: Sequence[str],
+    checkpoint: Path,
+    prompt: str | None,
+    generation: Mapping[str, Any],
+    *,
+    samples: int | None,
+    seed: int,
+    pretrained: Path | None = None,
+    calibrated: bool = True,
+    as_json: bool = False,
+) -> None:
+    """Prints the best translation of each text on a line of its own; those of blank texts are blank.
+
+    Args:
+        texts: to translate; ``-`` alone stands for the lines of the standard input.
+        checkpoint: directory of the run.
+        prompt: what translations follow; None for that of training.
+        generation: see `lit_het.api.model.Model.translate`.
+        samples: S, the number of noise samples; None for as many as the temperature was fitted for, or 32.
+        seed: of the noise and of sampling.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+        calibrated: whether to use the temperature of ``lit-het calibrate``, if there is one.
+        as_json: whether to print JSON, with all beams.
+
+    Raises:
+        UserError: the run does not translate, or a text has too many tokens.
+    """
+    lines = sys.stdin.read().splitlines() if list(texts) == ["-"] else list(texts)
+    if not (written := [line for line in lines if line.strip()]):
+        raise UserError("no text to translate; give one, or lines on the standard input")
+    model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
+    found = model.translate(written, prompt, samples=samples, seed=seed, **generation)
+    if as_json:
+        rows = [
+            {"source": text, "texts": [dataclasses.asdict(one) for one in texts]}
+            for text, texts in zip(written, found, strict=True)
+        ]
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    best = iter(of_text[0].text for of_text in found)
+    for line in lines:
+        print(" ".join(next(best).split()) if line.strip() else "")
+
+
 def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json: bool) -> None:
     # The temperature of an image-text model is not one of the tokens that its decoder writes.
-    calibration = model.calibration if isinstance(model.run.task, CaptioningTask) else "not calibrated"
+    calibration = model.calibration if isinstance(model.run.task, WritingTask) else "not calibrated"
     if as_json:
         rows = [
             {"image": image, "texts": [dataclasses.asdict(text) for text in texts], "calibration": calibration}

@@ -1,4 +1,4 @@
-"""The arguments of ``lit-het caption`` and ``lit-het ask``."""
+"""The arguments of ``lit-het caption``, ``ask`` and ``translate``."""
 
 import argparse
 from typing import Any
@@ -39,13 +39,29 @@ def add_to(commands: Any) -> None:
     )
     _add_generation(ask)
     ask.set_defaults(command=_ask, name="ask")
+    translate = commands.add_parser(
+        "translate",
+        allow_abbrev=False,
+        help="translate texts, one a line",
+        description="Translates texts with a trained encoder and decoder (docs/decoder.md): the best of 4 beams "
+        "(--num-texts), or a sample (--temperature). Prints one translation a line; --json prints all beams with the "
+        "probability of each token.",
+    )
+    translate.add_argument("texts", nargs="+", metavar="TEXT", help="texts, or - for the lines of standard input")
+    translate.add_argument("--prompt", metavar="TEXT", help="what translations follow; default: that of training")
+    _add_generation(translate, num_texts=4, num_tokens="as many as fit")
+    translate.set_defaults(command=_translate, name="translate")
 
 
-def _add_generation(parser: argparse.ArgumentParser) -> None:
+def _add_generation(
+    parser: argparse.ArgumentParser, num_texts: int = 1, num_tokens: str = "32, or as many as fit"
+) -> None:
     add_checkpoint(parser)
-    parser.add_argument("--num-texts", type=positive, default=1, metavar="N", help="texts of each image (%(default)s)")
     parser.add_argument(
-        "--num-tokens", type=positive, metavar="N", help="most tokens of a text; default: 32, or as many as fit"
+        "--num-texts", type=positive, default=num_texts, metavar="N", help="texts, the best of N beams (%(default)s)"
+    )
+    parser.add_argument(
+        "--num-tokens", type=positive, metavar="N", help=f"most tokens of a text; default: {num_tokens}"
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="of sampling; default: 0, the most probable text"
@@ -85,8 +101,19 @@ def _ask(options: argparse.Namespace, _: list[str]) -> None:
     ask(image, options.question, options.checkpoint, _generation(options), **how)
 
 
+def _translate(options: argparse.Namespace, _: list[str]) -> None:
+    _check_run(options)
+    from lit_het.apps.caption import translate
+
+    translate(options.texts, options.checkpoint, options.prompt, _generation(options), **_others(options))
+
+
 def _check(options: argparse.Namespace) -> None:
     require_images(options.images)
+    _check_run(options)
+
+
+def _check_run(options: argparse.Namespace) -> None:
     require_run(options.checkpoint)
     if options.samples is not None and options.samples < 0:
         raise UserError(f"--samples {options.samples}: must be at least 0")

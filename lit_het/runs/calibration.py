@@ -30,8 +30,8 @@ from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
 from lit_het.runs.token_calibration import read_tokens
 from lit_het.runs.writer import Writer
-from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.given_texts import WritingTask
 from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
 
 _BATCH_SIZE = 64  # images per device, as in evaluations
@@ -83,7 +83,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     """
     run = open_run(run_dir, pretrained)
     model = run.model(calibrated=False)
-    is_decoder = isinstance(run.task, CaptioningTask)
+    is_decoder = isinstance(run.task, WritingTask)
     if model.num_classes == 0 and not is_decoder:
         raise UserError(f"{run_dir} is an image tower without head: it has no classes to calibrate")
     # Of an image-text model with a decoder beside, the temperature is that of its images and texts.
@@ -186,7 +186,7 @@ def _table(calibration: Calibration, fits: _Fits) -> Table:
 
 def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
     """Returns the loader of the images with their captions or labels."""
-    trained_on, is_decoder = run.config.data, isinstance(run.task, CaptioningTask)
+    trained_on, is_decoder = run.config.data, isinstance(run.task, WritingTask)
     labels = None if model.text is not None or is_decoder else trained_on.labels or ClassIndex()
     if not isinstance(labels, ClassIndex | None):
         raise UserError(
@@ -204,6 +204,7 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
         captions=trained_on.captions,
         caption_unit=trained_on.caption_unit,
         prompt=trained_on.prompt if is_decoder else None,
+        source=trained_on.source,
         preprocessing=trained_on.preprocessing,
         max_bad_fraction=trained_on.max_bad_fraction,
         embeddings=options.embeddings,

@@ -14,6 +14,7 @@ from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import UserError
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.translation import TranslationConfig
 
 LEAST_IMAGES, MOST_IMAGES = 100, 10_000
 """Fewer images give a temperature of large error; of more, so many are taken, evenly spread."""
@@ -66,7 +67,7 @@ def _rest(config: ExperimentConfig, held_out: Portion) -> Portion:
 def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> str:
     """Returns why a portion cannot be held out for a temperature, or an empty text."""
     data = config.data
-    if isinstance(config.task, CaptioningConfig):
+    if isinstance(config.task, CaptioningConfig | TranslationConfig):
         return "a decoder is calibrated by hand, with lit-het calibrate"
     if data.stream is not None:
         return "a stream has no portions"

@@ -17,6 +17,7 @@ from lit_het.tasks.classification import ClassificationConfig, ClassificationTas
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.masking import MaskingConfig
+from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -102,9 +103,25 @@ def check_is_trained(config: ExperimentConfig) -> None:
         )
 
 
+def check_source(config: ExperimentConfig) -> None:
+    """Checks that there are texts to translate where the model translates.
+
+    Raises:
+        UserError: there are none, or a model of images has some.
+    """
+    translates = isinstance(config.task, TranslationConfig)
+    if translates and config.data.source is None:
+        raise UserError("a translation model needs texts to translate: set --data.source, such as json/FIELD")
+    if not translates and config.data.source is not None:
+        raise UserError("--data.source is the text that a translation model reads; leave it out")
+
+
 def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: Tokenizer | None) -> None:
     """Checks, before anything is compiled, that the data fits the model."""
     task = config.task
+    if isinstance(task, TranslationConfig):
+        _check_translation(task, config, tokenizer)
+        return
     if config.data.image_size != task.image_tower.image_size:
         raise UserError(
             f"--data.image-size {config.data.image_size} differs from --task.image-tower.image-size "
@@ -152,6 +169,24 @@ def _check_decoder(decoder: DecoderConfig, config: ExperimentConfig, tokenizer: 
             f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the decoder has "
             f"length {decoder.length} and {decoder.vocabulary_size} tokens; set --tokenizer.length and {flag}.length, "
             f"or {flag}.vocabulary-size"
+        )
+
+
+def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
+    """Checks that encoder and decoder have the same tokenizer."""
+    _check_decoder(task.decoder, config, tokenizer, "--task.decoder")
+    assert tokenizer is not None
+    tower = task.text_tower
+    if tokenizer.length != tower.length or tokenizer.vocabulary_size > tower.vocabulary_size:
+        raise UserError(
+            f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the encoder has "
+            f"length {tower.length} and {tower.vocabulary_size} tokens; set --tokenizer.length and "
+            "--task.text-tower.length, or --task.text-tower.vocabulary-size"
+        )
+    if tower.padding_token != tokenizer.padding_id:
+        raise UserError(
+            f"--task.text-tower.padding-token {tower.padding_token} is not the padding of the tokenizer, "
+            f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
         )
 
 

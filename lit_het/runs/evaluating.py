@@ -44,7 +44,8 @@ def opened_evaluations(
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
-    sets = Sets(config.data.image_size, config.data.preprocessing, tower)
+    data = config.data
+    sets = Sets(data.image_size, data.preprocessing, tower, data.source, tokenizer)
     evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
     programs = Programs(task, mesh, tokenizer, config.data.prompts)
     versions = itertools.count()

@@ -68,7 +68,8 @@ def evaluate(
     opened = [with_experts(open_run(checkpoint, pretrained), experts) for checkpoint in checkpoints]
     run = opened[0]
     _check_finished(opened)
-    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    data = run.config.data
+    sets = Sets(data.image_size, data.preprocessing, lambda: run.tower, data.source, run.tokenizer)
     evaluators = [config.build(sets) for config in configs]
     models = [one.model(calibrated=calibrated and not experts) for one in opened]
     for evaluator in evaluators:  # before any evaluator reads images

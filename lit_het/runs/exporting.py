@@ -31,6 +31,7 @@ from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
+from lit_het.tasks.translation import TranslationTask
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
@@ -73,6 +74,8 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         left_out = set(run.params) - {"image_tower", "text_tower", "head"}
         if isinstance(run.task, ContrastiveTask) and left_out and to != "lit-het":
             message(f"--to {to} leaves out {' and '.join(sorted(left_out))}; --to lit-het exports all")
+        if isinstance(run.task, TranslationTask) and to != "lit-het":
+            raise UserError(f"--to {to} has no translation models; export with --to lit-het")
         if isinstance(run.task, CaptioningTask) and to not in ("lit-het", "huggingface"):
             raise UserError(f"--to {to} has no decoders; export with --to huggingface or --to lit-het")
         output.parent.mkdir(parents=True, exist_ok=True)

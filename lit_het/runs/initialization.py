@@ -34,7 +34,7 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
     if missing := locked.keys() - loaded.keys():
         raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
 
-    image_tower = config.task.image_tower
+    image_tower = vars(config.task).get("image_tower")
     experts = image_tower.encoder.experts if isinstance(image_tower, ViTConfig) else None
     if experts is not None and experts.permutation is not None and not any("/router/" in path for path in loaded):
         raise UserError(

@@ -9,9 +9,11 @@ from lit_het.data_pipelines.captions import QUESTION
 from lit_het.eval.evaluation import read_records
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.runs.opening import Run
+from lit_het.runs.pretrained import TOWERS
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.translation import TranslationConfig
 
 _TEXT = """\
 # {name}
@@ -62,6 +64,7 @@ _KINDS = {
     ContrastiveConfig: "zero-shot-image-classification",
     ClassificationConfig: "image-classification",
     CaptioningConfig: "image-to-text",
+    TranslationConfig: "translation",
 }
 
 
@@ -94,9 +97,7 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
 def _what(config: ExperimentConfig) -> str:
     task = config.task
     head, loss = type(task.head).__name__.removesuffix("Config"), type(task.loss).__name__
-    towers = [type(task.image_tower).__name__.removesuffix("Config")]
-    if isinstance(task, ContrastiveConfig):
-        towers.append(type(task.text_tower).__name__.removesuffix("Config"))
+    towers = [type(vars(task)[part]).__name__.removesuffix("Config") for part in TOWERS if part in vars(task)]
     match task:
         case ContrastiveConfig():
             kind = "An image-text model"
@@ -104,6 +105,8 @@ def _what(config: ExperimentConfig) -> str:
             kind = f"A classifier of {task.num_classes} classes"
         case CaptioningConfig():
             kind = "A text decoder on an image tower"
+        case TranslationConfig():
+            kind = "A text decoder on a text encoder"
     return f"{kind}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
 
 
@@ -111,6 +114,8 @@ def _data(config: ExperimentConfig) -> str:
     # Names only: paths tell about the machine that trained the model.
     shards = ", ".join(f"`{Path(shard).name}`" for shard in config.data.shards) or "Unknown: the weights were imported."
     length = f", {config.length}" if config.length.amount else ""
+    if config.data.source is not None:
+        return f"{shards}\n\nTexts `{config.data.source}` and `{config.data.captions}`{length}."
     return f"{shards}\n\nImages of {config.data.image_size} x {config.data.image_size} pixels{length}."
 
 

@@ -34,9 +34,9 @@ from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance
 from lit_het.runs.opening import Run
 from lit_het.tasks import quantities
-from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.given_texts import WritingTask
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.types import Calibration, Params
 
@@ -61,7 +61,7 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
     Raises:
         UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow.
     """
-    assert not isinstance(run.task, CaptioningTask), "refused by `exporting.export`"
+    assert not isinstance(run.task, WritingTask), "refused by `exporting.export`"
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
     # All models are converted before the first file is written: one may be refused.

@@ -29,7 +29,7 @@ from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.union import AnyTask
+from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.types import Calibration, EvaluatedModel, Params
 
 
@@ -131,7 +131,7 @@ def _restore_params(
             f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
             "give the original with --pretrained"
         )
-    locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
+    locked = parameters.cast(locked, compute_type_of(config.task))  # as in training
     return parameters.merge(locked, trainable)
 
 
@@ -141,7 +141,7 @@ def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
     Raises:
         UserError: the towers' weights come from two files, which one path cannot replace.
     """
-    towers: dict[str, Any] = {part: getattr(config.task, part, None) for part in TOWERS}
+    towers: dict[str, Any] = {part: vars(config.task).get(part) for part in TOWERS}
     addresses = {part: tower.weights for part, tower in towers.items() if getattr(tower, "weights", None)}
     if weights is None or not addresses:
         return config
@@ -162,7 +162,7 @@ def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
 def with_absolute_weights(config: Any) -> Any:
     """Returns a task's configuration with absolute paths of weights, to open it from other directories."""
     for part in TOWERS:
-        tower: Any = getattr(config, part, None)
+        tower: Any = vars(config).get(part)
         address = getattr(tower, "weights", None)
         if address is not None and "://" not in address:
             config = dataclasses.replace(

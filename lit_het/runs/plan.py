@@ -20,6 +20,8 @@ from lit_het.tasks.base import DistillingTask
 from lit_het.tasks.captioner import CaptionerConfig, tokens_per_block
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.tasks.union import compute_type_of
 from lit_het.towers.dispatch import DISPATCH
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, Params, TrainState
@@ -92,7 +94,7 @@ class Step:
             config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
         )
         locked, trainable = parameters.partition(self._task.shapes, self._task.locked)
-        locked = jax.eval_shape(lambda params: parameters.cast(params, config.task.image_tower.compute_type), locked)
+        locked = jax.eval_shape(lambda params: parameters.cast(params, compute_type_of(config.task)), locked)
         averages = config.average_decay is not None
         state = jax.eval_shape(lambda params: initial_state(params, self.optimizer, averages=averages), trainable)
         self.inputs = _Inputs(self._placed(state), self._placed(locked), self._batch(config.data.batch_size))
@@ -108,8 +110,12 @@ class Step:
         def of(*shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=place)
 
-        size = task.image_tower.image_size
-        image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
+        image = stored = source = None
+        if isinstance(task, TranslationConfig):
+            source = of(task.text_tower.length, dtype=jnp.int32)
+        else:
+            size = task.image_tower.image_size
+            image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
         is_stored = self.config.data.embeddings is not None
         suspects = self.config.data.suspects
         text = stored_text = target = ids = label = None
@@ -118,7 +124,7 @@ class Step:
                 stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
             target = None if task.captioner is None else of(task.text_tower.length, dtype=jnp.bool_)
-        elif isinstance(task, CaptioningConfig):
+        elif isinstance(task, CaptioningConfig | TranslationConfig):
             text, ids = of(task.decoder.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
             target = of(task.decoder.length, dtype=jnp.bool_)
         else:
@@ -128,6 +134,7 @@ class Step:
             "valid": of(dtype=jnp.bool_),
             "image": None if is_stored else image,
             "image_embedding": stored if is_stored else None,
+            "source": source,
             "text": text,
             "text_embedding": stored_text,
             "text_target": target,
@@ -182,7 +189,7 @@ class Step:
     def _logits(self, rows: int) -> int:
         """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
-        if isinstance(task, CaptioningConfig):
+        if isinstance(task, CaptioningConfig | TranslationConfig):
             return _token_logits(task, rows) * item
         if not isinstance(task, ContrastiveConfig):
             return _class_logits(task.head, rows, task.num_classes) * item
@@ -235,7 +242,7 @@ def _class_logits(head: Any, rows: int, num_classes: int) -> int:
     return _COPIES_OF_LOGITS * vectors * num_classes
 
 
-def _token_logits(config: CaptioningConfig | CaptionerConfig, rows: int) -> int:
+def _token_logits(config: CaptioningConfig | TranslationConfig | CaptionerConfig, rows: int) -> int:
     """Returns the same for the tokens of texts."""
     tokens, size = rows * config.decoder.length, config.decoder.vocabulary_size
     return _class_logits(config.head, tokens if config.head.sampling else tokens_per_block(tokens, size), size)

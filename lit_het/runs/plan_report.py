@@ -16,6 +16,7 @@ from lit_het.planning.program import Collective
 from lit_het.runs.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.translation import TranslationConfig
 
 GIB, MIB = 2**30, 2**20
 _WIDTH_OF_FILES = 120
@@ -156,12 +157,14 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Calla
         loss = dataclasses.replace(task.loss, form="ring")
         yield "--task.loss.form ring", lambda config: _with_task(config, loss=loss)
     for part in ("text_tower", "decoder", "image_tower"):
-        tower: Any = getattr(task, part, None)
+        tower: Any = vars(task).get(part)
         if made.counts.get(part, (0, 0))[1] and (encoder := getattr(tower, "encoder", None)) is not None:
             for policy in ("dots", "full"):
                 changed: Any = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat=policy))
                 flag = f"--task.{part.replace('_', '-')}.encoder.remat {policy}"
                 yield flag, lambda config, part=part, changed=changed: _with_task(config, **{part: changed})
+    if isinstance(task, TranslationConfig):
+        return
     parts = 4 * task.microbatches
     yield f"--task.microbatches {parts}", lambda config: _with_task(config, microbatches=parts)
     data = dataclasses.replace(config.data, batch_size=config.data.batch_size // 2)

@@ -91,7 +91,7 @@ def _without_training(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the configuration without paths and evaluations of the machine that trained it."""
     task: Any = dataclasses.replace(config.task, locked=())
     for part in ("image_tower", "text_tower"):
-        if getattr(getattr(task, part, None), "weights", None) is not None:
+        if getattr(vars(task).get(part), "weights", None) is not None:
             task = dataclasses.replace(task, **{part: dataclasses.replace(getattr(task, part), weights=None)})
     tokenizer = config.tokenizer and dataclasses.replace(config.tokenizer, model=Path("tokenizer.model"))
     # A decoder asks questions in the prompts of its data sets.

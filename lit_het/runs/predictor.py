@@ -17,6 +17,7 @@ from lit_het.heads.sampling import in_pairs
 from lit_het.runs.writer import Writer
 from lit_het.tasks.captioning import CaptioningTask, captioner_params, captioning_of
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.given_texts import WritingTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.tasks.union import AnyTask
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
@@ -98,7 +99,7 @@ class Programs:
         if self._decoder is not None:
             assert isinstance(self._decoder.task, CaptioningTask)
             return self._decoder.writer(captioner_params(self._decoder.task, params), f"tokens of {tower}")
-        if not isinstance(self.task, CaptioningTask):
+        if not isinstance(self.task, WritingTask):
             return None
         assert isinstance(self._tokenizer, SentencePieceTokenizer), "checked in training"
 

@@ -149,7 +149,7 @@ def load_weights(config: TaskConfig, shapes: Params, shardings: Params | None = 
     """
     loaded = {}
     for part in TOWERS:
-        tower = getattr(config, part, None)
+        tower = vars(config).get(part)
         # ResNets have no field `weights`.
         if part not in shapes or getattr(tower, "weights", None) is None:
             continue

@@ -12,6 +12,8 @@ from lit_het.checkpoints.native import checksums
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.tasks.union import compute_type_of
 from lit_het.types import Params
 
 # Fields that change how a model is computed or where it comes from, but not the model.
@@ -32,6 +34,9 @@ _LATER_FIELDS: Mapping[str, Any] = {
     "uncertainty_from": "token",
     "norm_twice": False,
     "layer_input": False,
+    "padding_token": None,
+    "scaled_embedding": False,
+    "dropout": 0.0,
     "num_inputs": 1,
     "class_token": False,
     "encoder.experts.tiled": True,
@@ -49,13 +54,13 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Token
     Args:
         config: of a run.
         params: its parameters, at least those of the tower.
-        tokenizer: of the text tower; None for the image tower.
+        tokenizer: of the text tower; None for the image tower, or the encoder of texts to translate.
     """
-    part = "image_tower" if tokenizer is None else "text_tower"
+    is_image = tokenizer is None and not isinstance(config.task, TranslationConfig)
+    part = "image_tower" if is_image else "text_tower"
     tower = getattr(config.task, part)
     fields = _earlier({k: v for k, v in experiment.fields(tower).items() if k not in EXECUTION_FIELDS})
-    # Locked parameters are held in the type of the image tower.
-    compute_type = config.task.image_tower.compute_type
+    compute_type = compute_type_of(config.task)
     used = parameters.cast({part: params[part]}, compute_type)
     text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"
     if tokenizer is not None:

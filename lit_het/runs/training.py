@@ -33,6 +33,7 @@ from lit_het.runs.checks import (
     check_embeddings,
     check_is_trained,
     check_run_dir,
+    check_source,
     report_copies,
     unseen_pixels,
 )
@@ -45,7 +46,8 @@ from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.union import AnyTask
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
@@ -70,6 +72,7 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
         UserError: the configuration, the data or the run directory cannot be used.
     """
     check_is_trained(config)
+    check_source(config)
     if config.log and distributed.is_main_process():
         require(config.log)  # before data and models are opened
     _cache_compiled_programs()
@@ -93,14 +96,14 @@ def _train_on(
     check_data(config, loader, tokenizer)
     if isinstance(loader, Loader):
         report_copies(config, loader.num_samples)
-    if remark := unseen_pixels(config.task.image_tower):
+    if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
-    locked = parameters.cast(locked, config.task.image_tower.compute_type)
+    locked = parameters.cast(locked, compute_type_of(config.task))
     # Cached, and computed only if needed: it hashes the whole tower.
     tower = functools.cache(functools.partial(tower_fingerprint, config, locked))
     check_embeddings(loader, task, tower, lambda: tower_fingerprint(config, locked, tokenizer))

@@ -14,13 +14,10 @@ from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.eval.answers import BAND
 from lit_het.heads.sampling import in_pairs
-from lit_het.tasks.captioning import CaptioningTask
-from lit_het.tasks.generation import (
-    WORST,
+from lit_het.tasks.generation import WORST, Prompt, Texts, generate
+from lit_het.tasks.given_texts import (
     Predicted,
-    Prompt,
-    Texts,
-    generate,
+    WritingTask,
     text_log_probabilities,
     token_log_probabilities,
     token_predictions,
@@ -55,7 +52,7 @@ class Writer:
     Args:
         task: of the decoder.
         params: its parameters.
-        features: the tokens of its images.
+        features: the tokens of its images, or the ids of texts to translate.
         tokenizer: of its texts.
         prompts: templates of training.
         call: runs a program.
@@ -64,7 +61,7 @@ class Writer:
 
     def __init__(
         self,
-        task: CaptioningTask,
+        task: WritingTask,
         params: Params,
         features: ImageFeatures,
         tokenizer: SentencePieceTokenizer,
@@ -295,7 +292,7 @@ def _length(ids: np.ndarray, end_id: int) -> int:
 
 
 def _generated(
-    task: CaptioningTask,
+    task: WritingTask,
     config: GenerationConfig,
     end_token: int,
     samples: int,
@@ -311,7 +308,7 @@ def _generated(
     return generate(
         task,
         params,
-        task.tokens(features),
+        task.source(params, features),
         prompt,
         config,
         end_token=end_token,
@@ -323,24 +320,24 @@ def _generated(
 
 
 def _given(
-    task: CaptioningTask, samples: int, params: Params, rows: Any, features: Any, key: Any, fitted: Any
+    task: WritingTask, samples: int, params: Params, rows: Any, features: Any, key: Any, fitted: Any
 ) -> jax.Array:
     noise = (key, samples) if samples else None
     text, target = rows
-    return text_log_probabilities(task, params, task.tokens(features), text, target, noise, fitted)
+    return text_log_probabilities(task, params, task.source(params, features), text, target, noise, fitted)
 
 
 def _sampled(
-    task: CaptioningTask, samples: int, params: Params, text: Any, features: Any, key: Any, fitted: Any
+    task: WritingTask, samples: int, params: Params, text: Any, features: Any, key: Any, fitted: Any
 ) -> jax.Array:
-    return token_probabilities(task, params, task.tokens(features), text, (key, samples), fitted)
+    return token_probabilities(task, params, task.source(params, features), text, (key, samples), fitted)
 
 
-def _predicted(task: CaptioningTask, samples: int, params: Params, rows: Any, key: Any, fitted: Any) -> Predicted:
-    features, text = rows
-    return token_predictions(task, params, task.tokens(features), text, (key, samples) if samples else None, fitted)
+def _predicted(task: WritingTask, samples: int, params: Params, rows: Any, key: Any, fitted: Any) -> Predicted:
+    (features, text), noise = rows, (key, samples) if samples else None
+    return token_predictions(task, params, task.source(params, features), text, noise, fitted)
 
 
-def _all(task: CaptioningTask, samples: int, params: Params, rows: Any, key: Any) -> jax.Array:
-    features, text = rows
-    return token_log_probabilities(task, params, task.tokens(features), text, (key, samples) if samples else None)
+def _all(task: WritingTask, samples: int, params: Params, rows: Any, key: Any) -> jax.Array:
+    (features, text), noise = rows, (key, samples) if samples else None
+    return token_log_probabilities(task, params, task.source(params, features), text, noise)

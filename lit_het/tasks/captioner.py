@@ -1,4 +1,4 @@
-"""A text decoder on the tokens of an image tower, and its loss: of a model of its own, or beside a contrastive loss."""
+"""A text decoder on the tokens of a tower, and its loss: of a model of its own, or beside a contrastive loss."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks.base import layers_above_towers
-from lit_het.towers.decoder import Decoder, DecoderConfig
+from lit_het.towers.decoder import Decoder, DecoderConfig, Source
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
@@ -108,7 +108,7 @@ def token_loss(
     decoder: Decoder,
     head: ClassificationHead,
     loss: SoftmaxCrossEntropy,
-    source: Float[Array, "b n width"],
+    source: Source,
     batch: Batch,
     keys: Keys,
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -118,15 +118,15 @@ def token_loss(
         decoder: the decoder.
         head: its head.
         loss: of a token.
-        source: tokens of the images.
+        source: tokens of the images, or of the texts to translate.
         batch: of texts; which of their tokens are to be predicted is known.
         keys: random keys of dropout and noise.
     """
     assert batch.text is not None
     assert batch.text_target is not None
     # As a row that cannot be read may hold anything, see `contrastive._finite`.
-    source = jnp.where(batch.valid[:, None, None], source, 1.0)
-    features, _ = decoder(shifted(batch.text), decoder.start(source), key=keys("dropout"))
+    tokens = jnp.where(batch.valid[:, None, None], source.tokens, 1.0)
+    features, _ = decoder(shifted(batch.text), decoder.start(tokens, source.present), key=keys("dropout"))
     counted = batch.text_target & batch.valid[:, None]
     weight = None if batch.weight is None else jnp.broadcast_to(batch.weight[:, None], counted.shape).reshape(-1)
     samples = in_blocks(head(features.reshape(-1, features.shape[-1]), keys("noise")), decoder.config.vocabulary_size)

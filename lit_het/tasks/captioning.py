@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ClassificationHead
@@ -14,13 +13,13 @@ from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
-from lit_het.tasks.captioner import TokenHeadConfig, build_head, check_tied, in_blocks, shifted, token_loss
+from lit_het.tasks.captioner import TokenHeadConfig, build_head, check_tied, token_loss
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.decoder import DecoderConfig, Source
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, LogitSamples, Metrics, Params
+from lit_het.types import Batch, Metrics, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +124,8 @@ class CaptioningTask:
             embedding, auxiliary_losses, metrics = output.embedding, output.auxiliary_losses, output.metrics
         else:
             embedding, auxiliary_losses, metrics = batch.image_embedding.astype(jnp.float32), {}, {}
-        loss, found = token_loss(model.decoder, model.head, self.config.loss, self.tokens(embedding), batch, keys)
+        source = self.source(params, embedding)
+        loss, found = token_loss(model.decoder, model.head, self.config.loss, source, batch, keys)
         metrics = {f"image_{name}": value for name, value in metrics.items()} | found
         return loss + sum(auxiliary_losses.values()), metrics
 
@@ -133,48 +133,11 @@ class CaptioningTask:
         """Raises a `UserError`, as the model is none."""
         raise UserError("the model writes text, and has no classes; use lit-het caption or lit-het ask")
 
-    def next_tokens(
-        self,
-        params: Params,
-        source: Float[Array, "b n width"],
-        text: Int[Array, "bt l"],
-        key: Key[Array, ""] | None,
-        num_samples: int | None = None,
-    ) -> LogitSamples:
-        """Returns samples of the logits of every token of texts, given the tokens before it.
-
-        Args:
-            params: parameters of the model.
-            source: image tokens.
-            text: t texts of each image, adjacent.
-            key: random key of the noise; None for one sample without noise.
-            num_samples: S; None for that of training.
-
-        Returns:
-            Rows are the l tokens of each text.
-        """
-        model = self.model(params)
-        state = model.decoder.start(source, num_texts=len(text) // len(source))
-        features, _ = model.decoder(shifted(text), state)
-        samples = model.head(features.reshape(-1, features.shape[-1]), key, num_samples)
-        samples = in_blocks(samples, self.config.decoder.vocabulary_size)
-        return at_positions(samples, key, jnp.tile(jnp.arange(text.shape[1]), len(text)))
-
-    def tokens(self, embedding: Float[Array, "b f"]) -> Float[Array, "b n width"]:
+    def source(self, params: Params, features: Float[Array, "b f"]) -> Source:
         """Returns the tokens of images from their features, where they lie one after the other."""
-        return self.features.embedding(embedding).reshape(len(embedding), -1, self.config.image_tower.encoder.width)
+        tokens = self.features.embedding(features)
+        return Source(tokens.reshape(len(features), -1, self.config.image_tower.encoder.width))
 
     def model(self, params: Params) -> ImageCaptioner:
         """Returns the model with these parameters."""
         return nnx.merge(self.graph, params)
-
-
-def at_positions(samples: LogitSamples, key: Key[Array, ""] | None, position: Int[Array, " rows"]) -> LogitSamples:
-    """Returns samples whose noise depends only on the position of the token in its text.
-
-    So neither other images, nor the beam that a token belongs to, nor the length of a prompt's padding change it, and
-    texts that are written and texts that are given have the same probabilities.
-    """
-    if key is None:
-        return samples
-    return dataclasses.replace(samples, keys=jax.vmap(lambda number: jax.random.fold_in(key, number))(position))

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from lit_het import sharding
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
@@ -28,8 +27,10 @@ from lit_het.tasks.distillation import Distillation, DistillationConfig, distill
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.mixing import Mixing
+from lit_het.tasks.noise_metrics import noise_metrics
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
+from lit_het.towers.decoder import Source
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViT, ViTConfig
 from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries, TowerOutput
@@ -45,8 +46,6 @@ ContrastiveHeadConfig: TypeAlias = (
 
 # JAX's arrays or NumPy's.
 _Rows = TypeVar("_Rows", jax.Array, np.ndarray)
-
-_EXAMPLES_OF_NOISE_METRICS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +113,8 @@ class ContrastiveConfig:
                 "image_tower.members = 'apart' gives an image several keys, which need the head 'deterministic' or "
                 "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
             )
+        if isinstance(self.text_tower, TextConfig) and self.text_tower.pooling == "none":
+            raise UserError("task.text_tower.pooling = 'none' is for decoders; choose how texts are pooled")
         if self.masking is not None:
             self.masking.check(self.head, self.image_tower, self.text_tower.vocabulary_size)
         if self.captioner is not None:
@@ -224,7 +225,7 @@ class ContrastiveTask:
         for name, values in model.head.auxiliary_losses(first, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
             loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
-        metrics |= _noise_metrics(model.head, *(_some_rows(x) for x in (first, text, batch.valid)))
+        metrics |= noise_metrics(model.head, first, text, batch.valid)
         for name, output in outputs.items():
             metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
             loss = loss + sum(output.auxiliary_losses.values())
@@ -256,7 +257,7 @@ class ContrastiveTask:
                 "data.embeddings, and set data.prompt, to '' for no prompt"
             )
         decoder, head = model.captioner.decoder, model.captioner.head
-        return token_loss(decoder, head, captioner.loss, outputs["image"].tokens, batch, keys)
+        return token_loss(decoder, head, captioner.loss, Source(outputs["image"].tokens), batch, keys)
 
     def _masked_losses(
         self, model: TwoTowers, batch: Batch, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""]
@@ -377,24 +378,6 @@ def _by_image(samples: EmbeddingSamples, num_keys: int) -> EmbeddingSamples:
     return dataclasses.replace(samples, image=image.reshape(-1, num_keys, image.shape[1]), image_queries=queries)
 
 
-def _noise_metrics(
-    head: ContrastiveHead, image: Float[Array, "n d"], text: Float[Array, "n d"], valid: Bool[Array, " n"]
-) -> Metrics:
-    """Returns the norms of the noise, and what shows its form."""
-    found = {"image_noise_norm": head.image_noise_norm(image), "text_noise_norm": head.text_noise_norm(text)}
-    found |= head.noise_metrics(image, text, valid)
-    return {name: masked_mean(values, valid) for name, values in found.items()}
-
-
 def _finite(embedding: Float[Array, "b d"], valid: Bool[Array, " b"]) -> Float[Array, "b d"]:
     """Returns embeddings with ones in invalid rows, where NaN would make gradients NaN even with a weight of 0."""
     return jnp.where(valid[:, None], embedding, 1.0)
-
-
-def _some_rows(x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:
-    """Returns evenly spread rows of a batch: records average steps, so that a part of each batch tells as much."""
-    count = max(_EXAMPLES_OF_NOISE_METRICS, sharding.num_automatic_shards())
-    if len(x) % count:
-        return x
-    # The first row of each part: a device has whole parts, where a slice with a step would move rows between devices.
-    return sharding.as_batch(x.reshape(count, -1, *x.shape[1:])[:, 0])

@@ -1,22 +1,21 @@
-"""Writes text with a decoder, token by token: greedily, by sampling or by beam search; and ranks given texts."""
+"""Writes text with a decoder, token by token: greedily, by sampling or by beam search."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lit_het import blocks
 from lit_het.errors import UserError
-from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.tasks.captioner import shifted
-from lit_het.tasks.captioning import CaptioningTask, ImageCaptioner, at_positions
+from lit_het.tasks.captioning import ImageCaptioner
+from lit_het.tasks.given_texts import WritingTask, at_positions, mean_log_p
+from lit_het.tasks.translation import Translator
 from lit_het.texts import GenerationConfig
-from lit_het.towers.decoder import DecoderState
+from lit_het.towers.decoder import DecoderState, Source
 from lit_het.trees import tree_of_arrays
-from lit_het.types import LogitSamples, Params
+from lit_het.types import Params
 
 WORST = -1e30
 """Log-probability of what must not be chosen; finite, as differences of infinities are not numbers."""
@@ -51,9 +50,9 @@ class Prompt(NamedTuple):
 
 
 def generate(
-    task: CaptioningTask,
+    task: WritingTask,
     params: Params,
-    source: Float[Array, "b n width"],
+    source: Source,
     prompt: Prompt,
     config: GenerationConfig,
     *,
@@ -68,7 +67,7 @@ def generate(
     Args:
         task: of the model.
         params: its parameters.
-        source: tokens of the images.
+        source: tokens of the images, or of the texts to translate.
         prompt: of each image.
         config: how to choose tokens.
         end_token: ends a text.
@@ -95,157 +94,23 @@ def generate(
     return _one_by_one(writer, *started, keys)
 
 
-def text_log_probabilities(
-    task: CaptioningTask,
-    params: Params,
-    source: Float[Array, "b n width"],
-    text: Int[Array, "bt l"],
-    target: Bool[Array, "bt l"],
-    noise: tuple[Key[Array, ""], int] | None = None,
-    fitted: Float[Array, ""] | None = None,
-) -> Float[Array, "bt l"]:
-    """Returns the log-probability of each token of given texts, given the tokens before; 0 for those of the prompt.
-
-    The sum ranks answers to a question; its exponential, of the mean over tokens, is the inverse perplexity.
-
-    Args:
-        task: of the model.
-        params: its parameters.
-        source: tokens of the images.
-        text: prompts and answers, t for each image, adjacent.
-        target: which tokens are of the answer.
-        noise: random key and S, as in `generate`; None for no noise.
-        fitted: T, as in `generate`.
-    """
-    if fitted is not None:
-        return jnp.where(target, token_predictions(task, params, source, text, noise, fitted).log_p, 0.0)
-    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
-    return jnp.where(target, label_log_probabilities(samples, text.reshape(-1)).reshape(text.shape), 0.0)
-
-
-class Predicted(NamedTuple):
-    """Predictions of each token of texts.
-
-    Attributes:
-        log_p: log-probability of the token.
-        best: that of the most probable token.
-        is_top: whether these are the same.
-    """
-
-    log_p: Float[Array, "bt l"]
-    best: Float[Array, "bt l"]
-    is_top: Bool[Array, "bt l"]
-
-
-def token_predictions(
-    task: CaptioningTask,
-    params: Params,
-    source: Float[Array, "b n width"],
-    text: Int[Array, "bt l"],
-    noise: tuple[Key[Array, ""], int] | None = None,
-    fitted: Float[Array, ""] | None = None,
-) -> Predicted:
-    """Returns the predictions of all tokens of given texts from the tokens before them.
-
-    Args:
-        task: of the model.
-        params: its parameters.
-        source: tokens of the images.
-        text: prompts and texts, t for each image, adjacent.
-        noise: random key and S, as in `generate`; None for no noise.
-        fitted: T, as in `generate`.
-    """
-
-    def predicted(some: LogitSamples, token: Int[Array, " n"]) -> Predicted:
-        log_p = _log_p(some, fitted)
-        of_token = jnp.take_along_axis(log_p, token[:, None], axis=1)[:, 0]
-        return Predicted(of_token, log_p.max(axis=1), jnp.argmax(log_p, axis=1) == token)
-
-    return _by_token(task.next_tokens(params, source, text, *(noise or (None, None))), text, predicted)
-
-
-def token_log_probabilities(
-    task: CaptioningTask,
-    params: Params,
-    source: Float[Array, "b n width"],
-    text: Int[Array, "bt l"],
-    noise: tuple[Key[Array, ""], int] | None = None,
-) -> Float[Array, "bt l k"]:
-    """Returns the log-probabilities of the whole vocabulary at each token of given texts, from the tokens before it.
-
-    Arguments as of `token_predictions`; they are as trained.
-    """
-    samples = task.next_tokens(params, source, text, *(noise or (None, None)))
-    return _by_token(samples, text, lambda some, _: _log_p(some, None))
-
-
-def token_probabilities(
-    task: CaptioningTask,
-    params: Params,
-    source: Float[Array, "b n width"],
-    text: Int[Array, "bt l"],
-    noise: tuple[Key[Array, ""], int] | None = None,
-    fitted: Float[Array, ""] | None = None,
-) -> Float[Array, "bt l s"]:
-    """Returns the probability of each token of given texts in each noise sample, given the tokens before.
-
-    Their mean is the probability with which `generate` writes the token; with T, which is fitted to the mean, roughly.
-
-    Args:
-        task: of the model.
-        params: its parameters.
-        source: tokens of the images.
-        text: prompts and answers, t for each image, adjacent.
-        noise: random key and S, as in `generate`; None for one sample without noise.
-        fitted: T, as in `generate`.
-    """
-
-    def probabilities(some: LogitSamples, token: Int[Array, " n"]) -> Float[Array, "n s"]:
-        logits = some.logits(some.prepare(some.features), some.keys, jnp.arange(some.num_samples))
-        p = jax.nn.softmax(logits if fitted is None else logits / fitted)
-        return jnp.take_along_axis(p, token[:, None, None], axis=2)[:, :, 0]
-
-    return _by_token(task.next_tokens(params, source, text, *(noise or (None, None))), text, probabilities)
-
-
-def _by_token(samples: LogitSamples, text: Int[Array, "bt l"], of_block: Callable[[LogitSamples, Array], Any]) -> Any:
-    """Returns a function of the logits of each token and of the token, for all tokens of texts."""
-
-    # In blocks of tokens: the logits of the whole vocabulary, or of all samples, for all of them may not fit.
-    def block(_: None, rows: Any) -> tuple[None, Any]:
-        features, keys, token = rows
-        return None, of_block(dataclasses.replace(samples, features=features, keys=keys), token)
-
-    rows = (samples.features, samples.keys, text.reshape(-1))
-    _, found = blocks.scan_examples(block, None, rows, samples.examples_per_block)
-    return jax.tree.map(lambda x: x.reshape(*text.shape, *x.shape[1:]), found)
-
-
-def _log_p(samples: LogitSamples, fitted: Float[Array, ""] | None) -> Float[Array, "rows k"]:
-    """Returns the log of the mean probability over samples, which T scales: first the mean, as T was fitted to it."""
-    log_p = mean_log_probabilities(samples, jax.nn.log_softmax)
-    return log_p if fitted is None else jax.nn.log_softmax(log_p / fitted)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Writer:
     """Predicts the next token of every text."""
 
-    model: ImageCaptioner
+    model: ImageCaptioner | Translator
     config: GenerationConfig
     end_token: int
     noise: tuple[Key[Array, ""], int] | None
     allowed: Bool[Array, " k"] | None
     fitted: Float[Array, ""] | None
 
-    def start(
-        self, source: Float[Array, "b n width"], prompt: Prompt
-    ) -> tuple[DecoderState, Float[Array, "bt k"], Int[Array, " bt"]]:
+    def start(self, source: Source, prompt: Prompt) -> tuple[DecoderState, Float[Array, "bt k"], Int[Array, " bt"]]:
         """Returns the state after the prompts, log-probabilities of the first tokens, and their positions."""
         t, decoder = self.config.num_texts, self.model.decoder
         tokens, positions = (jnp.repeat(x, t, axis=0) for x in prompt)
         length = tokens.shape[1] + self.config.num_tokens
-        state = decoder.start(source, num_texts=t, length=length)
+        state = decoder.start(*source, num_texts=t, length=length)
         # One more column, so that the input after a whole prompt is its last token.
         features, state = decoder(shifted(jnp.pad(tokens, ((0, 0), (0, 1)))), state)
         last = jnp.take_along_axis(features, positions[:, None, None], axis=1)[:, 0]
@@ -264,7 +129,7 @@ class _Writer:
         else:
             key, num_samples = self.noise
             samples = at_positions(self.model.head(features, key, num_samples), key, position)
-        log_p = _log_p(samples, self.fitted)
+        log_p = mean_log_p(samples, self.fitted)
         return log_p if self.allowed is None else jnp.where(self.allowed[None], log_p, WORST)
 
 

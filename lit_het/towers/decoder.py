@@ -6,7 +6,7 @@ decoder returns features of every position; a classification head makes logits o
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.towers.attention import KeysAndValues
-from lit_het.towers.layers import layer_norm
+from lit_het.towers.layers import layer_dropout, layer_norm
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.transformer import REMAT_POLICIES, EncoderConfig, layers_above, stack
 from lit_het.trees import tree_of_arrays
@@ -69,6 +69,18 @@ class DecoderConfig:
     def layers_above(self, params: Params) -> Params:
         """Returns the number of layers above each parameter, see `transformer.layers_above`."""
         return layers_above(self.encoder, _INPUTS, params)
+
+
+class Source(NamedTuple):
+    """What a decoder attends to.
+
+    Attributes:
+        tokens: of another tower.
+        present: False marks padding; None for no padding.
+    """
+
+    tokens: Float[Array, "b n source"]
+    present: Bool[Array, "b n"] | None = None
 
 
 @tree_of_arrays
@@ -197,6 +209,7 @@ class Decoder(nnx.Module):
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(n), (b, n))
         x = self._embed(inputs, positions).reshape(b * n, encoder.width).astype(encoder.compute_type)
+        # The embedding counts as another block.
         x = self._dropout(key, encoder.depth)(x, 0)
         graph, stacked = nnx.split(self.blocks)
 
@@ -225,8 +238,4 @@ class Decoder(nnx.Module):
         return self.tokens(inputs) * scale + table[positions]
 
     def _dropout(self, key: Key[Array, ""] | None, block: int | Int[Array, ""]) -> Callable[[Array, int], Array]:
-        """Returns the dropout of a block's outputs by their numbers; that of the embedding counts as another block."""
-        if key is None:
-            return lambda x, _: x
-        of_block, dropout = jax.random.fold_in(key, block), nnx.Dropout(self.config.dropout, deterministic=False)
-        return lambda x, number: dropout(x, rngs=jax.random.fold_in(of_block, number))
+        return layer_dropout(self.config.dropout, None if key is None else jax.random.fold_in(key, block))

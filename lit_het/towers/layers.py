@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 ComputeType: TypeAlias = Literal["float32", "bfloat16"]
 # "gelu" is exact, "gelu_tanh" its tanh form (big_vision, SigLIP), "quick_gelu" x sigmoid(1.702 x) (CLIP); "swiglu" has
@@ -41,6 +41,14 @@ def log_variances(size_in: int, size_out: int, rngs: nnx.Rngs) -> nnx.Linear:
 def layer_norm(width: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
     """Returns a LayerNorm that computes in float32 for any type of activations."""
     return nnx.LayerNorm(width, epsilon=epsilon, dtype=jnp.float32, rngs=rngs)
+
+
+def layer_dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:
+    """Returns the dropout of the outputs of a block's layers, by their numbers; without a key none is dropped."""
+    if key is None or not rate:
+        return lambda x, _: x
+    dropout = nnx.Dropout(rate, deterministic=False)
+    return lambda x, number: dropout(x, rngs=jax.random.fold_in(key, number))
 
 
 def _same(x: Float[Array, "n _"], _: int) -> Float[Array, "n _"]:

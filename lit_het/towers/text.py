@@ -1,16 +1,20 @@
-"""The text tower of LiT and SigLIP, a Transformer over token ids without a mask, and CLIP's, with a causal mask."""
+"""The text tower of LiT and SigLIP, a Transformer over token ids without a mask, and CLIP's, with a causal mask.
+
+With masked padding and dropout it is the encoder of the original Transformer (Vaswani et al. 2017, Sec. 3.1).
+"""
 
 import dataclasses
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
-from lit_het.towers.layers import linear, log_variances
+from lit_het.towers.layers import layer_dropout, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
@@ -31,7 +35,8 @@ class TextConfig:
         encoder: the stack of blocks.
         weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
         pooling: the last position (the tokenizer's end token or padding), the first one, the mean or the maximum over
-            all positions, attention pooling, the end token (CLIP), or a learned token behind the text (ProLIP).
+            all positions, attention pooling, the end token (CLIP), a learned token behind the text (ProLIP), or "none",
+            for a decoder that attends to all tokens; ``embedding_size`` is then not used.
         end_token: its id, for the pooling "end_token": the first occurrence is pooled. None for the largest id of each
             text, as CLIP's authors do.
         positions: learned, or fixed sines and cosines (the original Transformer, whose encoder has the activation
@@ -40,10 +45,14 @@ class TextConfig:
             embedding (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``.
         uncertainty_from: what the layer of log σ² reads: that token, or the mean, as in ProLIP's published code.
         layer_input: whether the embedding is followed by the input of its projection, for BayesVLM's head.
+        padding_token: its id, if no token attends to padding; None where the tower learns to ignore it, as in LiT.
+        scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
+        dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
 
     Raises:
         UserError: a size below 1, an unknown choice, an end token that is not pooled or is not in the vocabulary, an
-            odd size of mean and log σ², or an ensemble of experts.
+            odd size of mean and log σ², further layers without pooling, a rate outside [0, 1), dropout beside experts,
+            or an ensemble of experts.
     """
 
     vocabulary_size: int = 32_000
@@ -51,12 +60,15 @@ class TextConfig:
     embedding_size: int = 768
     encoder: EncoderConfig = EncoderConfig()
     weights: str | None = None
-    pooling: Literal["last", "first", "mean", "max", "attention", "end_token", "class_token"] = "last"
+    pooling: Literal["last", "first", "mean", "max", "attention", "end_token", "class_token", "none"] = "last"
     end_token: int | None = None
     positions: Literal["learned", "sinusoidal"] = "learned"
     uncertainty_token: bool = False
     uncertainty_from: Literal["token", "mean"] = "token"
     layer_input: bool = False
+    padding_token: int | None = None
+    scaled_embedding: bool = False
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "embedding_size")
@@ -69,8 +81,14 @@ class TextConfig:
             )
         if self.uncertainty_token and self.embedding_size % 2:
             raise UserError(f"embedding_size = {self.embedding_size} must be even: its second half is log σ²")
+        if self.pooling == "none" and (self.uncertainty_token or self.layer_input):
+            raise UserError("pooling = 'none' has no embedding; leave out uncertainty_token and layer_input")
         if self.layer_input and self.last_layer is None:
             raise FieldError(self, "layer_input", "True needs uncertainty_token = False")
+        if not 0 <= self.dropout < 1:
+            raise FieldError(self, "dropout", f"{self.dropout} is not in [0, 1)")
+        if self.dropout and self.encoder.experts is not None:
+            raise FieldError(self, "dropout", f"{self.dropout} must be 0 beside experts, which have their own")
         if self.encoder.num_members > 1:
             raise UserError(
                 f"a text tower has one embedding per text: num_members = {self.encoder.num_members} must be 1"
@@ -78,8 +96,8 @@ class TextConfig:
 
     @property
     def last_layer(self) -> str | None:
-        """Path of the parameters of the projection; None where log σ² follows it."""
-        return None if self.uncertainty_token else "projection"
+        """Path of the parameters of the projection; None without one, or where log σ² follows it."""
+        return None if self.uncertainty_token or self.pooling == "none" else "projection"
 
     @property
     def input_size(self) -> int:
@@ -119,16 +137,32 @@ class TextTransformer(nnx.Module):
         if config.pooling == "attention":
             self.pooling = AttentionPooling(config.encoder, rngs)
         size = config.embedding_size // (2 if config.uncertainty_token else 1)
-        self.projection = linear(width, size, config.encoder.compute_type, rngs)
+        if config.pooling != "none":
+            self.projection = linear(width, size, config.encoder.compute_type, rngs)
         if config.uncertainty_token:
             self.uncertainty = log_variances(width if config.uncertainty_from == "token" else size, size, rngs)
 
     def __call__(self, text: Int[Array, "b l"], key: Key[Array, ""] | None = None) -> TowerOutput:
-        """Returns embeddings ``[b d]`` and the encoder's tokens; the key is for experts, see `ViT`."""
-        # No mask for padding, as in LiT's code: the tower learns to ignore it (docs/paper_map.md, 12).
-        encoded = self.encoder(self._with_last_tokens(self.tokens(text) + self._positions()[None]), key)
+        """Returns embeddings ``[b d]`` and the encoder's tokens; the key is for dropout and experts, see `ViT`.
+
+        Without pooling the embedding is all tokens, one after the other.
+        """
+        config = self.config
+        scale = np.float32(config.encoder.width**0.5 if config.scaled_embedding else 1)
+        tokens = self._with_last_tokens(self.tokens(text) * scale + self._positions()[None])
+        # The embedding counts as another block.
+        of_embedding = None if key is None else jax.random.fold_in(key, config.encoder.depth)
+        tokens = layer_dropout(config.dropout, of_embedding)(tokens, 0)
+        encoded = self.encoder(tokens, key, self._present(text), config.dropout)
         embedding = self._embed(encoded.tokens, text)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
+
+    def _present(self, text: Int[Array, "b l"]) -> Bool[Array, "b _"] | None:
+        """Returns which tokens are no padding; None without a mask, as in LiT's code (docs/paper_map.md, 12)."""
+        if self.config.padding_token is None:
+            return None
+        last = (self.config.pooling == "class_token") + self.config.uncertainty_token
+        return jnp.pad(text != self.config.padding_token, ((0, 0), (0, last)), constant_values=True)
 
     def _with_last_tokens(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b _ d"]:
         last = [self.class_token[...]] if self.config.pooling == "class_token" else []
@@ -140,7 +174,8 @@ class TextTransformer(nnx.Module):
     def _embed(self, tokens: Float[Array, "b l d"], text: Int[Array, "b _"]) -> Float[Array, "b _"]:
         """Returns the mean, or with an uncertainty token, the last of all tokens, the mean and log σ²."""
         if not self.config.uncertainty_token:
-            return self._project(self._pool(tokens, text))
+            pooled = self._pool(tokens, text)
+            return pooled if self.config.pooling == "none" else self._project(pooled)
         mean = self._project(self._pool(tokens[:, :-1], text))
         log_variance = self.uncertainty(tokens[:, -1] if self.config.uncertainty_from == "token" else mean)
         return jnp.concatenate([mean, sharding.as_batch(log_variance)], axis=1)
@@ -156,11 +191,13 @@ class TextTransformer(nnx.Module):
             return self.positions[...]
         return jnp.asarray(sinusoidal_positions(self.config.length, self.config.encoder.width))
 
-    def _pool(self, tokens: Float[Array, "b l d"], text: Int[Array, "b _"]) -> Float[Array, "b d"]:
+    def _pool(self, tokens: Float[Array, "b l d"], text: Int[Array, "b _"]) -> Float[Array, "b _"]:
         match self.config.pooling:
             case "last" | "class_token":
                 # The end token or padding, whichever is last (docs/paper_map.md, 12).
                 return tokens[:, -1]
+            case "none":
+                return tokens.reshape(len(tokens), -1)
             case "first":
                 return tokens[:, 0]
             case "mean":

@@ -15,7 +15,7 @@ from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers.attention import Attention
 from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
+from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_dropout, layer_norm, linear
 from lit_het.types import Metrics, Params, Size
 
 _Module = TypeVar("_Module", bound=nnx.Module)
@@ -133,13 +133,14 @@ class Block(nnx.Module):
         present: Bool[Array, "b n"] | None,
         keys: ExpertKeys,
         *,
+        dropout: float = 0.0,
         apart: bool = False,
     ) -> tuple[Float[Array, "_ d"], Routing | None]:
         """Maps the tokens of ``b`` examples; with ``apart`` experts give K copies of each, see `Experts`."""
+        drop = layer_dropout(dropout, keys.dropout)
         seen = self.attention_norm(x) if self.norms_before else x
-        x = self._add(
-            x, self.attention(seen, seen, b, present, causal=self.causal), self.attention_scale, self.attention_norm
-        )
+        update = drop(self.attention(seen, seen, b, present, causal=self.causal), 0)
+        x = self._add(x, update, self.attention_scale, self.attention_norm)
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
         if self.mixture is not None:
             update, routing = self.mixture(seen, b, keys, present, apart=apart)
@@ -147,7 +148,7 @@ class Block(nnx.Module):
                 x = jnp.repeat(x.reshape(b, -1, x.shape[1]), len(update) // len(x), axis=0).reshape(update.shape)
         else:
             assert self.mlp is not None
-            update = self.mlp(seen)
+            update = drop(self.mlp(seen), 1)
         return self._add(x, update, self.mlp_scale, self.mlp_norm), routing
 
     def _add(
@@ -193,6 +194,7 @@ class Encoder(nnx.Module):
         tokens: Float[Array, "b n d"],
         key: Key[Array, ""] | None = None,
         present: Bool[Array, "b n"] | None = None,
+        dropout: float = 0.0,
     ) -> EncoderOutput:
         """Returns the encoded tokens.
 
@@ -200,11 +202,12 @@ class Encoder(nnx.Module):
             tokens: input tokens.
             key: random key of training; without it routing is deterministic and adds no loss.
             present: False marks padding, to which no token attends; None for no padding.
+            dropout: rate at which outputs of layers are dropped before they are added, with a key and without experts.
         """
         b, n, d = tokens.shape
         x = tokens.reshape(b * n, d).astype(self.config.compute_type)
         if self.config.experts is None:
-            x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, self.config.depth))
+            x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, self.config.depth), dropout=dropout)
             return EncoderOutput(self._finish(x, n), {}, {})
         x, routing = self._run_with_experts(x, b, present, key)
         losses, metrics = _summary(routing, self.config.experts)
@@ -247,6 +250,7 @@ class Encoder(nnx.Module):
         present: Bool[Array, "b n"] | None,
         key: Key[Array, ""] | None,
         *parts: "_Part",
+        dropout: float = 0.0,
         apart: bool = False,
     ) -> tuple[Float[Array, "_ d"], Routing | None]:
         """Runs the first block of each part, then the second of each, and so on; parts have equal lengths."""
@@ -258,7 +262,8 @@ class Encoder(nnx.Module):
             routing = None
             # Constrained at every block: without it the compiler may split activations like sharded kernels.
             for graph, block_params in zip(graphs, params, strict=True):
-                x, block_routing = nnx.merge(graph, block_params)(sharding.as_batch(x), b, present, keys, apart=apart)
+                merged = nnx.merge(graph, block_params)
+                x, block_routing = merged(sharding.as_batch(x), b, present, keys, dropout=dropout, apart=apart)
                 routing = block_routing or routing
             return sharding.as_batch(x), routing
 

@@ -303,7 +303,7 @@ def test_a_decoder_reads_all_tokens_of_a_tower_its_class_token_among_them(name):
     images = np.random.default_rng(0).integers(0, 256, (2, tower.image_size, tower.image_size, 3), np.uint8)
     tokens = run(imported.image_tower, params["image_tower"], images).tokens
     assert tower.class_token is (name != "hf_siglip_vision")
-    assert_close(task.tokens(task.features(loaded, jnp.asarray(images))), tokens)
+    assert_close(task.source(loaded, task.features(loaded, jnp.asarray(images))).tokens, tokens)
     if tower.class_token:
         without = CaptioningConfig(dataclasses.replace(tower, class_token=False))
         with pytest.raises(UserError, match="has a class token; set --task"):

@@ -15,8 +15,8 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import FixedTemperature
-from lit_het.tasks.captioner import START_TOKEN
-from lit_het.tasks.captioning import CaptioningConfig, shifted
+from lit_het.tasks.captioner import START_TOKEN, shifted
+from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
@@ -102,7 +102,7 @@ def opened(folder):
 
 def logits(task, params, source):
     model = task.model(params)
-    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(source))
+    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(*source))
     samples = model.head(features.reshape(TEXT.size, -1), None)
     return samples.logits(samples.prepare(samples.features), None, jnp.arange(1)).reshape(*TEXT.shape, -1)
 
@@ -116,7 +116,7 @@ def test_every_decoder_has_the_same_logits_and_greedy_texts_in_transformers(tmp_
     assert model.config.decoder.n_embd == width
     is_shared = model.decoder.lm_head.weight is model.decoder.transformer.wte.weight
     assert is_shared == (case == "tied")
-    source = task.tokens(task.features(params, jnp.asarray(IMAGE)))
+    source = task.source(params, task.features(params, jnp.asarray(IMAGE)))
     with torch.no_grad():
         inputs = torch.tensor(np.asarray(shifted(jnp.asarray(TEXT)))).long()
         theirs = model(pixel_values=pixels, decoder_input_ids=inputs).logits

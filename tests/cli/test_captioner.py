@@ -90,7 +90,9 @@ def test_noise_is_learned_without_the_captioner(config, tmp_path, monkeypatch):
     flags = ["--length", "2", "--calibration", "None"]
     line = ["add-noise", "--model", str(config.run_dir), "--data", shards, "--output", str(tmp_path / "noise"), *flags]
     assert main(line) == 0
-    assert lit_het.load(tmp_path / "noise").run.config.task.captioner is None
+    task = lit_het.load(tmp_path / "noise").run.config.task
+    assert isinstance(task, ContrastiveConfig)
+    assert task.captioner is None
 
 
 def test_an_export_without_it_says_so(config, tmp_path, capsys):

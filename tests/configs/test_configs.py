@@ -78,6 +78,7 @@ TRACED = [
         "lit_decoder_so400m.py",
         "coca_large.py",
         "siglip2_b16.py",
+        "translation_base.py",
         "fine_tune_imagenet.py:image_size=384",
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",
@@ -201,7 +202,8 @@ def test_a_config_in_full_size_has_a_train_step(path):
             text = jnp.zeros((rows, config.tokenizer.length), jnp.int32) if config.tokenizer else None
             image = jnp.zeros((rows, size, size, 3), jnp.uint8)
             target = None if text is None else jnp.ones(text.shape, bool)
-            return Batch(jnp.ones(rows, bool), image=image, text=text, text_target=target, label=label)
+            source = None if config.data.source is None else text
+            return Batch(jnp.ones(rows, bool), image, source=source, text=text, text_target=target, label=label)
 
         step = make_train_step(task, optimizer, config.seed)
         after, metrics = jax.eval_shape(step, state, locked, jax.eval_shape(batch))

@@ -19,8 +19,10 @@ from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
 from lit_het.tasks.base import Task
-from lit_het.tasks.captioning import CaptioningConfig, shifted
-from lit_het.tasks.generation import Prompt, generate, text_log_probabilities
+from lit_het.tasks.captioner import shifted
+from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.generation import Prompt, generate
+from lit_het.tasks.given_texts import text_log_probabilities
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
@@ -68,8 +70,8 @@ def log_p(config=CAPTIONING):
     """Returns the log-probability of every token ``[b l k]``, from the logits of the model."""
     task, params = start(config)
     model = task.model(params)
-    source = task.tokens(task.features(params, IMAGE))
-    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(source))
+    source = task.source(params, task.features(params, IMAGE))
+    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(*source))
     samples = model.head(features.reshape(40, -1), None)
     logits = samples.logits(samples.prepare(samples.features), None, jnp.arange(1))
     return np.asarray(jax.nn.log_softmax(logits), np.float64).reshape(8, 5, -1)
@@ -99,7 +101,7 @@ def test_the_loss_is_the_mean_over_target_tokens_of_valid_rows(smoothing):
 
 def test_given_texts_have_the_log_probabilities_of_their_tokens():
     task, params = start()
-    source = task.tokens(task.features(params, IMAGE))
+    source = task.source(params, task.features(params, IMAGE))
     found = text_log_probabilities(task, params, source, jnp.asarray(TEXT), jnp.asarray(TARGET))
     expected = np.take_along_axis(log_p(), TEXT[..., None], axis=2)[..., 0]
     np.testing.assert_allclose(found, np.where(TARGET, expected, 0), atol=1e-5)
@@ -148,8 +150,8 @@ def test_het_xl_averages_probabilities_of_tokens_over_noise(is_tied):
     config = dataclasses.replace(NOISY, decoder=dataclasses.replace(DECODER, tied_output=is_tied))
     task, params = start(config)
     model, counted = task.model(params), TARGET & VALID[:, None]
-    source = task.tokens(task.features(params, IMAGE))
-    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(source))
+    source = task.source(params, task.features(params, IMAGE))
+    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(*source))
     samples = model.head(features.reshape(40, -1), KEYS("noise"))
     logits = samples.logits(samples.prepare(samples.features), samples.keys, jnp.arange(4))
     p = np.asarray(jax.nn.softmax(logits), np.float64).mean(axis=1).reshape(8, 5, -1)
@@ -204,7 +206,7 @@ def test_a_decoder_learns_to_write_the_captions_of_its_images():
         losses.append(float(metrics["loss"]))
     assert losses[-1] < 0.1 < losses[0]
     merged = parameters.merge(locked, state.params)
-    source, longest = task.tokens(task.features(merged, IMAGE)), 2
+    source, longest = task.source(merged, task.features(merged, IMAGE)), 2
     prompt = Prompt(jnp.asarray(TEXT[:, :longest]), jnp.asarray(PROMPT_LENGTH, jnp.int32))
     texts = generate(task, merged, source, prompt, GenerationConfig(num_tokens=3), end_token=1)
     for row, (text, begin) in enumerate(zip(TEXT, PROMPT_LENGTH, strict=True)):

@@ -16,9 +16,10 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.generation import Prompt, generate, text_log_probabilities
+from lit_het.tasks.generation import Prompt, generate
+from lit_het.tasks.given_texts import text_log_probabilities
 from lit_het.texts import GenerationConfig
-from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.decoder import DecoderConfig, Source
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
@@ -63,7 +64,7 @@ def compiled(config, how):
 def written(config=CAPTIONING, source=SOURCE, prompt=PROMPT, noise=None, key=None, **fields):
     how = GenerationConfig(**{"num_tokens": 3, **fields})
     keys = None if key is None else jax.random.split(key, len(source))
-    texts = compiled(config, how)(trained(config)[1], jnp.asarray(source), prompt, noise, keys)
+    texts = compiled(config, how)(trained(config)[1], Source(jnp.asarray(source)), prompt, noise, keys)
     return jax.tree.map(np.asarray, texts)
 
 
@@ -90,7 +91,7 @@ def log_probabilities(texts, prompt=PROMPT, source=SOURCE, config=CAPTIONING, no
             target[row, one, start : start + (ends[0] + 1 if len(ends) else n)] = True
     rows = [jnp.asarray(x.reshape(b * t, length)) for x in (text, target)]
     found = np.asarray(
-        _log_p(config, noise and noise[1])(trained(config)[1], jnp.asarray(source), *rows, noise and noise[:1])
+        _log_p(config, noise and noise[1])(trained(config)[1], Source(jnp.asarray(source)), *rows, noise and noise[:1])
     ).reshape(b, t, length)
     return np.stack([found[row, :, start : start + n] for row, start in enumerate(np.asarray(prompt.length))])
 
@@ -218,9 +219,9 @@ def test_the_samples_of_an_image_do_not_depend_on_others():
     keys = jax.random.split(jax.random.key(2), 8)
     how = GenerationConfig(num_tokens=3, num_texts=5, temperature=1.0)
     params, all_of_them = trained()[1], jnp.asarray(SOURCE)
-    expected = compiled(CAPTIONING, how)(params, all_of_them, PROMPT, None, keys).tokens
+    expected = compiled(CAPTIONING, how)(params, Source(all_of_them), PROMPT, None, keys).tokens
     some = jax.tree.map(lambda x: x[2:5], PROMPT)
-    found = compiled(CAPTIONING, how)(params, all_of_them[2:5], some, None, keys[2:5]).tokens
+    found = compiled(CAPTIONING, how)(params, Source(all_of_them[2:5]), some, None, keys[2:5]).tokens
     np.testing.assert_array_equal(found, expected[2:5])
 
 
@@ -257,7 +258,7 @@ def test_only_allowed_tokens_are_written():
             task, params, source, PROMPT, GenerationConfig(3, 2), end_token=END, allowed=allowed
         )
     )
-    tokens = np.asarray(run(params, jnp.asarray(SOURCE)).tokens)
+    tokens = np.asarray(run(params, Source(jnp.asarray(SOURCE))).tokens)
     ended = np.cumsum(tokens == END, axis=2) - (tokens == END) > 0
     assert np.isin(tokens[~ended], [1, 2, 3]).all()
     assert (written(num_texts=2).tokens == 4).any()
@@ -272,7 +273,7 @@ def test_eight_devices_write_the_texts_of_one(fields):
     mesh = MeshConfig().build()
     _, params = trained()
     keys = None if key is None else jax.random.split(key, len(SOURCE))
-    source, prompt, keys = jax.device_put((jnp.asarray(SOURCE), PROMPT, keys), batch_sharding(mesh))
+    source, prompt, keys = jax.device_put((Source(jnp.asarray(SOURCE)), PROMPT, keys), batch_sharding(mesh))
     how = GenerationConfig(**{"num_tokens": 3, **fields})
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, tree_shardings(params, mesh))

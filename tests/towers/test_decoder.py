@@ -97,6 +97,27 @@ def test_an_encoder_and_a_decoder_are_the_transformer_of_pytorch(placement):
     torch = pytest.importorskip("torch")
     encoder = dataclasses.replace(ENCODER, norm_placement=placement, activation="relu", norm_epsilon=1e-5, causal=False)
     config = dataclasses.replace(DECODER, encoder=dataclasses.replace(encoder, causal=True))
+    theirs = pytorch_transformer(placement)
+    state = {name: np.asarray(value) for name, value in theirs.state_dict().items()}
+    ours_encoder = Encoder(encoder, nnx.Rngs(0))
+    nnx.update(ours_encoder, from_torch(state, "encoder", {"self_attn": "attention"}, ["attention", "mlp"]))
+    ours = config.build(8, nnx.Rngs(0))
+    layers = {"self_attn": "attention", "multihead_attn": "source_attention"}
+    nnx.update(ours, from_torch(state, "decoder", layers, ["attention", "source", "mlp"]))
+    source = RANDOM.normal(size=(3, 5, 8)).astype(np.float32)
+    embedded = np.asarray(ours.tokens.embedding[...])[INPUTS] + np.asarray(ours.positions[...])
+    masks = {"src_key_padding_mask": ~PRESENT, "memory_key_padding_mask": ~PRESENT, "tgt_mask": ~np.tri(6, dtype=bool)}
+    with torch.no_grad():
+        inputs = torch.as_tensor(source), torch.as_tensor(embedded)
+        expected = theirs(*inputs, **{name: torch.as_tensor(mask) for name, mask in masks.items()}).numpy()
+    memory = ours_encoder(jnp.asarray(source), present=jnp.asarray(PRESENT)).tokens
+    found, _ = ours(jnp.asarray(INPUTS), ours.start(memory, jnp.asarray(PRESENT)))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def pytorch_transformer(placement):
+    """Returns PyTorch's encoder and decoder of 2 blocks of width 8, with random parameters."""
+    torch = pytest.importorskip("torch")
     layer = {"batch_first": True, "norm_first": placement == "before", "dropout": 0.0, "layer_norm_eps": 1e-5}
     layers = [kind(8, 2, 12, **layer) for kind in (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)]
     # A norm after the last block only where norms come before layers.
@@ -111,24 +132,10 @@ def test_an_encoder_and_a_decoder_are_the_transformer_of_pytorch(placement):
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.as_tensor(RANDOM.normal(size=parameter.shape) / 2))
-    state = {name: np.asarray(value) for name, value in theirs.state_dict().items()}
-    ours_encoder = Encoder(encoder, nnx.Rngs(0))
-    nnx.update(ours_encoder, _from_torch(state, "encoder", {"self_attn": "attention"}, ["attention", "mlp"]))
-    ours = config.build(8, nnx.Rngs(0))
-    layers = {"self_attn": "attention", "multihead_attn": "source_attention"}
-    nnx.update(ours, _from_torch(state, "decoder", layers, ["attention", "source", "mlp"]))
-    source = RANDOM.normal(size=(3, 5, 8)).astype(np.float32)
-    embedded = np.asarray(ours.tokens.embedding[...])[INPUTS] + np.asarray(ours.positions[...])
-    masks = {"src_key_padding_mask": ~PRESENT, "memory_key_padding_mask": ~PRESENT, "tgt_mask": ~np.tri(6, dtype=bool)}
-    with torch.no_grad():
-        inputs = torch.as_tensor(source), torch.as_tensor(embedded)
-        expected = theirs(*inputs, **{name: torch.as_tensor(mask) for name, mask in masks.items()}).numpy()
-    memory = ours_encoder(jnp.asarray(source), present=jnp.asarray(PRESENT)).tokens
-    found, _ = ours(jnp.asarray(INPUTS), ours.start(memory, jnp.asarray(PRESENT)))
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    return theirs
 
 
-def _from_torch(state, part, attentions, norms):
+def from_torch(state, part, attentions, norms):
     """Returns the blocks and the last norm of PyTorch's encoder or decoder as ours."""
 
     def layer(name):

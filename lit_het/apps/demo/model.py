@@ -19,6 +19,7 @@ from lit_het.runs.opening import Run, open_run
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.translation import TranslationTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.types import EvaluatedModel
 
@@ -170,6 +171,8 @@ def open_model(
     run = open_run(checkpoint, pretrained)
     if isinstance(run.task, ClassificationTask):
         raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower, or a decoder")
+    if isinstance(run.task, TranslationTask):
+        raise UserError(f"{checkpoint} translates texts, and the demo shows images; use lit-het translate")
     if isinstance(run.task, ContrastiveTask):
         model = run.model(calibrated=calibrated)
         return DemoModel(run, model, None if texts is None else index_captions(model, texts))

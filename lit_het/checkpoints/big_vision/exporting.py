@@ -84,7 +84,7 @@ def _check_text_tower(config: TextConfig | BertConfig) -> None:
         _check(config, {"pooler": False, "padding_id": 0})
         _check(config.encoder, {**_BERT_ENCODER, "num_heads": config.encoder.width // BERT_HEAD_SIZE})
     else:
-        _check(config, {"positions": "learned"})
+        _check(config, {"positions": "learned", "padding_token": None, "scaled_embedding": False})
         if config.pooling == "end_token":
             raise UserError("big_vision has no text tower with pooling = 'end_token'")
         _check(config.encoder, _ENCODER)

@@ -83,6 +83,10 @@ def write_megatron_bert(tower: TextConfig, params: Flat) -> WrittenTower:
 
 def _pre_norm_fields(tower: TextConfig, model: str) -> list[tuple[str, Any, Any]]:
     wanted = encoder_fields("text_tower", model, tower.encoder)
+    wanted += [
+        ("text_tower.padding_token", tower.padding_token, None),
+        ("text_tower.scaled_embedding", tower.scaled_embedding, False),
+    ]
     return wanted if tower.pooling in POOLINGS else [*wanted, ("text_tower.pooling", tower.pooling, "last")]
 
 

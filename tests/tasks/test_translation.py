@@ -1,0 +1,264 @@
+"""The translation task: an encoder and a decoder of the equations of Vaswani et al. 2017, in NumPy and in PyTorch."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import parameters
+from lit_het.errors import UserError
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
+from lit_het.tasks.base import Task
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.generation import Prompt, generate
+from lit_het.tasks.given_texts import next_tokens, text_log_probabilities
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.texts import GenerationConfig
+from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.positions import sinusoidal_positions
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.types import Batch
+from tests.towers.test_decoder import decode, from_torch, pytorch_transformer
+from tests.towers.test_forms import dense, encode
+
+BLOCKS = EncoderConfig(
+    width=8, depth=2, mlp_width=12, num_heads=2, activation="relu", norm_placement="after", norm_epsilon=1e-5
+)
+ENCODER = TextConfig(
+    11, 5, encoder=BLOCKS, pooling="none", positions="sinusoidal", padding_token=0, scaled_embedding=True
+)
+DECODER = DecoderConfig(
+    11, 6, dataclasses.replace(BLOCKS, causal=True), "sinusoidal", scaled_embedding=True, tied_output=True, dropout=0.0
+)
+APART = TranslationConfig(ENCODER, DECODER, loss=SoftmaxCrossEntropy(label_smoothing=0.1))
+SHARED = dataclasses.replace(APART, shared_embedding=True)
+RANDOM = np.random.default_rng(1)
+PRESENT = np.arange(5) < np.asarray([5, 2, 4, 1, 3, 5, 2, 0])[:, None]
+SOURCE = np.where(PRESENT, RANDOM.integers(2, 11, (8, 5)), 0).astype(np.int32)
+TARGET = np.arange(6) < np.asarray([6, 3, 4, 2, 5, 1, 6, 6])[:, None]
+TEXT = np.where(TARGET, RANDOM.integers(1, 11, (8, 6)), 0).astype(np.int32)
+VALID = np.asarray([True] * 7 + [False])
+BATCH = Batch(jnp.asarray(VALID), source=jnp.asarray(SOURCE), text=jnp.asarray(TEXT), text_target=jnp.asarray(TARGET))
+KEYS = keys_at(0, 0)
+
+
+@functools.cache
+def start(config=SHARED):
+    task = config.build()
+    random = np.random.default_rng(2)
+    flat = parameters.flatten(task.shapes)
+    return task, parameters.unflatten(
+        {path: jnp.asarray(random.normal(size=x.shape) / 2, jnp.float32) for path, x in flat.items()}
+    )
+
+
+@functools.cache
+def compiled(config):
+    return jax.jit(jax.value_and_grad(lambda params, batch, keys: start(config)[0].loss(params, batch, keys)[0]))
+
+
+def loss_of(config=SHARED, batch=BATCH, params=None, keys=KEYS):
+    return float(compiled(config)(start(config)[1] if params is None else params, batch, keys)[0])
+
+
+def log_p_by_the_equations(config):
+    """Returns the log-probability of every token ``[b l k]`` of valid rows, in float64."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), start(config)[1])
+    table = params["decoder" if config.shared_embedding else "text_tower"]["tokens"]["embedding"]
+    found = []
+    for source, present, text in zip(SOURCE[VALID], PRESENT[VALID], TEXT[VALID], strict=True):
+        embedded = table[source] * np.sqrt(8) + sinusoidal_positions(5, 8)
+        memory = encode(params["text_tower"]["encoder"], BLOCKS, embedded, present)
+        features = decode(params["decoder"], DECODER, np.asarray([0, *text[:-1]]), memory, present)
+        logits = dense({"kernel": params["decoder"]["tokens"]["embedding"].T, **params["head"]["logits"]}, features)
+        found.append(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("config", [SHARED, APART], ids=["shared", "apart"])
+def test_the_loss_is_that_of_the_equations_with_label_smoothing(config):
+    log_p, counted = log_p_by_the_equations(config), TARGET[VALID]
+    right = np.take_along_axis(log_p, TEXT[VALID][..., None], axis=2)[..., 0]
+    expected = -(0.9 * right + 0.1 * log_p.mean(axis=2))
+    assert loss_of(config) == pytest.approx(expected[counted].mean(), rel=1e-5)
+
+
+def test_given_translations_have_the_log_probabilities_of_the_equations():
+    task, params = start()
+    source = task.source(params, task.features(params, jnp.asarray(SOURCE[VALID])))
+    found = text_log_probabilities(task, params, source, jnp.asarray(TEXT[VALID]), jnp.asarray(TARGET[VALID]))
+    expected = np.take_along_axis(log_p_by_the_equations(SHARED), TEXT[VALID][..., None], axis=2)[..., 0]
+    np.testing.assert_allclose(found, np.where(TARGET[VALID], expected, 0), atol=1e-4)
+
+
+@pytest.mark.parametrize("placement", ["before", "after"])
+def test_the_model_is_the_transformer_of_pytorch(placement):
+    torch = pytest.importorskip("torch")
+    blocks = dataclasses.replace(BLOCKS, norm_placement=placement)
+    config = dataclasses.replace(
+        SHARED,
+        text_tower=dataclasses.replace(ENCODER, encoder=blocks),
+        decoder=dataclasses.replace(DECODER, encoder=dataclasses.replace(blocks, causal=True)),
+    )
+    theirs = pytorch_transformer(placement)
+    state = {name: np.asarray(value) for name, value in theirs.state_dict().items()}
+    task, params = start(config)
+    tokens, rows = params["decoder"]["tokens"], VALID
+    layers = {"self_attn": "attention", "multihead_attn": "source_attention"}
+    params = {
+        "text_tower": {"encoder": from_torch(state, "encoder", {"self_attn": "attention"}, ["attention", "mlp"])},
+        "decoder": {**from_torch(state, "decoder", layers, ["attention", "source", "mlp"]), "tokens": tokens},
+        "head": params["head"],
+    }
+    table = np.asarray(tokens["embedding"])
+    inputs = [
+        torch.as_tensor(table[ids] * np.float32(8**0.5) + sinusoidal_positions(ids.shape[1], 8))
+        for ids in (SOURCE[rows], np.pad(TEXT[rows, :-1], ((0, 0), (1, 0))))
+    ]
+    padding = torch.as_tensor(~PRESENT[rows])
+    masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+    with torch.no_grad():
+        features = theirs(*inputs, tgt_mask=torch.as_tensor(~np.tri(6, dtype=bool)), **masks).numpy()
+    expected = features @ table.T + np.asarray(params["head"]["logits"]["bias"])
+    samples = next_tokens(
+        task, params, task.source(params, jnp.asarray(SOURCE[rows], jnp.float32)), jnp.asarray(TEXT[rows]), None
+    )
+    found = samples.logits(samples.prepare(samples.features), None, jnp.arange(1))
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-4)
+
+
+def test_the_gradient_is_the_slope_of_the_loss():
+    smooth = dataclasses.replace(BLOCKS, activation="gelu")
+    config = dataclasses.replace(
+        SHARED,
+        text_tower=dataclasses.replace(ENCODER, encoder=smooth),
+        decoder=dataclasses.replace(DECODER, encoder=dataclasses.replace(smooth, causal=True)),
+    )
+    _, params = start(config)
+    gradient = compiled(config)(params, BATCH, KEYS)[1]
+    random = np.random.default_rng(4)
+    direction = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), jnp.float32), params)
+
+    def moved(part, step):
+        return {**params, part: jax.tree.map(lambda x, d: x + step * d, params[part], direction[part])}
+
+    for part in ("text_tower", "decoder", "head"):
+        products = jax.tree.map(lambda g, d: float(jnp.sum(g * d)), gradient[part], direction[part])
+        ends = [loss_of(config, params=moved(part, step)) for step in (1e-2, -1e-2)]
+        slope = (ends[0] - ends[1]) / 2e-2
+        assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=2e-2, abs=2e-3)
+
+
+def test_the_shared_embedding_has_the_gradients_of_source_and_target():
+    task, params = start()
+    assert isinstance(task, Task)
+    assert "tokens" not in params["text_tower"]
+    assert set(params["head"]["logits"]) == {"bias"}
+    tokens = params["decoder"]["tokens"]
+    apart = {**params, "text_tower": {**params["text_tower"], "tokens": tokens}}
+    assert loss_of(APART, params=apart) == pytest.approx(loss_of(), rel=1e-6)
+    gradients = [compiled(config)(some, BATCH, KEYS)[1] for config, some in ((SHARED, params), (APART, apart))]
+    total = sum(gradients[1][part]["tokens"]["embedding"] for part in ("text_tower", "decoder"))
+    np.testing.assert_allclose(gradients[0]["decoder"]["tokens"]["embedding"], total, atol=1e-5)
+
+
+def test_padding_of_the_source_is_not_seen():
+    longer = dataclasses.replace(SHARED, text_tower=dataclasses.replace(ENCODER, length=9))
+    batch = dataclasses.replace(BATCH, source=jnp.pad(SOURCE, ((0, 0), (0, 4))))
+    assert loss_of(longer, batch, start()[1]) == pytest.approx(loss_of(), rel=1e-6)
+
+
+def test_a_row_that_cannot_be_read_changes_nothing():
+    source = SOURCE.copy()
+    source[7] = 3
+    other = dataclasses.replace(BATCH, source=jnp.asarray(source), text=jnp.where(VALID[:, None], TEXT, 5))
+    assert loss_of(batch=other) == pytest.approx(loss_of(), rel=1e-6)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(compiled(SHARED)(start()[1], BATCH, KEYS)[1]))
+
+
+def test_the_encoder_drops_in_training_unless_it_is_locked():
+    config = dataclasses.replace(APART, text_tower=dataclasses.replace(ENCODER, dropout=0.3))
+    _, params = start(APART)
+    one, other = (loss_of(config, params=params, keys=keys_at(0, step)) for step in (0, 1))
+    assert len({one, other, loss_of(APART)}) == 3
+    assert loss_of(config, params=params) == one
+    locked = dataclasses.replace(config, locked=("text_tower/.*",))
+    assert loss_of(locked, params=params) == loss_of(APART)
+    unrolled = dataclasses.replace(config.text_tower, encoder=dataclasses.replace(BLOCKS, unrolled=True, remat="full"))
+    assert loss_of(dataclasses.replace(config, text_tower=unrolled), params=params) == pytest.approx(one, rel=1e-5)
+
+
+def test_eight_devices_give_the_loss_and_the_gradient_of_one():
+    config = dataclasses.replace(
+        SHARED, text_tower=dataclasses.replace(ENCODER, dropout=0.2), head=HetXLConfig(CovarianceConfig(3))
+    )
+    task, params = start(config)
+    expected = compiled(config)(params, BATCH, KEYS)
+    mesh = MeshConfig().build()
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, tree_shardings(params, mesh))
+        split = jax.device_put(BATCH, batch_sharding(mesh))
+        found = jax.jit(jax.value_and_grad(lambda params, batch: task.loss(params, batch, KEYS)[0]))(placed, split)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), found, expected)
+
+
+def test_beams_and_greedy_texts_do_not_depend_on_other_sources():
+    task, params = start()
+    prompt = Prompt(jnp.zeros((7, 0), jnp.int32), jnp.zeros(7, jnp.int32))
+    for num_texts in (1, 3):
+        how = GenerationConfig(num_tokens=5, num_texts=num_texts)
+        write = jax.jit(
+            lambda ids, prompt, how=how: generate(task, params, task.source(params, ids), prompt, how, end_token=1)
+        )
+        ids = jnp.asarray(SOURCE[VALID], jnp.float32)
+        together = write(ids, prompt)
+        alone = write(ids[2:3], jax.tree.map(lambda x: x[2:3], prompt))
+        np.testing.assert_array_equal(together.tokens[2:3], alone.tokens)
+        np.testing.assert_allclose(together.score[2:3], alone.score, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_tower": {"pooling": "mean"}}, "set task.text_tower.pooling to 'none', not 'mean'"),
+        ({"text_tower": {"padding_token": None}}, "set task.text_tower.padding_token to that of the tokenizer"),
+        (
+            {"text_tower": {"vocabulary_size": 12}, "shared_embedding": True},
+            "TranslationConfig: shared_embedding = True needs equal",
+        ),
+        ({"text_tower": {"dropout": 1.0}}, r"TextConfig: dropout = 1.0 is not in \[0, 1\)"),
+        ({"text_tower": {"layer_input": True}}, "pooling = 'none' has no embedding"),
+        (
+            {
+                "text_tower": {
+                    "dropout": 0.1,
+                    "encoder": dataclasses.replace(BLOCKS, experts=ExpertsConfig(num_blocks=1)),
+                }
+            },
+            "must be 0 beside experts",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    def changed():
+        tower = dataclasses.replace(ENCODER, **changes["text_tower"])
+        return dataclasses.replace(APART, **{**changes, "text_tower": tower})
+
+    with pytest.raises(UserError, match=message):
+        changed()
+
+
+def test_an_encoder_without_pooling_is_no_tower_of_an_image_text_model():
+    with pytest.raises(UserError, match=r"text_tower\.pooling = 'none' is for decoders"):
+        ContrastiveConfig(text_tower=TextConfig(pooling="none"))
+    with pytest.raises(UserError, match="no image tower: it translates texts"):
+        _ = SHARED.image_tower
