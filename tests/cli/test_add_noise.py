@@ -253,7 +253,7 @@ def test_a_wrong_place_of_captions_leaves_nothing_behind(capsys, deterministic, 
     given = ("--model", deterministic, "--data", pairs, "--output", tmp_path / "noisy", *SHORT)
     line = refusal(capsys, "add-noise", *given, "--captions", "txt/caption")
     assert "none of 100 captions can be read: " in line
-    assert "shard-000000.tar: key 0000: no caption in .txt" in line
+    assert "shard-000000.tar: key 0000: nothing in .txt" in line
     assert line.endswith("name their place with --captions")
     assert not (tmp_path / "noisy").exists()
     with tiny.untrained():

@@ -68,7 +68,7 @@ MISTAKES = {
     "long question": (("colour " * 40, ""), "tokens, too many for the decoder's 24 positions; shorten it"),
     "long question with answers": (("colour " * 40, "red, blue"), "tokens, too many for the decoder's 24 positions"),
     "endless question": (("?" * 10**6, ""), f"1,000,000 characters, and may have {MAX_CHARACTERS:,}; shorten it"),
-    "long answer": ((QUESTION, "red, " + "blue " * 30), "too many for the decoder's 24 with the prompt; shorten it"),
+    "long answer": ((QUESTION, "red, " + "blue " * 30), "that the prompt leaves; shorten it"),
     "no answers": ((QUESTION, " , ,"), "no answers; give a list of at least one"),
     "answers twice": ((QUESTION, "red, blue, red"), "answer 'red' is repeated; keep one"),
     "long answers twice": ((QUESTION, ",".join(["red" * 1000] * 2)), "is repeated; keep one"),

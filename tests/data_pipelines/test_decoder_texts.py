@@ -114,7 +114,7 @@ def test_long_texts_are_cut_before_their_end_token():
         ({"questions": [{"question": "how many?"}]}, "{question}", "not a question"),
         ({"questions": ["how many?"]}, "{question}", "not a question"),
         ({"questions": 5}, "{question}", "not a question"),
-        ({"other": []}, "{question}", "no caption in .json/questions"),
+        ({"other": []}, "{question}", "nothing in .json/questions"),
         ({"questions": QUESTIONS}, "a red word0 on {question}", "prompt too long"),
     ],
 )

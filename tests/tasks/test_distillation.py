@@ -190,7 +190,7 @@ def test_numbers_out_of_range_are_refused(changes, message):
         ),
         (
             {"image_tower": dataclasses.replace(TASK.image_tower, encoder=WITH_EXPERTS)},
-            "no experts",
+            "without experts",
         ),
     ],
 )

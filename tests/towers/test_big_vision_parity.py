@@ -45,7 +45,7 @@ def test_the_image_tower_equals_big_visions(name, pooling, positions, unrolled, 
         arrays["pos_embedding"] = np.zeros((1, 16, 16), np.float32)
     else:
         rectangle = sine_cosine_positions(4, 6, 16)
-    monkeypatch.setattr(ViT, "_positions", lambda self: jnp.asarray(rectangle))
+    monkeypatch.setattr(ViT, "_positions", lambda *_: jnp.asarray(rectangle))
 
     imported = read_big_vision(save(tmp_path / "vit.npz", arrays), image_size=16)
     config = image_tower(imported)
