@@ -27,6 +27,7 @@ from lit_het.paths import locate_config
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.distillation import DistillationConfig
 from lit_het.tasks.union import TaskConfig
 from lit_het.training.loop import Cadence
 
@@ -108,10 +109,15 @@ class ExperimentConfig:
             raise FieldError(self, "length", f"{self.length} must be a positive number of steps, examples or epochs")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise FieldError(self, "average_decay", f"{self.average_decay} must be at least 0 and below 1")
-        if isinstance(self.task, ContrastiveConfig) and self.task.distillation and self.average_decay is None:
+        if self.distillation is not None and self.average_decay is None:
             raise UserError("the teacher of task.distillation is the moving average: set average_decay, such as 0.996")
         require_at_least(0, self, "seed")
         require_choice(self, "on_nonfinite")
+
+    @property
+    def distillation(self) -> DistillationConfig | None:
+        """``task.distillation``; None also for tasks that have none."""
+        return self.task.distillation if isinstance(self.task, ContrastiveConfig) else None
 
 
 def load_module_config(path: Path) -> ExperimentConfig:

@@ -1,7 +1,6 @@
 """Decoders as evaluators use them: texts about the images of a set, without noise and with it."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,6 +33,7 @@ class Decoder:
         writer: the trained decoder.
         generation: how texts are written.
         candidates: texts to choose among in place of writing; None to write.
+        least_tokens: see `least_tokens`.
         samples: S, the noise samples of each token; 0 for none.
         seed: of the noise and of sampling.
         size: texts at a time.
@@ -42,6 +42,7 @@ class Decoder:
     writer: TextWriter
     generation: GenerationConfig
     candidates: tuple[str, ...] | None
+    least_tokens: int
     samples: int
     seed: int
     size: int
@@ -50,7 +51,7 @@ class Decoder:
         self,
         features: Float[np.ndarray, "n f"],
         prompts: Sequence[str],
-        rooms: Sequence[int],
+        max_new_tokens: Sequence[int],
         numbers: Int[np.ndarray, " n"],
     ) -> list[Written]:
         """Returns the best text about each image, or its most probable candidate; an empty one where none fits.
@@ -58,28 +59,23 @@ class Decoder:
         Args:
             features: of the images.
             prompts: of the texts.
-            rooms: the tokens that fit behind each prompt.
+            max_new_tokens: the tokens that fit behind each prompt.
             numbers: of the texts in the set; sampling depends on them.
         """
         found: list[Written] = [NO_TEXT] * len(prompts)
+        fits = np.array(max_new_tokens) >= self.least_tokens
+        if self.candidates is not None:
+            for row in map(int, np.flatnonzero(fits)):
+                found[row] = self._chosen(self.candidates, features[row], prompts[row])
+            return found
         # Those with equal limits at a time: a long prompt must not shorten the texts behind others.
-        limits = np.minimum(rooms, self.generation.num_tokens)
-        for limit in np.unique(limits[np.array(rooms) >= self.least_room]):
-            group = np.flatnonzero(limits == limit)
-            written = self._written if self.candidates is None else self._chosen
-            texts = written(features[group], [prompts[int(row)] for row in group], int(limit), numbers[group])
-            for row, text in zip(group, texts, strict=True):
-                found[int(row)] = text
+        limits = np.minimum(max_new_tokens, self.generation.num_tokens)
+        for limit in map(int, np.unique(limits[fits])):
+            rows = np.flatnonzero(limits == limit)
+            texts = self._written(features[rows], [prompts[int(row)] for row in rows], limit, numbers[rows])
+            for row, text in zip(map(int, rows), texts, strict=True):
+                found[row] = text
         return found
-
-    @functools.cached_property
-    def least_room(self) -> int:
-        """The tokens that must fit behind a prompt: of the longest candidate, or of an empty text and its end.
-
-        Raises:
-            UserError: a candidate is empty, or two have the same tokens.
-        """
-        return 2 if self.candidates is None else self.writer.check_answers(self.candidates)
 
     def predict(
         self,
@@ -119,17 +115,11 @@ class Decoder:
             found += [of_image[0] for of_image in texts[:count]]
         return found
 
-    def _chosen(
-        self, features: Float[np.ndarray, "n f"], prompts: Sequence[str], _: int, __: Int[np.ndarray, " n"]
-    ) -> list[Written]:
-        """Returns the most probable candidate about each image, with its share of the probability of all."""
-        assert self.candidates is not None
-        found = []
-        for row, prompt in zip(features, prompts, strict=True):
-            ranked = self.writer.rank(row, prompt, self.candidates, samples=self.samples, seed=self.seed, bands=False)
-            shares = special.log_softmax([text.log_p for text in ranked])
-            found.append(dataclasses.replace(ranked[0], log_p=float(shares[0])))
-        return found
+    def _chosen(self, candidates: tuple[str, ...], features: Float[np.ndarray, " f"], prompt: str) -> Written:
+        """Returns the most probable candidate, with its share of the probability of all."""
+        ranked = self.writer.rank(features, prompt, candidates, samples=self.samples, seed=self.seed, bands=False)
+        shares = special.log_softmax([text.log_p for text in ranked])
+        return dataclasses.replace(ranked[0], log_p=float(shares[0]))
 
     def _blocks(self, count: int) -> Iterator[tuple[Int[np.ndarray, " size"], int]]:
         """Yields rows, of which the first so many count; the others fill the block."""
@@ -196,11 +186,20 @@ def decoders_of(
         samples: S.
         seed: of the noise and of sampling.
     """
-    size = _TEXTS * writer.features.num_shards
-    found = {PLAIN: Decoder(writer, generation, candidates, 0, seed, size)}
+    least, size = least_tokens(writer, candidates), _TEXTS * writer.features.num_shards
+    found = {PLAIN: Decoder(writer, generation, candidates, least, 0, seed, size)}
     if writer.check_samples(samples_of(writer, samples)):
-        found[NOISY] = Decoder(writer, generation, candidates, samples, seed, size)
+        found[NOISY] = Decoder(writer, generation, candidates, least, samples, seed, size)
     return found
+
+
+def least_tokens(writer: TextWriter, candidates: tuple[str, ...] | None) -> int:
+    """Returns how many tokens must fit behind a prompt: of the longest candidate, or a token and the end of a text.
+
+    Raises:
+        UserError: a candidate is empty, or two have the same tokens.
+    """
+    return 2 if candidates is None else writer.check_answers(candidates)
 
 
 def evaluation_of(

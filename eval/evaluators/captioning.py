@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_het.errors import UserError
 from lit_het.eval.caption_metrics import tokenize
-from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, writer_of
+from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, least_tokens, writer_of
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.significance import standard_error
@@ -36,9 +36,9 @@ class Captioning:
             UserError: it does not, or not for a candidate; or S is odd where noise comes in pairs.
         """
         writer = writer_of(model, self.samples)
-        room = writer.max_new_tokens(self._prompt(writer))
-        if self.candidates is not None and (longest := writer.check_answers(self.candidates)) > room:
-            raise UserError(f"a candidate has {longest} tokens, and the prompt leaves {room}; shorten it")
+        most = writer.max_new_tokens(self._prompt(writer))
+        if (longest := least_tokens(writer, self.candidates)) > most:
+            raise UserError(f"a candidate has {longest} tokens, and the prompt leaves {most}; shorten it")
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.text_scores`, and ``exact_match`` of any of an image's true captions.
@@ -51,7 +51,7 @@ class Captioning:
         writer = writer_of(model, self.samples)
         prompt = self._prompt(writer)
         decoders = decoders_of(writer, self.generation, self.candidates, self.samples, self.seed)
-        room = writer.max_new_tokens(prompt)
+        most = writer.max_new_tokens(prompt)
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         tokens: dict[str, list[TokenResult]] = {part: [] for part in decoders}
         positions: list[int] = []
@@ -60,7 +60,7 @@ class Captioning:
             owner = np.repeat(np.arange(len(captions)), [len(of_image) for of_image in captions])
             texts = [text for of_image in captions for text in of_image]
             for part, decoder in decoders.items():
-                of_all = [prompt] * len(captions), [room] * len(captions)
+                of_all = [prompt] * len(captions), [most] * len(captions)
                 written[part] += decoder.texts(features.values, *of_all, features.positions)
                 tokens[part].append(decoder.predict(features.values, prompt, texts, owner, features.positions))
             positions += features.positions.tolist()

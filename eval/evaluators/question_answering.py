@@ -11,7 +11,7 @@ from lit_het.data_pipelines.captions import Question, member_of, questions_in
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.errors import MissingText, UserError, counted
 from lit_het.eval.answer_metrics import AnswerFigure, anls, exact_match, vqa_accuracy
-from lit_het.eval.decoders import PLAIN, Decoder, ScoredTexts, decoders_of, evaluation_of, writer_of
+from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, least_tokens, writer_of
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.significance import standard_error
@@ -38,9 +38,9 @@ class QuestionAnswering:
             UserError: it does not, or no question leaves room; or S is odd where noise comes in pairs.
         """
         writer = writer_of(model, self.samples)
-        least = self._decoders(writer)[PLAIN].least_room
+        least = least_tokens(writer, self.candidates)
         texts = [question.question for of_image in self.questions for question in of_image]
-        too_long = [text for text in texts if _room(writer, text) < least]
+        too_long = [text for text in texts if _max_new_tokens(writer, writer.question_prompt(text)) < least]
         if len(too_long) == len(texts):
             raise UserError(f"{self.opened.config.name}: no question leaves room for the {least} tokens of an answer")
         if too_long:
@@ -59,10 +59,10 @@ class QuestionAnswering:
             UserError: as `check`.
         """
         writer = writer_of(model, self.samples)
-        decoders = self._decoders(writer)
+        decoders = decoders_of(writer, self.generation, self.candidates, self.samples, self.seed)
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         # The number of each question in the set, whatever images cannot be read.
-        first = np.cumsum([0, *(len(of_image) for of_image in self.questions)])
+        first: list[int] = np.cumsum([0, *(len(of_image) for of_image in self.questions)]).tolist()
         asked: list[Question] = []
         positions: list[int] = []
         for features in self.opened.stream(writer.features):
@@ -70,11 +70,12 @@ class QuestionAnswering:
             owner = np.repeat(np.arange(len(questions)), [len(of_image) for of_image in questions])
             some = [question for of_image in questions for question in of_image]
             prompts = [writer.question_prompt(question.question) for question in some]
-            rooms = [_room(writer, question.question) for question in some]
-            numbers = np.array([first[position] for position in features.positions])[owner]
-            numbers += np.concatenate([np.arange(len(of_image)) for of_image in questions])
+            most = [_max_new_tokens(writer, prompt) for prompt in prompts]
+            numbers = np.concatenate(
+                [np.arange(first[place], first[place + 1]) for place in map(int, features.positions)]
+            )
             for part, decoder in decoders.items():
-                written[part] += decoder.texts(features.values[owner], prompts, rooms, numbers)
+                written[part] += decoder.texts(features.values[owner], prompts, most, numbers)
             asked += some
             positions += features.positions[owner].tolist()
         if not asked:
@@ -82,9 +83,6 @@ class QuestionAnswering:
         parts = {part: self._scored(written[part], asked, positions) for part in decoders}
         titles = [f"{question.question} {' / '.join(dict.fromkeys(question.answers))}" for question in asked]
         return evaluation_of("question_answering", self.opened, positions, titles, parts, writer)
-
-    def _decoders(self, writer: TextWriter) -> dict[str, Decoder]:
-        return decoders_of(writer, self.generation, self.candidates, self.samples, self.seed)
 
     def _scored(self, written: Sequence[Written], asked: Sequence[Question], positions: Sequence[int]) -> ScoredTexts:
         name, image = self.figure, np.array(positions)
@@ -96,10 +94,10 @@ class QuestionAnswering:
         return ScoredTexts.of(written, right, positions, (found, errors))
 
 
-def _room(writer: TextWriter, question: str) -> int:
-    """Returns the tokens that fit behind a question; 0 for one that leaves no room."""
+def _max_new_tokens(writer: TextWriter, prompt: str) -> int:
+    """Returns the tokens that fit behind a prompt; 0 if none does."""
     try:
-        return writer.max_new_tokens(writer.question_prompt(question))
+        return writer.max_new_tokens(prompt)
     except UserError:
         return 0
 

@@ -131,11 +131,7 @@ def translate(
     model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
     found = model.translate(written, prompt, samples=samples, seed=seed, **generation)
     if as_json:
-        rows = [
-            {"source": text, "texts": [dataclasses.asdict(one) for one in texts]}
-            for text, texts in zip(written, found, strict=True)
-        ]
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        _print_json("source", written, found)
         return
     best = iter(of_text[0].text for of_text in found)
     for line in lines:
@@ -146,16 +142,20 @@ def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written
     # The temperature of an image-text model is not one of the tokens that its decoder writes.
     calibration = model.calibration if isinstance(model.run.task, WritingTask) else "not calibrated"
     if as_json:
-        rows = [
-            {"image": image, "texts": [dataclasses.asdict(text) for text in texts], "calibration": calibration}
-            for image, texts in zip(images, found, strict=True)
-        ]
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        _print_json("image", images, found, calibration=calibration)
         return
     console = Console()
     for image, texts in zip(images, found, strict=True):
         console.print(table_of(image, texts))
     console.print(Text(calibration, style="italic"))
+
+
+def _print_json(kind: str, names: Sequence[str], found: Sequence[Sequence[Written]], **others: str) -> None:
+    rows = [
+        {kind: name, "texts": [dataclasses.asdict(text) for text in texts], **others}
+        for name, texts in zip(names, found, strict=True)
+    ]
+    print(json.dumps(rows, indent=1, ensure_ascii=False))
 
 
 def table_of(image: str, texts: Sequence[Written]) -> Table:

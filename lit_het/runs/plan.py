@@ -88,8 +88,6 @@ class Step:
         sharding.check_batch_size(config.data.batch_size, mesh)
         self.config, self.mesh = config, mesh
         self._task = config.task.build()
-        # As from the step on where its losses begin.
-        self._distillation = config.task.distillation if isinstance(config.task, ContrastiveConfig) else None
         self.optimizer = config.optimizer.build(
             config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
         )
@@ -164,7 +162,7 @@ class Step:
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
         params, keys = parameters.merge(locked, trainable), keys_at(self.config.seed, 0)
         loss = self._task.loss(params, batch, keys)[0]
-        if self._distillation is not None:
+        if self.config.distillation is not None:  # as from the step on where its losses begin
             assert isinstance(self._task, DistillingTask)
             loss = loss + self._task.distillation_loss(params, params, batch, keys)[0]
         return loss
@@ -212,7 +210,7 @@ class Step:
             self.optimizer,
             config.seed,
             config.average_decay,
-            distilled_from=None if self._distillation is None else 0,
+            distilled_from=None if config.distillation is None else 0,
             skips_nonfinite=config.on_nonfinite == "skip",
             signal_to_noise=config.optimizer.signal_to_noise,
         )

@@ -45,7 +45,6 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
@@ -178,7 +177,7 @@ def _train_on(
 
 def distilled_from(config: ExperimentConfig, run: RunLength) -> int | None:
     """Returns the first step with the losses of ``task.distillation``; None without them."""
-    found = config.task.distillation if isinstance(config.task, ContrastiveConfig) else None
+    found = config.distillation
     return None if found is None else run.steps(found.start, "task.distillation.start")
 
 

@@ -160,10 +160,10 @@ class Writer:
     ) -> list[Written]:
         """Returns given answers about an image, the most probable first, see `lit_het.texts.TextWriter`."""
         samples, key = self.check_samples(samples), _key(seed)
-        before, room, rows = self._tokens_of(prompt), self.max_new_tokens(prompt), self._answers(answers)
-        if too_long := [answer for answer, ids in zip(answers, rows, strict=True) if len(ids) > room]:
+        before, most, rows = self._tokens_of(prompt), self.max_new_tokens(prompt), self._answers(answers)
+        if too_long := [answer for answer, ids in zip(answers, rows, strict=True) if len(ids) > most]:
             raise UserError(
-                f"answer {too_long[0][:100]!r} has more than the {room - 1} tokens that the prompt leaves; shorten it"
+                f"answer {too_long[0][:100]!r} has more than the {most - 1} tokens that the prompt leaves; shorten it"
             )
         log_p = self._log_p(features, before, rows, samples, key)
         of_tokens = self._bands(features, before, rows, samples if bands else 0, key)

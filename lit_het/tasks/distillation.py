@@ -5,14 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
-from lit_het import sharding
 from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.losses.base import weights
 from lit_het.losses.distillation import prototype_cross_entropy
 from lit_het.random import Keys
+from lit_het.tasks.masking import random_patches
 from lit_het.tasks.views import random_views
 from lit_het.towers.layers import linear
 from lit_het.towers.resnet import ResNetConfig
@@ -161,29 +161,20 @@ def distillation_loss(
         loss = loss + config.weight * value
     if config.masked_weight:
         masked = masked_patches(of_mask, config.masked, len(whole), tower.num_patches)
-        tokens = student[0](whole, masked=masked, mask_token=student[1].mask_token[...]).tokens
+        is_masked = (masked[:, :, None] == jnp.arange(tower.num_patches)[None, None]).any(axis=1)
+        tokens = student[0](whole, masked=is_masked, mask_token=student[1].mask_token[...]).tokens
         heads = student[1].patch_head, teacher[1].patch_head
-        at_mask = (_chosen(x[:, -tower.num_patches :], masked, config.masked) for x in (tokens, target.tokens))
-        value, found = _compared(config, heads, tuple(at_mask), share)
+        of_patches = (x[:, -tower.num_patches :] for x in (tokens, target.tokens))
+        at_mask = tuple(jnp.take_along_axis(x, masked[:, :, None], axis=1) for x in of_patches)
+        value, found = _compared(config, heads, at_mask, share)
         metrics |= {"masked_prediction_loss": value, **{f"patch_{name}": figure for name, figure in found.items()}}
         loss = loss + config.masked_weight * value
     return loss, metrics
 
 
-def masked_patches(key: Key[Array, ""], share: float, num_images: int, num_patches: int) -> Bool[Array, "b n"]:
-    """Returns which patches of each image are masked, an equal number in each."""
-    rank = jnp.argsort(jnp.argsort(jax.random.uniform(key, (num_images, num_patches)), axis=1), axis=1)
-    return sharding.as_batch(rank < _num_masked(share, num_patches))
-
-
-def _num_masked(share: float, num_patches: int) -> int:
-    return max(1, int(share * num_patches))
-
-
-def _chosen(tokens: Float[Array, "b n d"], masked: Bool[Array, "b n"], share: float) -> Float[Array, "b v d"]:
-    """Returns the tokens of masked patches."""
-    first = jnp.argsort(~masked, axis=1)[:, : _num_masked(share, masked.shape[1])]
-    return jnp.take_along_axis(tokens, first[:, :, None], axis=1)
+def masked_patches(key: Key[Array, ""], share: float, num_images: int, num_patches: int) -> Int[Array, "b v"]:
+    """Returns the numbers of the patches of each image that are masked, equally many of each."""
+    return random_patches(key, num_images, num_patches, max(1, int(share * num_patches)))
 
 
 def _compared(

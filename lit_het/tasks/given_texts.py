@@ -25,8 +25,7 @@ def next_tokens(
     params: Params,
     source: Source,
     text: Int[Array, "bt l"],
-    key: Key[Array, ""] | None,
-    num_samples: int | None = None,
+    noise: tuple[Key[Array, ""], int] | None = None,
 ) -> LogitSamples:
     """Returns samples of the logits of every token of texts, given the tokens before it.
 
@@ -35,13 +34,12 @@ def next_tokens(
         params: its parameters.
         source: tokens of the images, or of the texts to translate.
         text: t texts of each source, adjacent.
-        key: random key of the noise; None for one sample without noise.
-        num_samples: S; None for that of training.
+        noise: random key and S; None for one sample without noise.
 
     Returns:
         Rows are the l tokens of each text.
     """
-    model = task.model(params)
+    model, (key, num_samples) = task.model(params), noise or (None, None)
     state = model.decoder.start(*source, num_texts=len(text) // len(source.tokens))
     features, _ = model.decoder(shifted(text), state)
     samples = in_blocks(
@@ -85,7 +83,7 @@ def text_log_probabilities(
     """
     if fitted is not None:
         return jnp.where(target, token_predictions(task, params, source, text, noise, fitted).log_p, 0.0)
-    samples = next_tokens(task, params, source, text, *(noise or (None, None)))
+    samples = next_tokens(task, params, source, text, noise)
     return jnp.where(target, label_log_probabilities(samples, text.reshape(-1)).reshape(text.shape), 0.0)
 
 
@@ -127,7 +125,7 @@ def token_predictions(
         of_token = jnp.take_along_axis(log_p, token[:, None], axis=1)[:, 0]
         return Predicted(of_token, log_p.max(axis=1), jnp.argmax(log_p, axis=1) == token)
 
-    return _by_token(next_tokens(task, params, source, text, *(noise or (None, None))), text, predicted)
+    return _by_token(next_tokens(task, params, source, text, noise), text, predicted)
 
 
 def token_log_probabilities(
@@ -141,7 +139,7 @@ def token_log_probabilities(
 
     Arguments as of `token_predictions`; they are as trained.
     """
-    samples = next_tokens(task, params, source, text, *(noise or (None, None)))
+    samples = next_tokens(task, params, source, text, noise)
     return _by_token(samples, text, lambda some, _: mean_log_p(some, None))
 
 
@@ -171,7 +169,7 @@ def token_probabilities(
         p = jax.nn.softmax(logits if fitted is None else logits / fitted)
         return jnp.take_along_axis(p, token[:, None, None], axis=2)[:, :, 0]
 
-    return _by_token(next_tokens(task, params, source, text, *(noise or (None, None))), text, probabilities)
+    return _by_token(next_tokens(task, params, source, text, noise), text, probabilities)
 
 
 def _by_token(samples: LogitSamples, text: Int[Array, "bt l"], of_block: Callable[[LogitSamples, Array], Any]) -> Any:

@@ -75,10 +75,15 @@ class MaskingConfig:
     def kept_patches(self, key: Key[Array, ""], num_images: int, num_patches: int) -> Int[Array, "n _"]:
         """Returns random numbers of the patches of each image that are left."""
         count = max(1, num_patches - int(self.masked * num_patches))
-        order = jnp.argsort(jax.random.uniform(key, (num_images, num_patches)), axis=1)
-        return sharding.as_batch(jnp.sort(order[:, :count], axis=1))
+        return random_patches(key, num_images, num_patches, count)
 
     def masked_text(self, key: Key[Array, ""], text: Int[Array, "n l"]) -> Int[Array, "n l"]:
         """Returns token ids with random words replaced; padding stays."""
         chosen = jax.random.bernoulli(key, self.masked, text.shape) & (text != self.padding_token)
         return jnp.where(chosen, self.mask_token, text)
+
+
+def random_patches(key: Key[Array, ""], num_images: int, num_patches: int, count: int) -> Int[Array, "n count"]:
+    """Returns random numbers of ``count`` patches of each image, in ascending order."""
+    order = jnp.argsort(jax.random.uniform(key, (num_images, num_patches)), axis=1)
+    return sharding.as_batch(jnp.sort(order[:, :count], axis=1))

@@ -62,7 +62,8 @@ def test_both_losses_equal_their_definition():
     of_whole, of_parts, of_mask = jax.random.split(KEYS("distillation"), 3)
     whole = random_views(of_whole, image, 1, 8, config.global_areas)
     parts = random_views(of_parts, image, 2, 4, config.view_areas).reshape(16, 2, 4, 4, 3)
-    masked = np.asarray(masked_patches(of_mask, 0.5, 16, 4))
+    masked = np.zeros((16, 4), bool)
+    np.put_along_axis(masked, np.asarray(masked_patches(of_mask, 0.5, 16, 4)), True, axis=1)
     assert (masked.sum(axis=1) == 2).all()
     share, target = weights(jnp.asarray(BATCH.valid)), teacher.image_tower(whole)
 
