@@ -18,16 +18,19 @@ from lit_het import parameters, untrusted
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.tokenizers import TokenizerConfig
-from lit_het.durations import Duration
+from lit_het.durations import Duration, RunLength
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically
+from lit_het.held_out import group
 from lit_het.optimizers import Optimizer
 from lit_het.paths import locate_config
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
+from lit_het.tasks.base import Gradient
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.distillation import DistillationConfig
+from lit_het.tasks.temperature_gradient import TemperatureGradient, held_out_fraction
 from lit_het.tasks.union import TaskConfig
 from lit_het.training.loop import Cadence
 
@@ -113,11 +116,31 @@ class ExperimentConfig:
             raise UserError("the teacher of task.distillation is the moving average: set average_decay, such as 0.996")
         require_at_least(0, self, "seed")
         require_choice(self, "on_nonfinite")
+        if self.held_out is not None:
+            group(self.data.batch_size, self.held_out)
 
     @property
     def distillation(self) -> DistillationConfig | None:
         """``task.distillation``; None also for tasks that have none."""
         return self.task.distillation if isinstance(self.task, ContrastiveConfig) else None
+
+    @property
+    def held_out(self) -> float | None:
+        """The fraction of every batch that is held out for ``task.temperature_gradient``; None without it."""
+        return held_out_fraction(self._temperature_gradient, self.data.held_out_share)
+
+    @property
+    def _temperature_gradient(self) -> TemperatureGradient | None:
+        return getattr(self.task, "temperature_gradient", None)
+
+    def gradient_of(self, run: RunLength) -> Gradient | None:
+        """Returns the gradient of `make_train_step` for a run; None for that of the loss.
+
+        Raises:
+            UserError: the schedule does not fit the run.
+        """
+        found, fraction = self._temperature_gradient, self.held_out
+        return None if found is None or fraction is None else found.build(fraction, self.schedule.build(run))
 
 
 def load_module_config(path: Path) -> ExperimentConfig:

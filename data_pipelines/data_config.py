@@ -24,6 +24,7 @@ class WeightedShards:
         weight: samples of this set for each one of the `LoaderConfig`'s own shards.
         portion: of its samples.
         captions, prompt: as those of a `LoaderConfig`; None takes its own.
+        held_out: whether its samples are the rows of every batch that ``task.temperature_gradient`` holds out.
     """
 
     shards: tuple[str, ...]
@@ -31,6 +32,7 @@ class WeightedShards:
     portion: Portion = ALL
     captions: str | None = None
     prompt: str | None = None
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
@@ -142,6 +144,8 @@ class LoaderConfig:
             )
         if self.source is not None and (self.embeddings or self.text_embeddings):
             raise UserError("LoaderConfig: `source` is read in place of images; leave out the embeddings")
+        if len(self._held_out) > 1:
+            raise UserError("LoaderConfig: only one data set of the mixture can be held_out; list its shards in one")
         if self.stream is not None:
             for field in ("portion", "suspects", "mixture", "shuffle", "window", "embeddings", "text_embeddings"):
                 if getattr(self, field) != getattr(LoaderConfig, field):
@@ -151,6 +155,16 @@ class LoaderConfig:
     def training(self) -> Training:
         """The preprocessing of training images."""
         return Training(self.preprocessing, self.crop, self.augmentations)
+
+    @property
+    def _held_out(self) -> list[WeightedShards]:
+        return [one for one in self.mixture if one.held_out]
+
+    @property
+    def held_out_share(self) -> float | None:
+        """The share of the samples that are from the data set that is held out; None if there is none."""
+        weights = [one.weight for one in self._held_out]
+        return weights[0] / (1 + sum(one.weight for one in self.mixture)) if weights else None
 
     @property
     def texts(self) -> list[TextPlace]:

@@ -34,11 +34,12 @@ from lit_het.data_pipelines.captions import member_of
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.order import Chosen, Mixed, Order, Sequential, Shuffled, WindowShuffled
+from lit_het.data_pipelines.order import Chosen, HeldOut, Mixed, Order, Sequential, Shuffled, WindowShuffled
 from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, without
 from lit_het.data_pipelines.storage import Unreadable, absolute
 from lit_het.data_pipelines.tables import ShardTable
 from lit_het.errors import UserError, counted
+from lit_het.held_out import group
 from lit_het.types import Batch
 
 if TYPE_CHECKING:
@@ -307,7 +308,18 @@ def _order(
         first += num_samples
     if not config.mixture:
         return orders[0], ConcatenatedRanges(ranges)
-    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)]), ConcatenatedRanges(ranges)
+    return _mixed(config, orders), ConcatenatedRanges(ranges)
+
+
+def _mixed(config: LoaderConfig, orders: Sequence[Order]) -> Order:
+    """Returns the order of a mixture, from those of its data sets."""
+    sets = list(zip([1.0, *(one.weight for one in config.mixture)], orders, strict=True))
+    if config.held_out_share is None:
+        return Mixed(orders, [weight for weight, _ in sets])
+    is_held_out = [False, *(one.held_out for one in config.mixture)]
+    others = [one for one, is_apart in zip(sets, is_held_out, strict=True) if not is_apart]
+    order = Mixed([order for _, order in others], [weight for weight, _ in others]) if len(others) > 1 else orders[0]
+    return HeldOut(order, orders[is_held_out.index(True)], *group(config.batch_size, config.held_out_share))
 
 
 def _suspects(config: LoaderConfig, index: ShardIndex, shards: Sequence[str]) -> Int[np.ndarray, " n"]:

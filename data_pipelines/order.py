@@ -112,6 +112,30 @@ class WindowShuffled:
         return cast(Order, grain.MapDataset.range(size).shuffle(_hashed(self._seed, epoch, window)))
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """One order for the last few positions of every group, and another for the rest (`lit_het.held_out`).
+
+    Attributes:
+        order: for the rest.
+        held_out: for the last positions.
+        size: positions of a group.
+        count: how many of them are the last ones.
+    """
+
+    order: Order
+    held_out: Order
+    size: int
+    count: int
+
+    def __getitem__(self, position: int) -> int:
+        number, place = divmod(position, self.size)
+        rest = self.size - self.count
+        if place < rest:
+            return self.order[number * rest + place]
+        return self.held_out[number * self.count + place - rest]
+
+
 class Mixed:
     """Interleaves several streams in fixed proportions; each stream is consumed in its own order.
 

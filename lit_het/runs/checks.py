@@ -245,16 +245,18 @@ def check_embeddings(
     for side, inputs, flag, stored, fingerprint in sides:
         if stored is None:
             continue
-        if isinstance(task, ClassificationTask) or (side == "text" and isinstance(task, CaptioningTask)):
-            raise UserError(
-                f"{'a classifier' if side == 'image' else 'the model'} is trained on {inputs}; leave out --data.{flag}"
-            )
+        if side == "text" and isinstance(task, ClassificationTask | CaptioningTask):
+            raise UserError(f"the model is trained on {inputs}; leave out --data.{flag}")
         if f"{side}_tower" in task.trained:
             raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")
         if isinstance(task, ContrastiveTask) and task.config.captioner is not None:
             raise UserError(f"--task.captioner reads {inputs}; leave it out, or leave out --data.{flag}")
         if side == "image" and isinstance(task, ContrastiveTask) and task.config.mixing is not None:
             raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
+        if isinstance(task, ClassificationTask) and (task.config.mixup or task.config.mimo):
+            raise UserError(
+                "--task.mixup and --task.mimo put the pixels of images together; leave them out, or --data.embeddings"
+            )
         if isinstance(task, CaptioningTask) and not stored.recipe.num_tokens:
             raise UserError(
                 f"{stored.address} holds {stored.recipe.kind}, and a decoder reads tokens; embed again with --tokens "

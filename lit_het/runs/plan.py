@@ -210,6 +210,7 @@ class Step:
             self.optimizer,
             config.seed,
             config.average_decay,
+            gradient_of=config.gradient_of(_ANY_LENGTH),
             distilled_from=None if config.distillation is None else 0,
             skips_nonfinite=config.on_nonfinite == "skip",
             signal_to_noise=config.optimizer.signal_to_noise,

@@ -1,18 +1,26 @@
 """The protocol of tasks, all that the training loop uses of one."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from lit_het import parameters
 from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.optimizers import ParameterGroup
 from lit_het.random import Keys
 from lit_het.types import Batch, Metrics, Params
+
+Loss: TypeAlias = Callable[[Params, Batch, Keys], tuple[Float[Array, ""], Metrics]]
+"""The loss of trainable parameters on a batch, and metrics."""
+
+LossAndGradient: TypeAlias = tuple[tuple[Float[Array, ""], Metrics], Params]
+
+Gradient: TypeAlias = Callable[[Loss, Params, Batch, Keys, Int[Array, ""]], LossAndGradient]
+"""Arguments are a loss, its arguments, and the number of the step."""
 
 
 @runtime_checkable

@@ -25,8 +25,9 @@ from lit_het.tasks.base import layers_above_towers, learning_rate_groups, traine
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.mimo import MimoConfig
 from lit_het.tasks.quantities import ImageClassifier
+from lit_het.tasks.temperature_gradient import TemperatureGradient, check_temperature
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, LogitSamples, Metrics, Params
+from lit_het.types import Batch, LogitSamples, Metrics, Params, TowerOutput
 
 ClassificationHeadConfig: TypeAlias = HetXLConfig | HetConfig | HetHConfig | DeterministicConfig
 
@@ -49,6 +50,7 @@ class ClassificationConfig:
             the loss of their mean prediction (e3 App. C.1).
         mimo: how the inputs of a tower with several are drawn; each has a head.
         microbatches: number of parts of a batch that are processed by the tower in turn, to save memory.
+        temperature_gradient: how held-out rows train τ; None trains it like any parameter.
 
     Raises:
         UserError: no classes, an α below 0, ensemble members that are averaged before the head, inputs of the tower
@@ -65,6 +67,7 @@ class ClassificationConfig:
     member_loss: Literal["mean", "joint"] = "mean"
     mimo: MimoConfig | None = None
     microbatches: int = 1
+    temperature_gradient: TemperatureGradient | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_classes", "num_heads", "microbatches")
@@ -130,6 +133,7 @@ class ClassificationTask:
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
+        check_temperature(config.temperature_gradient, self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = self.features.num_members * config.num_heads
 
@@ -143,10 +147,9 @@ class ClassificationTask:
 
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss over valid rows, and metrics."""
-        assert batch.image is not None
         assert batch.label is not None
         self.check_label_shape(batch.label.shape)
-        image, target = batch.image, self.config.loss.targets(batch.label, self.config.num_classes)
+        image, target = batch.view, self.config.loss.targets(batch.label, self.config.num_classes)
         weight = batch.weight
         if self.config.mixup:
             own = mixup.draw_weight(keys("mixup"), self.config.mixup, batch.valid)
@@ -157,8 +160,7 @@ class ClassificationTask:
             inputs = mimo.draw_inputs(keys("mimo"), self.config.mimo, len(image), self.config.num_heads)
             image, rows = mimo.side_by_side(image, inputs), mimo.of_inputs(*rows, inputs)
         model = self._model(params)
-        key = keys("routing") if "image_tower" in self.trained else None
-        output = microbatches.apply(model.image_tower, image, key, self.config.microbatches)
+        output = self._tower_output(model, batch, image, keys)
         embedding = output.embedding
         # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
         valid = jnp.repeat(rows[0], len(embedding) // len(rows[0]), axis=0)
@@ -172,6 +174,13 @@ class ClassificationTask:
             **{f"image_{name}": value for name, value in output.metrics.items()},
         }
         return result.loss + sum(output.auxiliary_losses.values()), metrics
+
+    def _tower_output(self, model: Classifier, batch: Batch, image: Any, keys: Keys) -> TowerOutput:
+        """Returns what the tower makes of images, or what is stored of it."""
+        if batch.image_embedding is not None:
+            return TowerOutput(self.features.embedding(image.astype(jnp.float32)), jnp.zeros((0, 0, 0)), {}, {})
+        key = keys("routing") if "image_tower" in self.trained else None
+        return microbatches.apply(model.image_tower, image, key, self.config.microbatches)
 
     def _loss_of_members(
         self, samples: LogitSamples, valid: Bool[Array, " b"], target: Any, weight: Float[Array, " b"] | None

@@ -29,6 +29,7 @@ from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.mixing import Mixing
 from lit_het.tasks.noise_metrics import noise_metrics
 from lit_het.tasks.quantities import ImageClassifier
+from lit_het.tasks.temperature_gradient import TemperatureGradient, check_temperature
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.decoder import Source
 from lit_het.towers.text import TextConfig
@@ -63,6 +64,7 @@ class ContrastiveConfig:
         masking: the inclusion of images and texts in masked ones, for the Gaussian head; None for none.
         captioner: a text decoder that learns to write the captions beside; None for none.
         distillation: self-distillation of the image tower and prediction of masked patches; None for none.
+        temperature_gradient: how held-out rows train τ; None trains it like any parameter.
 
     Raises:
         UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
@@ -81,6 +83,7 @@ class ContrastiveConfig:
     masking: MaskingConfig | None = None
     captioner: CaptionerConfig | None = None
     distillation: DistillationConfig | None = None
+    temperature_gradient: TemperatureGradient | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
@@ -185,6 +188,7 @@ class ContrastiveTask:
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
+        check_temperature(config.temperature_gradient, self.shapes, config.locked)
         if config.distillation is not None and "image_tower" not in self.trained:
             raise UserError("task.distillation trains the image tower: leave it out of task.locked")
         self.features = FeatureExtractor(config.image_tower)

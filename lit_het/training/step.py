@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from lit_het import parameters
-from lit_het.random import keys_at
-from lit_het.tasks.base import DistillingTask, Task
+from lit_het.random import Keys, keys_at
+from lit_het.tasks.base import DistillingTask, Gradient, Loss, LossAndGradient, Task
 from lit_het.types import Batch, Metrics, Params, TrainState
 
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
@@ -31,12 +31,18 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, *, av
 MUST_BE_FINITE = ("loss", "gradient_norm", "update_norm")
 
 
+def _simple_training(loss: Loss, params: Params, batch: Batch, keys: Keys, step: Int[Array, ""]) -> LossAndGradient:
+    """Returns the loss and its gradient by all parameters, a temperature as well (HET-XL Sec. 4.1)."""
+    return jax.value_and_grad(loss, has_aux=True)(params, batch, keys)
+
+
 def make_train_step(
     task: Task,
     optimizer: optax.GradientTransformation,
     seed: int,
     average_decay: float | None = None,
     *,
+    gradient_of: Gradient | None = None,
     distilled_from: int | None = None,
     skips_nonfinite: bool = False,
     signal_to_noise: Callable[[Any, str], Array | None] | None = None,
@@ -51,6 +57,8 @@ def make_train_step(
         optimizer: updates the trainable parameters.
         seed: seed of all random keys.
         average_decay: decay of the moving average of parameters; None for no average.
+        gradient_of: the gradient by the trainable parameters, such as that of a `TemperatureGradient`; None for that of
+            the loss.
         distilled_from: the step from which the task's `distillation_loss` is added, whose teacher is the average;
             None for never.
         skips_nonfinite: whether a step with a value in `MUST_BE_FINITE` that is not finite changes only the step
@@ -59,9 +67,9 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        def loss(trainable: Params) -> tuple[Any, Metrics]:
+        def loss(trainable: Params, batch: Batch, keys: Keys) -> tuple[Any, Metrics]:
             # Differentiated with respect to ``trainable`` only: the backward pass never enters a locked tower.
-            params, keys = parameters.merge(locked, trainable), keys_at(seed, state.step)
+            params = parameters.merge(locked, trainable)
             value, metrics = task.loss(params, batch, keys)
             if distilled_from is None:
                 return value, metrics
@@ -72,7 +80,8 @@ def make_train_step(
             added, found = _when(state.step >= distilled_from, distillation_loss)
             return value + added, metrics | found
 
-        (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+        arguments = state.params, batch, keys_at(seed, state.step), state.step
+        (value, metrics), gradient = (gradient_of or _simple_training)(loss, *arguments)
         updates: Any
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         if distilled_from is not None:
