@@ -13,6 +13,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.optimizers import Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
+from lit_het.tasks.base import Gradient
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
@@ -50,6 +51,7 @@ class Run:
     seed: int = 0
     average_decay: float | None = 0.5
     distilled_from: int | None = None
+    gradient_of: Gradient | None = None
 
     def __post_init__(self):
         task, key = self.config.build(), jax.random.key(self.seed)
@@ -61,7 +63,8 @@ class Run:
         like = jax.eval_shape(initial, trainable)
         shardings = sharding.tree_shardings(like, self.mesh)
         self.state = jax.jit(initial, out_shardings=shardings)(trainable)
-        train_step = make_train_step(task, optimizer, self.seed, self.average_decay, distilled_from=self.distilled_from)
+        further = {"distilled_from": self.distilled_from, "gradient_of": self.gradient_of}
+        train_step = make_train_step(task, optimizer, self.seed, self.average_decay, **further)
         self.step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
     def batches(self, first=0):

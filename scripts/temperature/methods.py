@@ -1,0 +1,109 @@
+"""The methods of HET-XL Table 13: how τ is chosen, or trained."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from lit_het.errors import UserError
+from lit_het.heads.temperature import BoundedTemperature
+from lit_het.tasks.temperature_gradient import TemperatureGradient
+from scripts.temperature.data import ALL, FIT
+from scripts.temperature.runs import HEAD, Runner, Setting, fixed, with_temperature
+from scripts.temperature.tables import Row
+
+# Those of App. G.1.
+GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)
+RANGE = BoundedTemperature()
+LEARNED = Setting("simple_training", with_temperature(HEAD, RANGE))
+_RANDOM_TRIALS = 4
+
+# The figures of a run, with the temperature that it was trained with.
+Figures = Mapping[str, float]
+
+
+def of_temperature(runner: Runner, tau: float, shards: str, seed: int) -> Figures:
+    """Returns the figures of a run with a fixed τ."""
+    setting = Setting(f"tau{tau:g}_{shards}", with_temperature(HEAD, fixed(tau)), shards)
+    return {**runner.figures(setting, seed), "temperature": tau}
+
+
+def search_grid(runner: Runner, shards: str, metric: str, seed: int) -> Figures:
+    """Returns the run with the best τ of the grid, by a metric."""
+    return min((of_temperature(runner, tau, shards, seed) for tau in GRID), key=lambda found: found[metric])
+
+
+def search_bayes(runner: Runner, shards: str, metric: str, seed: int, budget: int) -> Figures:
+    """Returns the run with the best τ of a search by a tree-structured Parzen estimator, as that of ``lit-het tune``.
+
+    The search has no state of its own: the same seed asks for the same τ again, and finished runs are not repeated.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError(f"Bayesian optimization needs optuna ({error}): pip install optuna") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
+    search = optuna.create_study(direction="minimize", sampler=sampler)
+    between = {"tau": optuna.distributions.FloatDistribution(RANGE.minimum, RANGE.maximum, log=True)}
+    found = []
+    for _ in range(budget):
+        trial = search.ask(between)
+        # With four digits, as in the names of runs.
+        found.append(of_temperature(runner, float(f"{trial.params['tau']:.4g}"), shards, seed))
+        search.tell(trial, found[-1][metric])
+    return min(found, key=lambda one: one[metric])
+
+
+def methods(runner: Runner, seeds: list[int], budget: int) -> list[Row]:
+    """Returns the rows of the table; the first, with which others are compared, is the paper's choice."""
+
+    def searched(search: Callable[[str, str, int], Figures]) -> dict[str, dict[int, Figures]]:
+        chosen = {seed: search(FIT, "validation/nll", seed) for seed in seeds}
+        return {
+            "": chosen,
+            " (2 folds)": {seed: search(ALL, "test/nll", seed) for seed in seeds},
+            " (+ retrain)": {
+                seed: of_temperature(runner, found["temperature"], ALL, seed) for seed, found in chosen.items()
+            },
+        }
+
+    of_grid = searched(lambda shards, metric, seed: search_grid(runner, shards, metric, seed))
+    rows = [
+        Row("Simple training", "5.99 ± 0.04", "0.435 ± 0.001", _trained(runner, LEARNED, seeds)),
+        *_rows("Grid search", of_grid, ("6.08 ± 0.04", "6.11 ± 0.05", "6.11 ± 0.05"), ("0.433", "0.434", "0.434")),
+    ]
+    online = {
+        "Luketina et al.": ("luketina", ("6.08 ± 0.04", "6.19 ± 0.07", "6.20 ± 0.07"), ("0.425", "0.423", "0.420")),
+        "Simple gradient": ("simple", ("6.22 ± 0.05", "6.18 ± 0.04", "6.16 ± 0.05"), ("0.432", "0.432", "0.429")),
+    }
+    for title, (method, nll, top1) in online.items():
+        settings = {
+            " (val)": Setting(f"{method}_val", LEARNED.head, FIT, TemperatureGradient(method, None), is_validated=True),
+            " (12.5 %)": Setting(f"{method}_12", LEARNED.head, ALL, TemperatureGradient(method, 0.125)),
+            " (25 %)": Setting(f"{method}_25", LEARNED.head, ALL, TemperatureGradient(method, 0.25)),
+        }
+        found = {part: _trained(runner, setting, seeds) for part, setting in settings.items()}
+        rows += _rows(title, found, nll, top1)
+    slow = dataclasses.replace(LEARNED, name="simple_training_rate1", temperature_rate=1.0)
+    less = dataclasses.replace(LEARNED, name="simple_training_fit", shards=FIT)
+    rows += [
+        Row("Simple training, learning rate of τ that of the model", "", "", _trained(runner, slow, seeds)),
+        Row("Simple training on 14 typefaces", "", "", _trained(runner, less, seeds)),
+    ]
+    if not budget:
+        return rows
+    of_bayes = searched(lambda shards, metric, seed: search_bayes(runner, shards, metric, seed, budget))
+    bayes = ("6.03 ± 0.06", "6.05 ± 0.07", "6.09 ± 0.05")
+    return [*rows, *_rows("Bayesian optimization", of_bayes, bayes, ("0.428", "0.435", "0.429"))]
+
+
+def _trained(runner: Runner, setting: Setting, seeds: list[int]) -> dict[int, Figures]:
+    return {seed: runner.figures(setting, seed) for seed in seeds}
+
+
+def _rows(
+    title: str, found: Mapping[str, Mapping[int, Figures]], nll: tuple[str, ...], top1: tuple[str, ...]
+) -> list[Row]:
+    return [
+        Row(f"{title}{part}", *printed, by_seed)
+        for (part, by_seed), *printed in zip(found.items(), nll, top1, strict=True)
+    ]
