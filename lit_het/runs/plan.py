@@ -15,7 +15,7 @@ from lit_het.durations import RunLength
 from lit_het.losses.distillation import VECTORS_PER_BLOCK
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
-from lit_het.random import keys_at
+from lit_het.random import Keys, keys_at
 from lit_het.tasks.base import DistillingTask
 from lit_het.tasks.captioner import CaptionerConfig, tokens_per_block
 from lit_het.tasks.captioning import CaptioningConfig
@@ -24,7 +24,7 @@ from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import compute_type_of
 from lit_het.towers.dispatch import DISPATCH
 from lit_het.training.step import initial_state, jit_step, make_train_step
-from lit_het.types import Batch, Params, TrainState
+from lit_het.types import Batch, Metrics, Params, TrainState
 
 # Arrays of the size of a block of logits: the logits, their probabilities and their gradient.
 _COPIES_OF_LOGITS = 3
@@ -156,8 +156,18 @@ class Step:
         """Returns `Plan.flops` and `Plan.dispatch_flops`."""
         arguments = self.inputs.state.params, self.inputs.locked, self.inputs.batch
         with jax.set_mesh(self.mesh):  # the grouping of tokens for experts depends on the devices
-            traced = jax.make_jaxpr(jax.grad(self._loss))(*arguments).jaxpr
+            traced = jax.make_jaxpr(self._gradient)(*arguments).jaxpr
         return costs.traced_flops(traced), costs.traced_flops(traced, DISPATCH)
+
+    def _gradient(self, trainable: Params, locked: Params, batch: Batch) -> Params:
+        gradient_of, keys = self.config.gradient_of(_ANY_LENGTH), keys_at(self.config.seed, 0)
+        if gradient_of is None:
+            return jax.grad(self._loss)(trainable, locked, batch)
+
+        def loss(trainable: Params, batch: Batch, keys: Keys) -> tuple[Any, Metrics]:
+            return self._loss(trainable, locked, batch), {}
+
+        return gradient_of(loss, trainable, batch, keys, jnp.int32(0))[1]
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
         params, keys = parameters.merge(locked, trainable), keys_at(self.config.seed, 0)

@@ -6,7 +6,7 @@ All other parameters Θ are trained on the rest of the batch, with τ as it is.
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import optax
@@ -17,6 +17,8 @@ from lit_het.errors import FieldError, UserError, require_choice
 from lit_het.random import Keys
 from lit_het.tasks.base import Gradient, Loss, LossAndGradient
 from lit_het.types import Batch, Metrics, Params
+
+Method: TypeAlias = Literal["simple", "luketina"]
 
 _TEMPERATURE = "head/temperature/.*"
 # Of log τ, or of t in Eq. 16. The error of a central difference is of the order of its square; a smaller one would lose
@@ -37,7 +39,7 @@ class TemperatureGradient:
         UserError: an unknown method, or a fraction that is not between 0 and 1.
     """
 
-    method: Literal["simple", "luketina"] = "simple"
+    method: Method = "simple"
     held_out: float | None = 0.125
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature
-from lit_het.tasks.temperature_gradient import TemperatureGradient
+from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
 from scripts.temperature.data import ALL, FIT
 from scripts.temperature.runs import HEAD, Runner, Setting, fixed, with_temperature
 from scripts.temperature.tables import Row
@@ -15,6 +15,26 @@ GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)
 RANGE = BoundedTemperature()
 LEARNED = Setting("simple_training", with_temperature(HEAD, RANGE))
 _RANDOM_TRIALS = 4
+
+# Of a search with three folds, with two, and after training on all; of a gradient on rows of a validation set, on 12.5
+# and on 25 % of every batch.
+Printed = tuple[str, str, str]
+GRID_NLL: Printed = ("6.08 ± 0.04", "6.11 ± 0.05", "6.11 ± 0.05")
+GRID_TOP1: Printed = ("0.433 ± 0.002", "0.434 ± 0.001", "0.434 ± 0.001")
+BAYES_NLL: Printed = ("6.03 ± 0.06", "6.05 ± 0.07", "6.09 ± 0.05")
+BAYES_TOP1: Printed = ("0.428 ± 0.000", "0.435 ± 0.001", "0.429 ± 0.001")
+ONLINE: dict[Method, tuple[str, Printed, Printed]] = {
+    "luketina": (
+        "Luketina et al.",
+        ("6.08 ± 0.04", "6.19 ± 0.07", "6.20 ± 0.07"),
+        ("0.425 ± 0.000", "0.423 ± 0.001", "0.420 ± 0.001"),
+    ),
+    "simple": (
+        "Simple gradient",
+        ("6.22 ± 0.05", "6.18 ± 0.04", "6.16 ± 0.05"),
+        ("0.432 ± 0.001", "0.432 ± 0.001", "0.429 ± 0.001"),
+    ),
+}
 
 # The figures of a run, with the temperature that it was trained with.
 Figures = Mapping[str, float]
@@ -69,20 +89,10 @@ def methods(runner: Runner, seeds: list[int], budget: int) -> list[Row]:
     of_grid = searched(lambda shards, metric, seed: search_grid(runner, shards, metric, seed))
     rows = [
         Row("Simple training", "5.99 ± 0.04", "0.435 ± 0.001", _trained(runner, LEARNED, seeds)),
-        *_rows("Grid search", of_grid, ("6.08 ± 0.04", "6.11 ± 0.05", "6.11 ± 0.05"), ("0.433", "0.434", "0.434")),
+        *_rows("Grid search", of_grid, GRID_NLL, GRID_TOP1),
     ]
-    online = {
-        "Luketina et al.": ("luketina", ("6.08 ± 0.04", "6.19 ± 0.07", "6.20 ± 0.07"), ("0.425", "0.423", "0.420")),
-        "Simple gradient": ("simple", ("6.22 ± 0.05", "6.18 ± 0.04", "6.16 ± 0.05"), ("0.432", "0.432", "0.429")),
-    }
-    for title, (method, nll, top1) in online.items():
-        settings = {
-            " (val)": Setting(f"{method}_val", LEARNED.head, FIT, TemperatureGradient(method, None), is_validated=True),
-            " (12.5 %)": Setting(f"{method}_12", LEARNED.head, ALL, TemperatureGradient(method, 0.125)),
-            " (25 %)": Setting(f"{method}_25", LEARNED.head, ALL, TemperatureGradient(method, 0.25)),
-        }
-        found = {part: _trained(runner, setting, seeds) for part, setting in settings.items()}
-        rows += _rows(title, found, nll, top1)
+    for method, (title, nll, top1) in ONLINE.items():
+        rows += _rows(title, _online(runner, method, seeds), nll, top1)
     slow = dataclasses.replace(LEARNED, name="simple_training_rate1", temperature_rate=1.0)
     less = dataclasses.replace(LEARNED, name="simple_training_fit", shards=FIT)
     rows += [
@@ -92,18 +102,24 @@ def methods(runner: Runner, seeds: list[int], budget: int) -> list[Row]:
     if not budget:
         return rows
     of_bayes = searched(lambda shards, metric, seed: search_bayes(runner, shards, metric, seed, budget))
-    bayes = ("6.03 ± 0.06", "6.05 ± 0.07", "6.09 ± 0.05")
-    return [*rows, *_rows("Bayesian optimization", of_bayes, bayes, ("0.428", "0.435", "0.429"))]
+    return [*rows, *_rows("Bayesian optimization", of_bayes, BAYES_NLL, BAYES_TOP1)]
+
+
+def _online(runner: Runner, method: Method, seeds: list[int]) -> dict[str, dict[int, Figures]]:
+    """Returns the runs whose τ learns from a validation set, and from two fractions of every batch."""
+    head = LEARNED.head
+    settings = {
+        " (val)": Setting(f"{method}_val", head, FIT, TemperatureGradient(method, None), is_validated=True),
+        " (12.5 %)": Setting(f"{method}_12", head, ALL, TemperatureGradient(method, 0.125)),
+        " (25 %)": Setting(f"{method}_25", head, ALL, TemperatureGradient(method, 0.25)),
+    }
+    return {part: _trained(runner, setting, seeds) for part, setting in settings.items()}
 
 
 def _trained(runner: Runner, setting: Setting, seeds: list[int]) -> dict[int, Figures]:
     return {seed: runner.figures(setting, seed) for seed in seeds}
 
 
-def _rows(
-    title: str, found: Mapping[str, Mapping[int, Figures]], nll: tuple[str, ...], top1: tuple[str, ...]
-) -> list[Row]:
-    return [
-        Row(f"{title}{part}", *printed, by_seed)
-        for (part, by_seed), *printed in zip(found.items(), nll, top1, strict=True)
-    ]
+def _rows(title: str, found: Mapping[str, Mapping[int, Figures]], nll: Printed, top1: Printed) -> list[Row]:
+    rows = zip(found.items(), nll, top1, strict=True)
+    return [Row(f"{title}{part}", one, other, by_seed) for (part, by_seed), one, other in rows]

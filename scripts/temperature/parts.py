@@ -108,8 +108,8 @@ def epochs(runner: Runner, seeds: list[int]) -> list[Row]:
     """Returns the rows of Table 9: a learned τ and the grid's, with a short and a long training."""
     rows = []
     for count, printed in (
-        (4.0, (("7.507", "0.274"), ("7.988", "0.232"))),
-        (16.0, (("5.78", "0.474"), ("5.80", "0.471"))),
+        (2.0, (("7.507", "0.274"), ("7.988", "0.232"))),
+        (8.0, (("5.78", "0.474"), ("5.80", "0.471"))),
     ):
         name = f"epochs{count:g}"
         learned = LEARNED if count == LEARNED.epochs else dataclasses.replace(LEARNED, name=name, epochs=count)
@@ -174,7 +174,7 @@ def _pairs_config(runner: Runner, *, before: bool, after: bool) -> ExperimentCon
         length=Duration(400),
         schedule=Schedule(2e-3, warmup=Duration(30)),
         cadence=dataclasses.replace(base.cadence, log_steps=100, save_steps=100_000),
-        evaluations=runner.evaluations(TEST_SAMPLES, names=names),
+        evaluations=runner.evaluations(ALL, TEST_SAMPLES, names=names),
     )
 
 

@@ -25,7 +25,7 @@ from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient
 from lit_het.training.loop import Cadence
-from scripts.temperature.data import ALL, TEST, VALIDATION, tower_config
+from scripts.temperature.data import ALL, FIT, TEST, VALIDATION, tower_config
 
 BATCH_SIZE = 64
 EVAL_SAMPLES = 64
@@ -63,7 +63,7 @@ class Setting:
     shards: str = ALL
     gradient: TemperatureGradient | None = None
     is_validated: bool = False
-    epochs: float = 4.0
+    epochs: float = 2.0
     temperature_rate: float = TEMPERATURE_RATE
 
 
@@ -142,7 +142,7 @@ class Runner:
             optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=0.0, clip_norm=None, groups=groups),
             schedule=Schedule(3e-3, warmup=Duration(50)),
             cadence=Cadence(log_steps=100, save_steps=100_000),
-            evaluations=self.evaluations(noise.num_eval_samples if noise else 0),
+            evaluations=self.evaluations(setting.shards, noise.num_eval_samples if noise else 0),
         )
 
     def data(self, shards: str) -> LoaderConfig:
@@ -154,8 +154,8 @@ class Runner:
             threads=1,
         )
 
-    def evaluations(self, samples: int, **changes: Any) -> tuple[ZeroShotConfig, ...]:
-        """Returns those on the typefaces of validation and of the test."""
+    def evaluations(self, shards: str, samples: int, **changes: Any) -> tuple[ZeroShotConfig, ...]:
+        """Returns those on the typefaces of validation, unless it is trained on, and of the test."""
         stored = str(self.root / "embeddings")
         return tuple(
             ZeroShotConfig(
@@ -164,4 +164,5 @@ class Runner:
                 **changes,
             )
             for title, name in SETS.items()
+            if title == "test" or shards == FIT
         )

@@ -224,11 +224,6 @@ def test_a_fraction_that_is_none_is_refused(fraction):
         TemperatureGradient(held_out=fraction)
 
 
-def test_an_unknown_method_is_refused():
-    with pytest.raises(UserError, match="method = 'bayes' is not one of 'simple', 'luketina'"):
-        TemperatureGradient("bayes")  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.parametrize(
     "config",
     [

@@ -1,0 +1,106 @@
+"""Runs whose τ learns from held-out rows: of every batch, or of a data set of their own."""
+
+import dataclasses
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from lit_het import parameters
+from lit_het.checkpoints.native.folders import complete_steps
+from lit_het.cli.main import main
+from lit_het.configs import experiment, quickstart_lit_het_xl
+from lit_het.configs.experiment import PretrainedConfig
+from lit_het.data_pipelines.data_config import WeightedShards
+from lit_het.durations import Duration
+from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.embedding import EmbedOptions, embed
+from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.temperature_gradient import TemperatureGradient
+from lit_het.training.loop import Cadence
+from lit_het.training.metric_log import read_metrics
+from tests import tiny
+from tests.cli.test_train import refusal
+
+STEPS = 6
+FLAGS = ("--task.temperature-gradient.method", "luketina", "--task.temperature-gradient.held-out", "0.5")
+
+
+def with_gradient(config, held_out: float | None = 0.5, **data):
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, temperature_gradient=TemperatureGradient("luketina", held_out)),
+        data=dataclasses.replace(config.data, **data),
+        length=Duration(STEPS),
+        cadence=Cadence(log_steps=1, save_steps=2),
+        evaluations=(),
+        calibration=None,
+    )
+
+
+def params_of(config):
+    return parameters.flatten(open_run(config.run_dir).params)
+
+
+def records(config):
+    return [record for record in read_metrics(config.run_dir / "metrics.jsonl") if "train/loss" in record]
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(lit_config, held_out, tmp_path):
+    more = (WeightedShards((str(held_out),), 1.0, held_out=True),)
+    whole = with_gradient(lit_config, held_out=None, mixture=more)
+    train(whole)
+    assert all(np.isfinite(record["train/held_out_loss"]) for record in records(whole))
+    stopped = dataclasses.replace(whole, run_dir=tmp_path / "stopped")
+    train(stopped)
+    for step in complete_steps(checkpoint_dir(stopped.run_dir)):
+        if step > STEPS // 2:
+            shutil.rmtree(checkpoint_dir(stopped.run_dir) / str(step))
+    assert int(train(stopped, resume=True).step) == STEPS
+    expected, found = params_of(whole), params_of(stopped)
+    for path, x in expected.items():
+        np.testing.assert_array_equal(found[path], x, err_msg=path)
+    assert experiment.load(whole.run_dir / "config.json") == whole
+
+
+def test_a_classifier_with_a_locked_tower_trains_on_stored_embeddings_as_on_images(data, upstream, tmp_path):
+    base = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "images")
+    task = dataclasses.replace(base.task, locked=("image_tower/.*",))
+    images = with_gradient(
+        dataclasses.replace(base, task=task, pretrained=PretrainedConfig(upstream)), augmentations=(), crop=None
+    )
+    embed(upstream, images, str(tmp_path / "embeddings"), EmbedOptions(dtype="float32"))
+    stored_data = dataclasses.replace(images.data, embeddings=str(tmp_path / "embeddings"))
+    stored = dataclasses.replace(images, run_dir=tmp_path / "stored", data=stored_data)
+    train(images)
+    train(stored)
+    for one, other in zip(records(images), records(stored), strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
+        assert one["train/held_out_loss"] == pytest.approx(other["train/held_out_loss"], rel=1e-4)
+
+
+def test_flags_set_it_and_the_plan_includes_it(config_file, capsys, tmp_path):
+    command = ("--config", str(config_file), *FLAGS, "--run-dir", str(tmp_path / "run"), "--length", "2")
+    assert main(["train", *command]) == 0
+    found = experiment.load(tmp_path / "run" / "config.json").task
+    assert isinstance(found, ContrastiveConfig)
+    assert found.temperature_gradient == TemperatureGradient("luketina", 0.5)
+    assert main(["plan", *command, "--devices", "8"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ((*FLAGS, "--task.head.temperature", "fixed"), "trains τ, which is fixed or locked; take another"),
+        ((*FLAGS[:3], "1.5"), "held-out 1.5 must be more than 0 and less than 1, such as 0.125"),
+        ((*FLAGS[:3], "0.001"), "some must be held out and some trained on; change task.temperature_gradient"),
+        ((*FLAGS[:3], "None"), "either a fraction of every batch, .* and has neither"),
+    ],
+    ids=["fixed", "fraction", "no rows", "neither"],
+)
+def test_what_does_not_fit_is_one_line(config_file, capsys, flags, problem):
+    line = refusal(capsys, "train", "--config", config_file, *flags)
+    assert re.search(problem, line), line

@@ -1,0 +1,58 @@
+"""A data set of a mixture that is held out has its own rows of every batch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
+from lit_het.data_pipelines.loader import Loader
+from lit_het.data_pipelines.order import HeldOut, Sequential, Shuffled
+from lit_het.errors import UserError
+from tests.data_pipelines.test_loader import assert_equal, config, joined, labels_of, rows, take
+
+
+def test_an_order_of_held_out_positions_takes_both_orders_as_they_are():
+    order = HeldOut(Sequential(100), Shuffled(7, 0), size=5, count=2)
+    taken = [order[position] for position in range(50)]
+    assert [sample for place, sample in enumerate(taken) if place % 5 < 3] == list(range(30))
+    assert [sample for place, sample in enumerate(taken) if place % 5 >= 3] == [Shuffled(7, 0)[i] for i in range(20)]
+
+
+def mixed(shards, *others: WeightedShards, **changes) -> Loader:
+    return Loader(config(shards / "shard-000000.tar", batch_size=8, mixture=others, **changes))
+
+
+@pytest.mark.parametrize("process_count", [1, 2, 4])
+def test_the_last_rows_of_every_group_are_held_out_at_any_position_and_on_any_number_of_hosts(shards, process_count):
+    loader = mixed(shards, WeightedShards((str(shards / "shard-000002.tar"),), 1 / 3, held_out=True))
+    assert loader.config.held_out_share == pytest.approx(0.25)
+    whole = joined(take(loader, 6))
+    labels = np.array(labels_of(whole)).reshape(-1, 4)
+    assert set(labels[:, 3].tolist()) == {20, 21, 22}
+    assert (labels[:, :3] < 10).all()
+    hosts = [take(loader, 2, 16, process, process_count) for process in range(process_count)]
+    again = joined([joined([host[number] for host in hosts]) for number in range(2)])
+    assert_equal(again, rows(whole, slice(16, 32)))
+
+
+def test_further_sets_of_a_mixture_share_the_other_rows(shards):
+    held_out = WeightedShards((str(shards / "shard-000002.tar"),), 0.5, held_out=True)
+    loader = mixed(shards, held_out, WeightedShards((str(shards / "shard-000001.tar"),), 0.5))
+    labels = np.array(labels_of(joined(take(loader, 12)))).reshape(-1, 4)
+    assert set(labels[:, 3].tolist()) == {20, 21, 22}
+    others = labels[:, :3]
+    assert (others < 20).all()
+    assert (others >= 10).mean() == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_only_one_set_is_held_out(shards):
+    one = WeightedShards((str(shards),), held_out=True)
+    with pytest.raises(UserError, match="only one data set of the mixture can be held_out; list its shards in one"):
+        LoaderConfig(shards=(str(shards),), mixture=(one, dataclasses.replace(one, weight=2.0)))
+    assert config(shards, mixture=(dataclasses.replace(one, held_out=False),)).held_out_share is None
+
+
+def test_a_share_without_a_row_in_a_batch_is_refused(shards):
+    with pytest.raises(UserError, match=r"some must be held out and some trained on"):
+        mixed(shards, WeightedShards((str(shards / "shard-000002.tar"),), 0.01, held_out=True))
