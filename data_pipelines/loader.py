@@ -31,7 +31,7 @@ from lit_het.data_pipelines.batches import (
     rows_per_process,
 )
 from lit_het.data_pipelines.captions import member_of
-from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.order import Chosen, HeldOut, Mixed, Order, Sequential, Shuffled, WindowShuffled
@@ -82,6 +82,7 @@ class Loader:
         has_captions: bool = True,
     ):
         data_sets = config.data_sets()
+        _check_held_out(config, data_sets)
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction) if faults is None else faults
         own_input, tokenizer = input_of(config, tokenizer), tokenizer if has_captions else None
@@ -309,6 +310,18 @@ def _order(
     if not config.mixture:
         return orders[0], ConcatenatedRanges(ranges)
     return _mixed(config, orders), ConcatenatedRanges(ranges)
+
+
+def _check_held_out(config: LoaderConfig, data_sets: Sequence[Sequence[str]]) -> None:
+    """Checks that what is held out is not trained on as well."""
+    sets = list(zip((config, *config.mixture), data_sets, strict=True))
+    for one, shards in sets:
+        for other, others in sets:
+            is_held_out = isinstance(one, WeightedShards) and one.held_out and other is not one
+            if is_held_out and one.portion.overlaps(other.portion) and (common := sorted({*shards} & {*others})):
+                raise UserError(
+                    f"{common[0]} is held out and trained on; give both data sets a `portion` without common samples"
+                )
 
 
 def _mixed(config: LoaderConfig, orders: Sequence[Order]) -> Order:

@@ -5,7 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
-import webdataset
+from webdataset.compat import WebDataset
 
 from lit_het.apps.quickstart import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
@@ -58,7 +58,7 @@ def prepare(root: Path) -> dict[str, int]:
 
 def _split(data: Path) -> None:
     """Writes the typeface of validation, and the other training typefaces, as sets of their own."""
-    samples = list(webdataset.WebDataset(expand(data / ALL), shardshuffle=False))
+    samples = list(WebDataset(expand(data / ALL), shardshuffle=False))
     is_validation = [json.loads(sample["json"])["typeface"] == VALIDATION_TYPEFACE for sample in samples]
     counts = {}
     for name, wanted in ((FIT, False), (VALIDATION, True)):

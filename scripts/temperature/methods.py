@@ -63,12 +63,12 @@ def search_bayes(runner: Runner, shards: str, metric: str, seed: int, budget: in
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
     search = optuna.create_study(direction="minimize", sampler=sampler)
-    between = {"tau": optuna.distributions.FloatDistribution(RANGE.minimum, RANGE.maximum, log=True)}
     found = []
     for _ in range(budget):
-        trial = search.ask(between)
+        trial = search.ask()
+        tau = trial.suggest_float("tau", RANGE.minimum, RANGE.maximum, log=True)
         # With four digits, as in the names of runs.
-        found.append(of_temperature(runner, float(f"{trial.params['tau']:.4g}"), shards, seed))
+        found.append(of_temperature(runner, float(f"{tau:.4g}"), shards, seed))
         search.tell(trial, found[-1][metric])
     return min(found, key=lambda one: one[metric])
 

@@ -17,6 +17,7 @@ from lit_het.durations import Duration
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.opening import open_run
+from lit_het.runs.plan import Step
 from lit_het.runs.training import train
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient
@@ -82,13 +83,23 @@ def test_a_classifier_with_a_locked_tower_trains_on_stored_embeddings_as_on_imag
         assert one["train/held_out_loss"] == pytest.approx(other["train/held_out_loss"], rel=1e-4)
 
 
-def test_flags_set_it_and_the_plan_includes_it(config_file, capsys, tmp_path):
+def test_flags_set_it(config_file, capsys, tmp_path):
     command = ("--config", str(config_file), *FLAGS, "--run-dir", str(tmp_path / "run"), "--length", "2")
     assert main(["train", *command]) == 0
     found = experiment.load(tmp_path / "run" / "config.json").task
     assert isinstance(found, ContrastiveConfig)
     assert found.temperature_gradient == TemperatureGradient("luketina", 0.5)
-    assert main(["plan", *command, "--devices", "8"]) == 0
+
+
+def test_the_plan_counts_its_gradients(lit_config):
+    plain = dataclasses.replace(with_gradient(lit_config), task=lit_config.task)
+    simple = dataclasses.replace(
+        plain, task=dataclasses.replace(plain.task, temperature_gradient=TemperatureGradient(held_out=0.5))
+    )
+    counts = [Step(config, config.mesh.build()).flops()[0] for config in (plain, simple, with_gradient(lit_config))]
+    # Of half of the rows one gradient, and of the others one by τ; by Luketina et al. three, and one of all.
+    assert 0.5 < counts[1] / counts[0] < 1.0
+    assert 1.5 < counts[2] / counts[0] < 2.1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.order import HeldOut, Sequential, Shuffled
+from lit_het.data_pipelines.portions import Portion
 from lit_het.errors import UserError
 from tests.data_pipelines.test_loader import assert_equal, config, joined, labels_of, rows, take
 
@@ -56,3 +57,14 @@ def test_only_one_set_is_held_out(shards):
 def test_a_share_without_a_row_in_a_batch_is_refused(shards):
     with pytest.raises(UserError, match=r"some must be held out and some trained on"):
         mixed(shards, WeightedShards((str(shards / "shard-000002.tar"),), 0.01, held_out=True))
+
+
+def test_samples_that_are_held_out_and_trained_on_are_refused(shards):
+    same = WeightedShards((str(shards / "shard-000000.tar"),), held_out=True)
+    with pytest.raises(
+        UserError, match=r"shard-000000.tar is held out and trained on; give both data sets a"
+    ):
+        mixed(shards, same)
+    apart = mixed(shards, dataclasses.replace(same, portion=Portion(50)), portion=Portion(0, 50))
+    labels = np.array(labels_of(joined(take(apart, 5)))).reshape(-1, 2)
+    assert not {*labels[:, 0].tolist()} & {*labels[:, 1].tolist()}
