@@ -137,10 +137,10 @@ def _train_on(
                 optimizer,
                 config.seed,
                 config.average_decay,
-                gradient_of=config.gradient_of(run),
                 distilled_from=distilled_from(config, run),
                 skips_nonfinite=config.on_nonfinite == "skip",
                 signal_to_noise=config.optimizer.signal_to_noise,
+                gradient_of=config.gradient_of(run),
             )
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(
