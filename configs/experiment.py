@@ -123,7 +123,8 @@ class ExperimentConfig:
 def load_module_config(path: Path) -> ExperimentConfig:
     """Returns ``get_config()`` of a Python file, or of a shipped configuration, given by its name.
 
-    ``x.py:image_size=384,head=b`` gives it arguments: literals, integers, floats, booleans and strings without commas.
+    ``x.py:image_size=384,head=b`` gives it arguments: literals, integers, floats, booleans, and strings or paths
+    without commas.
 
     Raises:
         UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration or
@@ -182,6 +183,7 @@ _ARGUMENTS: dict[type[Any], tuple[Callable[[str], Any], str]] = {
     float: (float, "number"),
     bool: (lambda text: {"true": True, "false": False}[text.lower()], "true|false"),
     str: (str, "text"),
+    Path: (Path, "path"),
 }
 
 

@@ -321,7 +321,7 @@ class Model:
             prompt: what the translations follow; None for that of training.
             samples: as of `caption`.
             seed: as of `caption`.
-            generation: as of `caption`; by default 4 beams, of as many tokens as fit.
+            generation: as of `caption`; by default 4 beams, or one sample, of as many tokens as fit.
 
         Returns:
             As `caption`.

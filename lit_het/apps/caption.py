@@ -20,7 +20,7 @@ from lit_het.tasks.given_texts import WritingTask
 from lit_het.texts import GenerationConfig, Written
 
 # Of generation, on the command line.
-_DEFAULTS = {**dataclasses.asdict(GenerationConfig()), "num_tokens": None}
+_DEFAULTS = dataclasses.asdict(GenerationConfig())
 
 
 def caption(
@@ -125,13 +125,14 @@ def translate(
     Raises:
         UserError: the run does not translate, or a text has too many tokens.
     """
-    lines = sys.stdin.read().splitlines() if list(texts) == ["-"] else list(texts)
+    # Not `str.splitlines`, which also splits at characters within a line, such as U+2028.
+    lines = [line.rstrip("\r\n") for line in sys.stdin] if list(texts) == ["-"] else list(texts)
     if not (written := [line for line in lines if line.strip()]):
         raise UserError("no text to translate; give one, or lines on the standard input")
     model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
     found = model.translate(written, prompt, samples=samples, seed=seed, **generation)
     if as_json:
-        _print_json("source", written, found)
+        _print_json("source", written, found, model.calibration)
         return
     best = iter(of_text[0].text for of_text in found)
     for line in lines:
@@ -142,7 +143,7 @@ def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written
     # The temperature of an image-text model is not one of the tokens that its decoder writes.
     calibration = model.calibration if isinstance(model.run.task, WritingTask) else "not calibrated"
     if as_json:
-        _print_json("image", images, found, calibration=calibration)
+        _print_json("image", images, found, calibration)
         return
     console = Console()
     for image, texts in zip(images, found, strict=True):
@@ -150,9 +151,9 @@ def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written
     console.print(Text(calibration, style="italic"))
 
 
-def _print_json(kind: str, names: Sequence[str], found: Sequence[Sequence[Written]], **others: str) -> None:
+def _print_json(kind: str, names: Sequence[str], found: Sequence[Sequence[Written]], calibration: str) -> None:
     rows = [
-        {kind: name, "texts": [dataclasses.asdict(text) for text in texts], **others}
+        {kind: name, "texts": [dataclasses.asdict(text) for text in texts], "calibration": calibration}
         for name, texts in zip(names, found, strict=True)
     ]
     print(json.dumps(rows, indent=1, ensure_ascii=False))

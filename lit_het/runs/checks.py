@@ -8,9 +8,10 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from lit_het.optimizers import SGD, AdamW
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
@@ -175,7 +176,7 @@ def _check_decoder(decoder: DecoderConfig, config: ExperimentConfig, tokenizer: 
 def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
     """Checks that encoder and decoder have the same tokenizer."""
     _check_decoder(task.decoder, config, tokenizer, "--task.decoder")
-    assert tokenizer is not None
+    assert isinstance(tokenizer, SentencePieceTokenizer), "checked with the decoder"
     tower = task.text_tower
     if tokenizer.length != tower.length or tokenizer.vocabulary_size > tower.vocabulary_size:
         raise UserError(
@@ -189,6 +190,12 @@ def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokeni
             f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
         )
 
+    if tokenizer.padding_id in (tokenizer.end_id, tokenizer.unknown_id):
+        raise UserError(
+            f"the padding of the tokenizer, {tokenizer.padding_id}, is also its end token or unknown characters, which "
+            "the decoder would not see; set --tokenizer.padding-id and --task.text-tower.padding-token to another token"
+        )
+
 
 def _check_masking(masking: MaskingConfig, data: LoaderConfig, tokenizer: Tokenizer) -> None:
     """Checks that there are patches and words to mask, and that padding is known from words."""
@@ -200,6 +207,22 @@ def _check_masking(masking: MaskingConfig, data: LoaderConfig, tokenizer: Tokeni
         raise UserError(
             f"--task.masking.padding-token {masking.padding_token} is not the padding of the tokenizer, "
             f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
+        )
+
+
+def report_fast_start(config: ExperimentConfig) -> None:
+    """Says so if the heads of ``task.distillation`` begin with updates far above the learning rate.
+
+    Their gradients are 0 until its ``start``, while the optimizer's correction of moments that start at 0 wears off.
+    """
+    rule, distillation = config.optimizer.rule, config.distillation
+    if distillation is None or not distillation.start.amount or isinstance(rule, SGD):
+        return
+    decay = rule.second_decay if isinstance(rule, AdamW) else rule.second_decay_cap
+    if decay > 0.95:
+        message(
+            f"the second moment of the optimizer (decay {decay}) is nearly 0 where task.distillation begins: the first "
+            "updates of its heads are several times the learning rate; a decay of at most 0.95 avoids it"
         )
 
 
@@ -257,7 +280,7 @@ def check_embeddings(
             raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
         if isinstance(task, CaptioningTask) and not stored.recipe.num_tokens:
             raise UserError(
-                f"{stored.address} holds {stored.recipe.kind}, and a decoder reads tokens; embed again with --tokens "
-                "into another folder"
+                f"a decoder reads tokens, and {stored.address} holds pooled embeddings, or is of an earlier version; "
+                "embed again with --tokens into another folder"
             )
         stored.check_tower(fingerprint())

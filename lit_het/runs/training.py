@@ -35,6 +35,7 @@ from lit_het.runs.checks import (
     check_run_dir,
     check_source,
     report_copies,
+    report_fast_start,
     unseen_pixels,
 )
 from lit_het.runs.directory import checkpoint_dir, config_path
@@ -95,6 +96,7 @@ def _train_on(
     check_data(config, loader, tokenizer)
     if isinstance(loader, Loader):
         report_copies(config, loader.num_samples)
+    report_fast_start(config)
     if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
         message(remark)
     task = config.task.build()
@@ -176,9 +178,21 @@ def _train_on(
 
 
 def distilled_from(config: ExperimentConfig, run: RunLength) -> int | None:
-    """Returns the first step with the losses of ``task.distillation``; None without them."""
+    """Returns the first step with the losses of ``task.distillation``; None without them.
+
+    Raises:
+        UserError: the run ends before it.
+    """
     found = config.distillation
-    return None if found is None else run.steps(found.start, "task.distillation.start")
+    if found is None:
+        return None
+    start = run.steps(found.start, "task.distillation.start")
+    if start >= run.num_steps:
+        raise UserError(
+            f"--task.distillation.start {found.start} is step {start:,} of a run of {run.num_steps:,}: nothing would "
+            "be distilled; begin earlier, or leave task.distillation out"
+        )
+    return start
 
 
 def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> None:

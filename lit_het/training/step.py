@@ -69,7 +69,7 @@ def make_train_step(
             assert state.average is not None
             arguments = params, parameters.merge(locked, state.average), batch, keys
             distillation_loss = functools.partial(task.distillation_loss, *arguments)
-            added, found = _when(state.step >= distilled_from, distillation_loss)
+            added, found = _computed_if(state.step >= distilled_from, distillation_loss)
             return value + added, metrics | found
 
         (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
@@ -106,7 +106,7 @@ def make_train_step(
     return train_step
 
 
-def _when(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
+def _computed_if(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
     """Returns what a function returns, or zeros without computing it."""
     shapes = jax.eval_shape(function)
     return jax.lax.cond(is_true, function, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
