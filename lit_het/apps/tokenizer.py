@@ -1,5 +1,6 @@
 """``lit-het tokenizer train``: a SentencePiece model of the captions of one's own shards."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,35 +41,38 @@ class Trained(NamedTuple):
     cut: float
 
 
-def train_tokenizer(shards: list[str], captions: str, size: int, output: Path) -> Trained:
-    """Trains a model of the captions, in lower case, and writes it.
+def train_tokenizer(
+    shards: Sequence[str], captions: Sequence[str], size: int, output: Path, *, lowercase: bool = True
+) -> Trained:
+    """Trains a model of the captions and writes it.
 
     Args:
         shards: tar files, folders, patterns or lists.
-        captions: the member with the captions, see `lit_het.data_pipelines.captions.captions_in`.
+        captions: the members with the captions, see `lit_het.data_pipelines.captions.captions_in`.
         size: of the vocabulary, in pieces; it is smaller if the captions yield fewer.
         output: the file to write; it is replaced when the model is complete.
+        lowercase: whether the captions are put into lower case.
 
     Raises:
         UserError: the shards cannot be read, have no captions, or too few for a vocabulary; the file cannot be written.
     """
-    texts = _captions(shards, captions)
+    texts = [text for place in captions for text in _captions(shards, place)]
     message(f"training up to {size:,} pieces on {len(texts):,} captions")
     # Not a unigram model: of captions that repeat few words its training leaves little more than single letters.
-    model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe")
+    model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe", lowercase=lowercase)
     try:
         with completed(output) as partial:
             partial.write_bytes(model)
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error.strerror}); choose another --output") from error
-    tokenizer = SentencePieceTokenizer(model, length=MOST_TOKENS + 1)
+    tokenizer = SentencePieceTokenizer(model, length=MOST_TOKENS + 1, lowercase=lowercase)
     some = texts[:: max(1, len(texts) // _MEASURED)]
     tokens = np.sum(tokenizer(some) != tokenizer.padding_id, axis=1)
     length = min(8 * int(np.ceil(np.quantile(tokens, 0.99) / 8)), MOST_TOKENS)
     return Trained(tokenizer.vocabulary_size, length, float(np.mean(tokens > length)))
 
 
-def _captions(shards: list[str], place: str) -> list[str]:
+def _captions(shards: Sequence[str], place: str) -> list[str]:
     """Returns all captions of the shards, or of `MOST_SAMPLES` samples; a message counts samples without any."""
     addresses, member = expand(shards), member_of(place)
     with Bar("indexing", len(addresses), "shards") as bar:
