@@ -123,8 +123,7 @@ class ExperimentConfig:
 def load_module_config(path: Path) -> ExperimentConfig:
     """Returns ``get_config()`` of a Python file, or of a shipped configuration, given by its name.
 
-    ``x.py:image_size=384,head=b`` gives it arguments: literals, integers, floats, booleans, and strings or paths
-    without commas.
+    ``x.py:image_size=384,head=b`` gives it arguments: literals, integers, floats, booleans and strings without commas.
 
     Raises:
         UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration or
@@ -183,7 +182,6 @@ _ARGUMENTS: dict[type[Any], tuple[Callable[[str], Any], str]] = {
     float: (float, "number"),
     bool: (lambda text: {"true": True, "false": False}[text.lower()], "true|false"),
     str: (str, "text"),
-    Path: (Path, "path"),
 }
 
 

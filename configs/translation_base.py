@@ -46,7 +46,7 @@ def blocks(*, causal: bool) -> EncoderConfig:
     )
 
 
-def get_config(data: Path = Path("data/wmt14")) -> ExperimentConfig:
+def get_config(data: str = "data/wmt14") -> ExperimentConfig:
     """Returns the run; its folder ``data`` holds ``train``, ``newstest2013`` and ``tokenizer.model``."""
     encoder = TextConfig(
         VOCABULARY_SIZE,
@@ -67,7 +67,7 @@ def get_config(data: Path = Path("data/wmt14")) -> ExperimentConfig:
         tied_output=True,
         dropout=0.1,
     )
-    validation = ImageSet("newstest2013", str(data / "newstest2013"), split=".", labelled=False)
+    validation = ImageSet("newstest2013", f"{data}/newstest2013", split=".", labelled=False)
     return ExperimentConfig(
         run_dir=Path("runs/translation_base"),
         task=TranslationConfig(
@@ -78,7 +78,7 @@ def get_config(data: Path = Path("data/wmt14")) -> ExperimentConfig:
             shared_embedding=True,
         ),
         data=LoaderConfig(
-            shards=(str(data / "train"),),
+            shards=(f"{data}/train",),
             batch_size=800,
             captions="json/de",
             caption_unit="text",
@@ -88,7 +88,7 @@ def get_config(data: Path = Path("data/wmt14")) -> ExperimentConfig:
             max_bad_fraction=0.02,
         ),
         # Trained on both languages, as in the paper.
-        tokenizer=SentencePieceConfig(model=data / "tokenizer.model", length=LENGTH, lowercase=False),
+        tokenizer=SentencePieceConfig(model=Path(data, "tokenizer.model"), length=LENGTH, lowercase=False),
         calibration=None,
         length=Duration(100_000),
         optimizer=Optimizer(AdamW(second_decay=0.98, epsilon=1e-9), weight_decay=0.0, clip_norm=None),

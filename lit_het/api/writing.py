@@ -71,7 +71,8 @@ def translations(
     assert isinstance(run.tokenizer, SentencePieceTokenizer), "checked in training"
     ids = run.tokenizer.whole(list(texts))
     prompt = writer.caption_prompt if prompt is None else prompt
-    most = generation.get("num_tokens") or writer.max_new_tokens(prompt)
+    most = generation.get("num_tokens")
+    most = writer.max_new_tokens(prompt) if most is None else most
     num_texts = 1 if generation.get("temperature") else 4
     how = GenerationConfig(**{"num_texts": num_texts, **generation, "num_tokens": most})
     rows = shown(features_of(writer.features, ids, len(ids)), len(ids), "texts")

@@ -172,7 +172,7 @@ def check(
     # The loader reads texts only with a tokenizer; any tokenizer will do.
     tokenizer = _AnyTokenizer() if captions or source else None
     with Bar("indexing", len(addresses), "shards") as bar:
-        loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
+        loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf), has_captions=captions is not None)
     with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:
         for _ in loader.epoch():
             bar.advance(1)

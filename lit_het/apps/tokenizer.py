@@ -1,5 +1,6 @@
 """``lit-het tokenizer train``: a SentencePiece model of the captions of one's own shards."""
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.captions import captions_in, member_of
+from lit_het.data_pipelines.captions import TextPlace, captions_in, member_of, questions_in
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards import expand
@@ -48,7 +49,7 @@ def train_tokenizer(
 
     Args:
         shards: tar files, folders, patterns or lists.
-        captions: the members with the captions, see `lit_het.data_pipelines.captions.captions_in`.
+        captions: the members with the captions, see `lit_het.data_pipelines.captions.captions_in`, or with questions.
         size: of the vocabulary, in pieces; it is smaller if the captions yield fewer.
         output: the file to write; it is replaced when the model is complete.
         lowercase: whether the captions are put into lower case.
@@ -56,7 +57,7 @@ def train_tokenizer(
     Raises:
         UserError: the shards cannot be read, have no captions, or too few for a vocabulary; the file cannot be written.
     """
-    texts = [text for place in captions for text in _captions(shards, place)]
+    texts = _captions(shards, list(dict.fromkeys(captions)))
     message(f"training up to {size:,} pieces on {len(texts):,} captions")
     # Not a unigram model: of captions that repeat few words its training leaves little more than single letters.
     model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe", lowercase=lowercase)
@@ -72,24 +73,32 @@ def train_tokenizer(
     return Trained(tokenizer.vocabulary_size, length, float(np.mean(tokens > length)))
 
 
-def _captions(shards: Sequence[str], place: str) -> list[str]:
-    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; a message counts samples without any."""
-    addresses, member = expand(shards), member_of(place)
+def _captions(shards: Sequence[str], places: Sequence[str]) -> list[str]:
+    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; messages count samples without any."""
+    addresses, members = expand(shards), list(dict.fromkeys(map(member_of, places)))
     with Bar("indexing", len(addresses), "shards") as bar:
-        index = ShardIndex(addresses, optional=[member], advance=bar.advance)
+        index = ShardIndex(addresses, optional=members, advance=bar.advance)
     count = min(len(index), MOST_SAMPLES)
-    found, left_out = list[str](), 0
+    found, left_out = list[str](), collections.Counter[str]()
     with Bar("reading captions", count, "samples") as bar:
         for start in range(0, count, _SAMPLES_PER_READ):
-            places = range(start, min(start + _SAMPLES_PER_READ, count))
-            for (content,) in index.read([i * len(index) // count for i in places], [member]):
-                try:
-                    found += captions_in(text_of(content_or_raise(content)), place)
-                except Unreadable:
-                    left_out += 1
-            bar.advance(len(places))
-    if not found:
-        raise UserError(f"{' '.join(shards)}: no sample has a caption in .{place}; name the member with --captions")
-    if left_out:
-        message(f"{left_out:,} of {count:,} samples have no caption in .{place} and are left out")
+            numbers = range(start, min(start + _SAMPLES_PER_READ, count))
+            for contents in index.read([i * len(index) // count for i in numbers], members):
+                for place in places:
+                    try:
+                        found += _texts(text_of(content_or_raise(contents[members.index(member_of(place))])), place)
+                    except Unreadable:
+                        left_out[place] += 1
+            bar.advance(len(numbers))
+    for place, number in left_out.items():
+        if number == count:
+            raise UserError(f"{' '.join(shards)}: no sample has a caption in .{place}; name the member with --captions")
+        message(f"{number:,} of {count:,} samples have no caption in .{place} and are left out")
     return found
+
+
+def _texts(content: str, place: str) -> list[str]:
+    """Returns the captions in a member, or its questions and their answers."""
+    if not TextPlace(place).has_questions:
+        return captions_in(content, place)
+    return [text for question, answers, _ in questions_in(content, place) for text in (question, *answers)]

@@ -67,14 +67,14 @@ def _add_generation(
         "--num-tokens", type=positive, metavar="N", help=f"most tokens of a text; default: {num_tokens}"
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="of sampling; default: 0, the most probable text"
+        "--temperature", type=float, metavar="T", help="of sampling; default: 0, the most probable text"
     )
     parser.add_argument("--top-k", type=positive, metavar="K", help="sample among the K most probable tokens")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="sample among the most probable tokens of probability P"
+        "--top-p", type=float, metavar="P", help="sample among the most probable tokens of probability P"
     )
     parser.add_argument(
-        "--length-penalty", type=float, default=0.6, metavar="A", help="of beams: 0 prefers short texts (%(default)s)"
+        "--length-penalty", type=float, metavar="A", help="of beams: 0 prefers short texts; default: 0.6"
     )
     parser.add_argument(
         "--samples",
@@ -96,8 +96,6 @@ def _caption(options: argparse.Namespace, _: list[str]) -> None:
 
 def _ask(options: argparse.Namespace, _: list[str]) -> None:
     _check(options)
-    if not options.question.strip():
-        raise UserError("the question is empty; ask one")
     from lit_het.apps.caption import ask
 
     image, how = options.images[0], {**_others(options), "answers": options.answers}

@@ -61,8 +61,9 @@ def _train(options: argparse.Namespace, _: list[str]) -> None:
     lowercase = not options.keep_case
     trained = train_tokenizer(options.shards, options.captions, options.size, output, lowercase=lowercase)
     case = " --tokenizer.no-lowercase" if options.keep_case else ""
-    sizes = f"--task.text-tower.vocabulary-size {trained.pieces} --task.text-tower.length {trained.length}"
     message(
         f"{trained.pieces:,} pieces in {output}; {trained.length} tokens cut {trained.cut:.1%} of the captions: "
-        f"--tokenizer.model {output} --tokenizer.length {trained.length}{case} {sizes}"
+        f"--tokenizer.model {output} --tokenizer.length {trained.length}{case}, and the same length and "
+        f"{trained.pieces} pieces for the text tower (--task.text-tower.length and .vocabulary-size) or the decoder "
+        "(--task.decoder.length and .vocabulary-size)"
     )

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
@@ -189,7 +191,6 @@ def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokeni
             f"--task.text-tower.padding-token {tower.padding_token} is not the padding of the tokenizer, "
             f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
         )
-
     if tokenizer.padding_id in (tokenizer.end_id, tokenizer.unknown_id):
         raise UserError(
             f"the padding of the tokenizer, {tokenizer.padding_id}, is also its end token or unknown characters, which "
@@ -218,11 +219,16 @@ def report_fast_start(config: ExperimentConfig) -> None:
     rule, distillation = config.optimizer.rule, config.distillation
     if distillation is None or not distillation.start.amount or isinstance(rule, SGD):
         return
-    decay = rule.second_decay if isinstance(rule, AdamW) else rule.second_decay_cap
-    if decay > 0.95:
+    if isinstance(rule, AdamW):
+        first, second = rule.first_decay, rule.second_decay
+    else:
+        first, second = rule.momentum, rule.second_decay_cap
+    step = np.arange(1, 10_000)
+    factor = float(np.max((1 - first**step) / np.sqrt(1 - second**step)))
+    if factor > 1.2:
         message(
-            f"the second moment of the optimizer (decay {decay}) is nearly 0 where task.distillation begins: the first "
-            "updates of its heads are several times the learning rate; a decay of at most 0.95 avoids it"
+            f"the moments of the optimizer are 0 where task.distillation begins: updates of its heads reach "
+            f"{factor:.1f} times the learning rate at first, with a second decay of {second}; 0.95 avoids it"
         )
 
 

@@ -101,6 +101,7 @@ def _train_on(
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
+    start = distilled_from(config, run)
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
@@ -139,7 +140,7 @@ def _train_on(
                 optimizer,
                 config.seed,
                 config.average_decay,
-                distilled_from=distilled_from(config, run),
+                distilled_from=start,
                 skips_nonfinite=config.on_nonfinite == "skip",
                 signal_to_noise=config.optimizer.signal_to_noise,
             )

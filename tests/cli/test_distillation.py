@@ -112,7 +112,7 @@ def test_a_second_moment_that_forgets_slowly_is_told(config, tmp_path, capsys):
     for decay, is_told in ((0.999, True), (0.95, False)):
         optimizer = dataclasses.replace(config.optimizer, rule=AdamW(second_decay=decay))
         train(dataclasses.replace(config, run_dir=tmp_path / str(decay), optimizer=optimizer, length=Duration(2)))
-        assert ("several times the learning rate" in capsys.readouterr().err) == is_told
+        assert ("reach 6.6 times the learning rate" in capsys.readouterr().err) == is_told
 
 
 def test_its_heads_cannot_be_locked(config):

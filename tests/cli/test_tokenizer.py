@@ -35,8 +35,9 @@ def test_the_model_is_that_of_all_captions(capsys, shards, tmp_path):
     assert [text.strip() for text in built.decode(built(["A green square"]))] == ["a green square"]
     printed = capsys.readouterr().err
     assert "1 of 5 samples have no caption in .txt and are left out" in printed
-    assert f"--tokenizer.model {output} --tokenizer.length 8 --task.text-tower.voc" in printed
-    assert f"vocabulary-size {built.vocabulary_size} --task.text-tower.length 8" in printed
+    assert (
+        f"--tokenizer.model {output} --tokenizer.length 8, and the same length and {built.vocabulary_size}" in printed
+    )
     assert "8 tokens cut 0.0% of the captions" in printed
 
 
@@ -50,7 +51,16 @@ def test_a_model_of_two_languages_keeps_capitals(capsys, tmp_path):
     assert output.read_bytes() == train_sentencepiece(lines, vocabulary_size=40, model_type="bpe", lowercase=False)
     built = SentencePieceConfig(output, length=32, lowercase=False).build()
     assert built.decode(built(["The Haus"])) == ["The Haus"]
-    assert "--tokenizer.length 8 --tokenizer.no-lowercase --task" in capsys.readouterr().err
+    assert "--tokenizer.length 8 --tokenizer.no-lowercase, and" in capsys.readouterr().err
+
+
+def test_questions_and_their_answers_are_read(tmp_path):
+    asked = [{"question": "how many?", "answers": ["one", "two"]}, {"question": "red?", "answers": []}]
+    write_shards(tmp_path / "train", [{"__key__": "0", "json": {"questions": asked}}])
+    output = tmp_path / "tokenizer.model"
+    trained(tmp_path / "train", "--size", 30, "--output", output, "--captions", "json/questions")
+    lines = ["how many?", "one", "two", "red?"]
+    assert output.read_bytes() == train_sentencepiece(lines, vocabulary_size=30, model_type="bpe")
 
 
 def test_the_proposed_length_cuts_few_captions(tmp_path):

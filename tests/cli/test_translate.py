@@ -128,7 +128,7 @@ def test_python_and_the_command_translate(trained, capsys, monkeypatch):
     assert all(len(beams) == 4 for beams in found)
     assert model.translate(texts[3])[0].text == found[3][0].text
     capsys.readouterr()
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{texts[0]}\n\n{texts[1]}\n"))
+    monkeypatch.setattr(sys, "stdin", standard_input(f"{texts[0]}\n\n{texts[1]}\n".encode()))
     assert main(["translate", "-", "--checkpoint", str(trained.run_dir)]) == 0
     assert capsys.readouterr().out == f"{found[0][0].text}\n\n{found[1][0].text}\n"
     assert main(["translate", texts[0], "--checkpoint", str(trained.run_dir), "--num-texts", "2", "--json"]) == 0
@@ -137,10 +137,18 @@ def test_python_and_the_command_translate(trained, capsys, monkeypatch):
     assert [len(row["texts"]), row["texts"][0]["text"]] == [2, found[0][0].text]
 
 
+def standard_input(content):
+    return io.TextIOWrapper(io.BytesIO(content))
+
+
 def test_a_line_ends_only_where_the_file_says_so(trained, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("alpha\u2028beta\x0bgamma\r\nbeta\n", newline=""))
-    assert main(["translate", "-", "--checkpoint", str(trained.run_dir)]) == 0
+    line = ["translate", "-", "--checkpoint", str(trained.run_dir)]
+    monkeypatch.setattr(sys, "stdin", standard_input("alpha\u2028beta\x0bgamma\r\nbeta\n".encode()))
+    assert main(line) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setattr(sys, "stdin", standard_input(b"alpha\n\xff\n"))
+    assert "standard input, line 2: not UTF-8" in refusal(capsys, *line)
+    assert "leave it or the other texts out" in refusal(capsys, *line[:2], "alpha", *line[2:])
 
 
 def test_a_sample_is_one_unless_more_are_asked_for(trained):
@@ -156,6 +164,7 @@ def test_shards_of_texts_are_checked_as_training_reads_them(tmp_path, capsys):
     assert "nothing in .json/source" in capsys.readouterr().out
     write(tmp_path / "good", ["alpha", "beta"])
     assert main([*check[:2], str(tmp_path / "good"), *check[3:]]) == 0
+    assert main([*check[:2], str(tmp_path / "good"), "--source", "json/source"]) == 0
 
 
 def test_evaluations_and_reports_need_no_images(trained, capsys):
@@ -198,6 +207,9 @@ def test_what_a_translation_model_cannot_do_is_said_in_one_line(trained, tmp_pat
         model.translate(["alpha", " ".join(WORDS[:5] * 2)])
     with pytest.raises(UserError, match="text 2 is blank; leave it out"):
         model.translate(["alpha", " "])
+    for name, most in (("num_texts", 1024), ("samples", 10_000)):
+        with pytest.raises(UserError, match=f"{name} = .*{most:,}".replace("1,024", "1024")):
+            model.translate("alpha", **{name: 10**9})
     with pytest.raises(UserError, match="no texts; give at least one"):
         model.translate([])
     assert "no text to translate" in refusal(capsys, "translate", " ", "--checkpoint", run)
