@@ -96,6 +96,8 @@ def _caption(options: argparse.Namespace, _: list[str]) -> None:
 
 def _ask(options: argparse.Namespace, _: list[str]) -> None:
     _check(options)
+    if not options.question.strip():
+        raise UserError("the question is empty; ask one")
     from lit_het.apps.caption import ask
 
     image, how = options.images[0], {**_others(options), "answers": options.answers}

@@ -87,13 +87,7 @@ class Writer:
         return next((template for template in self._templates if QUESTION not in template), "")
 
     def question_prompt(self, question: str) -> str:
-        """Returns a question in the first prompt of training that has one, or as it is.
-
-        Raises:
-            UserError: the question is blank.
-        """
-        if not question.strip():
-            raise UserError("the question is empty; ask one")
+        """Returns a question in the first prompt of training that has one, or as it is."""
         template = next((template for template in self._templates if QUESTION in template), QUESTION)
         return template.replace(QUESTION, question.strip())
 

@@ -143,6 +143,8 @@ class DemoDecoder(PageModel):
         Raises:
             UserError: the question is empty or too long, or answers are too many, repeated or too long.
         """
+        if not question.strip():
+            raise UserError("the question is empty; ask one")
         prompt = self._writer.question_prompt(_limited("question", question))
         if not answers.strip():
             return self._written(features, prompt, num_texts, samples, seed)
