@@ -190,7 +190,7 @@ class Step:
         if isinstance(task, CaptioningConfig | TranslationConfig):
             return _token_logits(task, rows) * item
         if not isinstance(task, ContrastiveConfig):
-            return _class_logits(task.head, rows, task.num_classes) * item
+            return class_logits(task.head, rows, task.num_classes) * item
         all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
         num_keys = rows if task.loss.form == "ring" else all_rows
         vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
@@ -233,8 +233,14 @@ def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
     return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)
 
 
-def _class_logits(head: Any, rows: int, num_classes: int) -> int:
-    """Returns the numbers of a block of logits of a classification head, with its copies."""
+def class_logits(head: Any, rows: int, num_classes: int) -> int:
+    """Returns how many numbers a block of logits of a classification head and its copies hold.
+
+    Args:
+        head: configuration of the head.
+        rows: examples on a device.
+        num_classes: k.
+    """
     block = head.sampling
     vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
     return _COPIES_OF_LOGITS * vectors * num_classes
@@ -243,7 +249,7 @@ def _class_logits(head: Any, rows: int, num_classes: int) -> int:
 def _token_logits(config: CaptioningConfig | TranslationConfig | CaptionerConfig, rows: int) -> int:
     """Returns the same for the tokens of texts."""
     tokens, size = rows * config.decoder.length, config.decoder.vocabulary_size
-    return _class_logits(config.head, tokens if config.head.sampling else tokens_per_block(tokens, size), size)
+    return class_logits(config.head, tokens if config.head.sampling else tokens_per_block(tokens, size), size)
 
 
 def _bytes_per_device(tree: Any) -> int:
