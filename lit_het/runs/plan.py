@@ -20,6 +20,7 @@ from lit_het.tasks.base import DistillingTask
 from lit_het.tasks.captioner import CaptionerConfig, tokens_per_block
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.patch_sizes import losses
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import compute_type_of
 from lit_het.towers.dispatch import DISPATCH
@@ -88,6 +89,8 @@ class Step:
         sharding.check_batch_size(config.data.batch_size, mesh)
         self.config, self.mesh = config, mesh
         self._task = config.task.build()
+        # By patch size: the smallest patches cost most.
+        self._losses = losses(config.task)
         self.optimizer = config.optimizer.build(
             config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
         )
@@ -161,7 +164,7 @@ class Step:
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
         params, keys = parameters.merge(locked, trainable), keys_at(self.config.seed, 0)
-        loss = self._task.loss(params, batch, keys)[0]
+        loss = (*self._losses, self._task.loss)[0](params, batch, keys)[0]
         if self.config.distillation is not None:  # as from the step on where its losses begin
             assert isinstance(self._task, DistillingTask)
             loss = loss + self._task.distillation_loss(params, params, batch, keys)[0]
@@ -213,6 +216,7 @@ class Step:
             distilled_from=None if config.distillation is None else 0,
             skips_nonfinite=config.on_nonfinite == "skip",
             signal_to_noise=config.optimizer.signal_to_noise,
+            losses=self._losses,
         )
         inputs = self.inputs
         with jax.set_mesh(self.mesh):
