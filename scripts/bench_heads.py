@@ -8,7 +8,7 @@ features and of all parameters. Variants run in turn; a ratio is taken round by 
 
 With ``--grid``, maps over S and the batch instead, see `bench_heads_grid`.
 
-    python scripts/bench_heads.py --grid [--memory-gib 16] [--rounds 2] [--seconds 6] [--output results]
+    python scripts/bench_heads.py --grid [--memory-gib 16] [--rounds 2] [--seconds 8] [--output results]
 """
 
 import argparse
@@ -68,7 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--memory-batch", type=int, default=64)
     parser.add_argument("--memory-samples", type=int, nargs=2, default=[16, 1000])
     parser.add_argument("--grid", action="store_true", help="maps of time, memory and operations over S and the batch")
-    parser.add_argument("--grid-batches", type=int, nargs="+", default=[16, 64, 256, 1024, 6144], metavar="B")
+    parser.add_argument("--grid-batches", type=int, nargs="+", default=[4, 16, 64, 512, 6144], metavar="B")
     parser.add_argument("--memory-gib", type=float, default=16, help="of the maps' device (a TPU v3 core has 16)")
     parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     return parser.parse_args()

@@ -5,8 +5,8 @@ library's blocks, the latter in both orders of products. Three maps: peak memory
 
 Whether a cell fits into ``--memory-gib`` is decided as in ``lit-het plan``, before anything runs: it does not fit if
 both the formula and the compiled program need more, and may not fit if one of them does. A cell is timed if it fits and
-takes less than ``--seconds`` by extrapolation from a smaller one; its time is the least of all rounds, as other work on
-the machine only adds to it.
+should take less than ``--seconds``, extrapolated from smaller ones. Its time is the least of all rounds, since other
+work on the machine only adds to it.
 """
 
 import argparse
@@ -102,13 +102,12 @@ def _measure(cells: Cells, batch: int, samples: int, options: argparse.Namespace
     for form, at_once in FORMS.items():
         head = Head(_config(form, samples, options), size, at_once=at_once)
         cell = Cell(form, batch, samples, head.gflop, head.planned_bytes())
-        before = [cells.get((form, batch, s)) for s in options.samples if s < samples]
-        before += [cells.get((form, b, samples)) for b in options.grid_batches if b < batch]
+        cells_of_form = [one for one in cells.values() if one.form == form]
         cells[form, batch, samples] = cell
         # Far beyond the memory, the compiled program cannot say otherwise.
         if cell.planned > 4 * options.memory_gib * GIB:
             continue
-        runs = cell.planned <= options.memory_gib * GIB and _predicted(cell, before) <= options.seconds
+        runs = cell.planned <= options.memory_gib * GIB and _predicted(cell, cells_of_form) <= options.seconds
         program = head.program(runs=runs)
         cell.compiled = program.peak
         over = [size > options.memory_gib * GIB for size in (cell.planned, cell.compiled)]
@@ -133,11 +132,17 @@ def _config(form: str, samples: int, options: argparse.Namespace) -> NoisyConfig
             return HetXLConfig(covariance, sampling=sampling)
 
 
-def _predicted(cell: Cell, smaller: Sequence[Cell | None]) -> float:
-    """Returns at most how many seconds a call takes, as time grows at most in proportion; ∞ if no smaller was timed."""
-    timed = [(one, one.time) for one in smaller if one is not None and one.time is not None]
-    bounds = [time * cell.batch * cell.samples / (one.batch * one.samples) for one, time in timed]
-    return min(bounds, default=math.inf if any(smaller) else 0.0)
+def _predicted(cell: Cell, others: Sequence[Cell]) -> float:
+    """Returns how many seconds a call should take; 0 for the first cell, ∞ if no smaller one was timed."""
+    if not others:
+        return 0.0
+    row = [(one.samples, one.time) for one in others if one.batch == cell.batch and one.time is not None]
+    column = [(one.batch, one.time) for one in others if one.samples == cell.samples and one.time is not None]
+    found = [time * cell.batch / batch for batch, time in column]
+    # Over S, a line: products of examples, and of samples. Through the origin where only one point is known.
+    (fewer, before), (samples, time) = [(0, 0.0), *row][-2:] if row else ((0, 0.0), (1, math.inf))
+    found.append(time + max(0.0, time - before) * (cell.samples - samples) / (samples - fewer))
+    return min(found)
 
 
 def _progress(cells: Cells, batch: int, samples: int) -> str:

@@ -21,7 +21,7 @@ from lit_het.runs.averaging import means_over
 from lit_het.runs.directory import load_config
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import Run, open_run
-from lit_het.runs.sizes import Sizes, with_sizes
+from lit_het.runs.sizes import AS_TRAINED, Sizes, with_sizes
 
 # Fields in which the members of a deep ensemble differ.
 _SEEDS = {"run_dir", "seed", "data.seed", "pretrained.run"}
@@ -36,7 +36,7 @@ def evaluate(
     calibrated: bool = True,
     reference: Path | None = None,
     experts: Sequence[str] = (),
-    sizes: Sizes = Sizes(),
+    sizes: Sizes = AS_TRAINED,
 ) -> list[Evaluation]:
     """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
 
@@ -58,7 +58,7 @@ def evaluate(
         UserError: the run or a set cannot be read, or an evaluation, the experts or the sizes do not fit the run or the
             reference.
     """
-    is_other = bool(experts) or sizes != Sizes()
+    is_other = bool(experts) or sizes != AS_TRAINED
     titles = [(type(config), config.data.name) for config in configs]
     for title in titles:
         if titles.count(title) > 1:
@@ -189,7 +189,7 @@ def evaluate_suite(
     output: Path | None = None,
     calibrated: bool = True,
     experts: Sequence[str] = (),
-    sizes: Sizes = Sizes(),
+    sizes: Sizes = AS_TRAINED,
 ) -> list[Evaluation]:
     """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration.
 

@@ -28,6 +28,9 @@ class Sizes:
                 raise UserError(f"{flag} {size} must be at least 1")
 
 
+AS_TRAINED = Sizes()
+
+
 def with_sizes(run: Run, sizes: Sizes) -> Run:
     """Returns a run whose image tower has patches, or sees images, of another size than in training.
 
@@ -40,7 +43,7 @@ def with_sizes(run: Run, sizes: Sizes) -> Run:
     Raises:
         UserError: the tower is no ViT, or has layers for a fixed number of patches, or patches exceed the image.
     """
-    if sizes == Sizes():
+    if sizes == AS_TRAINED:
         return run
     tower = run.config.task.image_tower
     if not isinstance(tower, ViTConfig) or tower.pooling == "none":
