@@ -1,7 +1,7 @@
 """Losses at several patch sizes of an image tower, of which each training step draws one.
 
 The tower's parameters are those of ``patch_size``. At another size, the first layer and the positions are linear
-functions of them, so that their gradient is exact: FlexiViT (Beyer et al. 2023, Sec. 3.3), as used by SoViT (Sec. 5.5).
+functions of them, so that their gradient is exact: FlexiViT (Beyer et al. 2023), as used by SoViT (Sec. 5.5).
 """
 
 import dataclasses
