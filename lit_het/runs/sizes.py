@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 
 from lit_het import parameters
@@ -61,7 +62,7 @@ def with_sizes(run: Run, sizes: Sizes) -> Run:
     data = dataclasses.replace(run.config.data, image_size=resized.image_size)
     flat = parameters.flatten(run.params["image_tower"])
     params = parameters.unflatten(
-        {path: resample(path, np.asarray(param), tower, resized) for path, param in flat.items()}
+        {path: jnp.asarray(resample(path, np.asarray(x), tower, resized), x.dtype) for path, x in flat.items()}
     )
     return dataclasses.replace(
         run,
