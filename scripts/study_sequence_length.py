@@ -45,8 +45,8 @@ TRAINED_SIZES = (24, 16, 12, 8)
 PATCH_SIZES = (48, *TRAINED_SIZES, 6)
 SHAPES = {
     # ViT-B's MLP is 4 times as wide as its tokens; that of SoViT-150m (880 wide, 18 deep, 2,320) 2.6 times.
-    "plain": EncoderConfig(width=128, depth=3, mlp_width=512, num_heads=4, unrolled=True),
-    "SoViT": EncoderConfig(width=112, depth=5, mlp_width=288, num_heads=4, unrolled=True),
+    "plain": EncoderConfig(width=128, depth=3, mlp_width=512, num_heads=4),
+    "SoViT": EncoderConfig(width=112, depth=5, mlp_width=288, num_heads=4),
 }
 KINDS = {"random sizes": TRAINED_SIZES, "one size": ()}
 FIGURES = "sequence_length.json"
