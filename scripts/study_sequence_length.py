@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,8 +129,8 @@ def draw(found: Mapping[tuple[str, str], Mapping[int, Sequence[float]]], path: P
     colours = dict(zip(SHAPES, ("#52708c", "#c8501e"), strict=True))
     for (shape, kind), by_size in found.items():
         means = [estimate([100 * one for one in by_size[size]]) for size in PATCH_SIZES]
-        style = {"linestyle": "-" if KINDS[kind] else ":", "marker": "o" if KINDS[kind] else "s"}
-        errors = [one.error or 0.0 for one in means]
+        style: dict[str, Any] = {"linestyle": "-" if KINDS[kind] else ":", "marker": "o" if KINDS[kind] else "s"}
+        errors = [one.error for one in means]
         axes.errorbar(
             tokens, [one.mean for one in means], errors, color=colours[shape], label=f"{shape}, {kind}", **style
         )

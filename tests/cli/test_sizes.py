@@ -59,7 +59,9 @@ def test_a_run_has_other_features_at_other_sizes_and_its_own_at_those_of_trainin
     assert np.abs(features(with_sizes(run, Sizes(patch=size // 4))) - features(run)).max() > 1e-3
     larger = with_sizes(run, Sizes(image=2 * size))
     assert larger.config.data.image_size == 2 * size
-    assert larger.config.task.image_tower.num_patches == 16
+    tower = larger.config.task.image_tower
+    assert isinstance(tower, ViTConfig)
+    assert tower.num_patches == 16
     assert larger.tower != run.tower
 
 

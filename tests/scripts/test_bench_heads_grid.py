@@ -1,6 +1,7 @@
 """Maps of what heads cost: which cells fit is known before anything runs, and times are predicted."""
 
 import argparse
+import importlib
 import json
 import math
 import sys
@@ -15,19 +16,15 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 @pytest.fixture
 def grid(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    import bench_heads_grid
-
-    return bench_heads_grid
+    return importlib.import_module("bench_heads_grid")
 
 
 def test_cells_that_do_not_fit_are_not_run_and_maps_are_drawn(grid, tmp_path):
-    from bench_tools import Report
-
     options = argparse.Namespace(
         **{"features": 8, "classes": 300, "factors": 3, "block_size": 16, "memory_gib": 1 / 1024},
         **{"grid_batches": [2, 64], "samples": [1, 64], "rounds": 1, "seconds": 5.0, "output": tmp_path},
     )
-    grid.map_costs(options, Report(Console(quiet=True), "heads"))
+    grid.map_costs(options, grid.Report(Console(quiet=True), "heads"))
     cells = {
         (c["form"], c["batch"], c["samples"]): c
         for c in json.loads((tmp_path / "bench_heads_grid.json").read_text())["grid"]
