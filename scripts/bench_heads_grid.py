@@ -212,4 +212,11 @@ def _panel(axes: Axes, cells: Sequence[Sequence[tuple[float | None, str]]], norm
                 axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor="grey", lw=0))
             if value is not None:
                 dark = norm(value) < 0.5
-                axes.text(x, y, f"{value:.3g}", ha="center", va="center", color="white" if dark else "black")
+                axes.text(
+                    x,
+                    y,
+                    f"{value:.3g}" if value < 1000 else f"{value:,.0f}",
+                    ha="center",
+                    va="center",
+                    color="white" if dark else "black",
+                )

@@ -1,10 +1,11 @@
-"""Accuracy over sequence length of towers with random patch sizes (FlexiViT), and of towers with one size.
+"""Accuracy over sequence length of towers of one patch size, before and after training with random ones (FlexiViT).
 
     python -m scripts.study_sequence_length --output runs/sequence_length --seeds 0 1 2
 
 SoViT Sec. 5.5 and Fig. 7 at the size of the glyph data: classifiers of characters, of a plain ViT's proportions and of
-those of SoViT-150m at equal operations. Each is trained with patches of random sizes and of one size, and evaluated on
-another typeface at these sizes, a larger and a smaller one. Finished runs are skipped.
+those of SoViT-150m at equal operations. Each is trained with patches of one size, then "flexified" by half as many
+steps with random sizes, and evaluated on another typeface at these sizes, a larger and a smaller one. Finished runs are
+skipped.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 
 from lit_het.apps import grid
 from lit_het.configs import glyph_classifier
-from lit_het.configs.experiment import ExperimentConfig
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.durations import Duration
@@ -41,21 +42,22 @@ from lit_het.towers.vit import ViTConfig
 from scripts.study import run_seeds, study_parser
 
 IMAGE_SIZE, PATCH_SIZE = 48, 12
-TRAINED_SIZES = (24, 16, 12, 8)
-# 1, 4, 9, 16, 36 and 64 patches: the first and the last are never trained.
-PATCH_SIZES = (48, *TRAINED_SIZES, 6)
+TRAINED_SIZES = (24, 16, 12)
+# 1, 4, 9, 16 and 36 patches: the first and the last are never trained.
+PATCH_SIZES = (48, *TRAINED_SIZES, 8)
 SHAPES = {
     # ViT-B's MLP is 4 times as wide as its tokens; that of SoViT-150m (880 wide, 18 deep, 2,320) 2.6 times.
     "plain": EncoderConfig(width=128, depth=3, mlp_width=512, num_heads=4),
     "SoViT": EncoderConfig(width=112, depth=5, mlp_width=288, num_heads=4),
 }
-KINDS = {"random sizes": TRAINED_SIZES, "one size": ()}
+# Sizes of patches in training; the second starts from the first.
+KINDS = {"one size": (), "flexified": TRAINED_SIZES}
 FIGURES = "sequence_length.json"
 
 
 def tower(shape: str, kind: str) -> ViTConfig:
     """Returns the image tower of a shape in `SHAPES` and a kind of training in `KINDS`."""
-    return ViTConfig(IMAGE_SIZE, PATCH_SIZE, SHAPES[shape], pooling="attention", patch_sizes=KINDS[kind])
+    return ViTConfig(IMAGE_SIZE, PATCH_SIZE, SHAPES[shape], pooling="mean", patch_sizes=KINDS[kind])
 
 
 def gflop(shape: str, patch_size: int) -> float:
@@ -70,16 +72,23 @@ def configuration(shape: str, kind: str, root: Path, data: Path, seed: int, step
     """Returns a run."""
     base = glyph_classifier.get_config(root)
     num_classes = len(read_lines(str(data / "train" / "classnames.txt")))
+    is_first = not KINDS[kind]
+    steps = steps if is_first else steps // 2
     return dataclasses.replace(
         base,
-        run_dir=root / f"{shape} {kind}".replace(" ", "_"),
+        run_dir=root / _folder(shape, kind),
         task=ClassificationConfig(tower(shape, kind), DeterministicConfig(), num_classes),
+        pretrained=None if is_first else PretrainedConfig(root / _folder(shape, "one size"), "(image_tower|head)/.*"),
         data=dataclasses.replace(base.data, shards=(str(data / "train"),), image_size=IMAGE_SIZE, seed=seed),
         seed=seed,
         length=Duration(steps),
-        schedule=Schedule(learning_rate=1e-3, warmup=Duration(steps // 10)),
+        schedule=Schedule(learning_rate=2e-3 if is_first else 1e-3, warmup=Duration(steps // 10)),
         cadence=dataclasses.replace(base.cadence, save_steps=steps),
     )
+
+
+def _folder(shape: str, kind: str) -> str:
+    return f"{shape} {kind}".replace(" ", "_")
 
 
 def train(root: Path, data: Path, seed: int, steps: int) -> None:
@@ -116,8 +125,7 @@ def conclude(output: Path, data: Path, seeds: Sequence[int], steps: int) -> None
 
 def _accuracies(output: Path, shape: str, kind: str, seeds: Sequence[int]) -> dict[int, list[float]]:
     """Returns the accuracies of all seeds by patch size."""
-    folder = f"{shape} {kind}".replace(" ", "_")
-    figures = [json.loads((output / f"seed{seed}" / folder / FIGURES).read_text()) for seed in seeds]
+    figures = [json.loads((output / f"seed{seed}" / _folder(shape, kind) / FIGURES).read_text()) for seed in seeds]
     return {size: [one[str(size)] for one in figures] for size in PATCH_SIZES}
 
 
