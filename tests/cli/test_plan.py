@@ -125,8 +125,9 @@ def test_random_patch_sizes_cost_as_much_as_the_smallest():
 
     smallest = flops(patch_size=size // 2)
     assert flops(patch_size=size) < 0.9 * smallest
-    # The resizing itself is a few products more.
-    assert flops(patch_size=size, patch_sizes=(size, size // 2)) == pytest.approx(smallest, rel=0.05)
+    # The kernel is resized by one product, and its gradient by another.
+    resizing = 2 * 2 * (size // 2) ** 2 * size**2 * 3 * tower.encoder.width
+    assert flops(patch_size=size, patch_sizes=(size, size // 2)) == pytest.approx(smallest + resizing, rel=1e-3)
 
 
 def test_dispatch_to_experts_is_what_products_with_one_hot_vectors_take():

@@ -82,7 +82,7 @@ def test_an_evaluation_at_another_size_is_not_saved(flexible, data, tmp_path, ca
     before = list(read_records(flexible))
     command = ["zero-shot", "--checkpoint", str(flexible), "--data", f"shapes={data / 'train'}", "--split", "."]
     assert main([*command, "--patch-size", str(size // 4), "--output", str(output)]) == 0
-    assert 0 <= json.loads(output.read_text())["zero_shot/shapes/top1"] <= 1
+    assert 0 <= json.loads(output.read_text())["supervised/shapes/top1"] <= 1
     assert "with other sizes it is another model" in "".join(capsys.readouterr())
     assert len(list(read_records(flexible))) == len(before)
     assert "--patch-size 0 must be at least 1" in refusal(capsys, *command, "--patch-size", "0")
