@@ -46,6 +46,7 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.patch_sizes import losses
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
@@ -143,6 +144,7 @@ def _train_on(
                 distilled_from=start,
                 skips_nonfinite=config.on_nonfinite == "skip",
                 signal_to_noise=config.optimizer.signal_to_noise,
+                losses=losses(config.task),
             )
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(

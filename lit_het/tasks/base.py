@@ -1,8 +1,8 @@
 """The protocol of tasks, all that the training loop uses of one."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 from flax import nnx
@@ -13,6 +13,9 @@ from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.optimizers import ParameterGroup
 from lit_het.random import Keys
 from lit_het.types import Batch, Metrics, Params
+
+Loss: TypeAlias = Callable[[Params, Batch, Keys], tuple[Float[Array, ""], Metrics]]
+"""`Task.loss`."""
 
 
 @runtime_checkable

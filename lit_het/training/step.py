@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool
 
 from lit_het import parameters
 from lit_het.random import keys_at
-from lit_het.tasks.base import DistillingTask, Task
+from lit_het.tasks.base import DistillingTask, Loss, Task
 from lit_het.types import Batch, Metrics, Params, TrainState
 
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
@@ -40,6 +40,7 @@ def make_train_step(
     distilled_from: int | None = None,
     skips_nonfinite: bool = False,
     signal_to_noise: Callable[[Any, str], Array | None] | None = None,
+    losses: Sequence[Loss] = (),
 ) -> TrainStep:
     """Returns ``train_step(state, locked, batch) -> (state, metrics)``.
 
@@ -56,13 +57,17 @@ def make_train_step(
         skips_nonfinite: whether a step with a value in `MUST_BE_FINITE` that is not finite changes only the step
             number; the metric ``skipped`` reports it.
         signal_to_noise: see `lit_het.optimizers.Optimizer`; for a metric of the gradient of noise covariances.
+        losses: one of them is drawn in each step, in place of the task's; empty for that of the task.
     """
+    choices = tuple(losses) or (task.loss,)
 
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        def loss(trainable: Params) -> tuple[Any, Metrics]:
+        keys = keys_at(seed, state.step)
+
+        def loss(trainable: Params, chosen: Loss) -> tuple[Any, Metrics]:
             # Differentiated with respect to ``trainable`` only: the backward pass never enters a locked tower.
-            params, keys = parameters.merge(locked, trainable), keys_at(seed, state.step)
-            value, metrics = task.loss(params, batch, keys)
+            params = parameters.merge(locked, trainable)
+            value, metrics = chosen(params, batch, keys)
             if distilled_from is None:
                 return value, metrics
             assert isinstance(task, DistillingTask)
@@ -72,7 +77,10 @@ def make_train_step(
             added, found = _computed_if(state.step >= distilled_from, distillation_loss)
             return value + added, metrics | found
 
-        (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+        # The gradient is inside of the choice: outside, the values saved for it would be those of all losses together.
+        gradients = [functools.partial(jax.value_and_grad(loss, has_aux=True), chosen=chosen) for chosen in choices]
+        number = jax.random.randint(keys("loss"), (), 0, len(gradients))
+        (value, metrics), gradient = jax.lax.switch(number, gradients, state.params)
         updates: Any
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         if distilled_from is not None:
