@@ -195,12 +195,14 @@ def summarize(results: Sequence[Result], names: Sequence[str]) -> list[Row]:
     ]
 
 
-def write_table(output: Path, titles: Sequence[str], cells: Sequence[Sequence[str]], note: str) -> None:
-    """Writes ``table.md`` with a note below the rows, and prints it."""
+def write_table(
+    output: Path, titles: Sequence[str], cells: Sequence[Sequence[str]], note: str, printed: int | None = None
+) -> None:
+    """Writes ``table.md`` with a note below the rows, and prints it, or only so many of its rows."""
     lines = [titles, ("---",) * len(titles), *cells]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{note}\n"
-    write_atomically(output / "table.md", text)
-    print(text)
+    rows = [f"| {' | '.join(line)} |\n" for line in lines]
+    write_atomically(output / "table.md", "".join(rows) + f"\n{note}\n")
+    print("".join(rows[: None if printed is None else printed + 2]) + f"\n{note}\n")
 
 
 def shown_seeds(row: Row) -> str:

@@ -290,9 +290,7 @@ def _opened_batches(loader: "Loader | Stream", position: int) -> Iterator[Iterat
         yield itertools.chain(first, batches)
 
 
-def train_unless_done(
-    config: ExperimentConfig, *, allow_commands: bool = False, watch: Watch | None = None
-) -> None:
+def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False, watch: Watch | None = None) -> None:
     """Starts or resumes a run; does nothing if it is finished. Arguments are those of `train`.
 
     Raises:
