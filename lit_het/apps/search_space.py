@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -59,12 +59,12 @@ class Range:
     """
 
     field: str
-    low: float
-    high: float
+    low: int | float
+    high: int | float
     logarithmic: bool
     whole: bool
 
-    def text(self, value: float) -> str:
+    def text(self, value: int | float) -> str:
         """Returns a value as in a flag, with four digits."""
         if self.whole:
             return str(int(value))
@@ -193,12 +193,10 @@ def check_fields(search: Search) -> None:
     Raises:
         UserError: a field is given twice, is unknown or has an invalid value, or the method does not suit the fields.
     """
-    fields, method = search.fields, search.method
+    fields = search.fields
     names = [field.field for field in fields]
     if not fields or len({*names}) < len(names):
         raise UserError("give --field FIELD=..., once for each field to search")
-    if method not in get_args(Method):
-        raise UserError(f"--method {method} is not one of {', '.join(get_args(Method))}")
     ends = {
         field.field: field.values if isinstance(field, Choices) else (field.text(field.low), field.text(field.high))
         for field in fields
@@ -210,7 +208,7 @@ def check_fields(search: Search) -> None:
                 with_setting(search.config, first | {name: value})
             except UserError as error:
                 raise UserError(f"--field {name}={value}: {error}") from error
-    if method != "grid":
+    if search.method != "grid":
         require_optuna()
         return
     size = num_settings(fields)
@@ -231,15 +229,14 @@ def require_optuna() -> None:
         UserError: it is not.
     """
     try:
-        import optuna
+        import optuna  # noqa: F401
     except ImportError as error:
         raise UserError(
             f"lit-het tune needs optuna ({error}): pip install 'lit-het[tune]'; --method grid needs none"
         ) from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def num_settings(fields: Sequence[Field]) -> float:
+def num_settings(fields: Sequence[Field]) -> int | float:
     """Returns the number of settings of fields; infinite with a range that is not one of integers."""
     counts = (
         len(field.values) if isinstance(field, Choices) else field.high - field.low + 1 if field.whole else math.inf
@@ -323,6 +320,7 @@ def _distributions(fields: Sequence[Field]) -> dict[str, "BaseDistribution"]:
 def _study(search: Search, trials: Sequence[Trial], sampler: "BaseSampler | None" = None) -> "Study":
     import optuna
 
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of every study
     study = optuna.create_study(direction="minimize" if search.minimizes else "maximize", sampler=sampler)
     distributions = _distributions(search.fields)
     study.add_trials([_frozen(search.fields, trial, distributions) for trial in trials])
@@ -358,4 +356,4 @@ def is_hopeless(search: Search, trials: Sequence[Trial], number: int) -> bool:
     from optuna.pruners import MedianPruner
 
     study = _study(search, trials)
-    return MedianPruner(n_startup_trials=5).prune(study, study.trials[number])
+    return bool(MedianPruner(n_startup_trials=5).prune(study, study.trials[number]))

@@ -126,10 +126,9 @@ def _next(search: Search, budget: int) -> Planned | None:
         while True:
             trials = read_trials(search)
             for trial in trials[:budget]:
-                if trial.state == "running":
-                    planned = _planned(search, trial.number, trial.setting)
-                    if not grid_runs.is_claimed(search.output, planned.name):
-                        return planned  # interrupted, or just chosen by another process, which then finds it claimed
+                if trial.state == "running" and not grid_runs.is_claimed(search.output, _name(search, trial.number)):
+                    # Interrupted, or just chosen by another process, which then finds it claimed.
+                    return _planned(search, trial)
             if len(trials) >= budget:
                 return None
             setting = search_space.next_setting(search, trials)
@@ -155,9 +154,14 @@ def _settings_path(search: Search, number: int) -> Path:
     return search.output / "settings" / f"{number:04d}.json"
 
 
-def _planned(search: Search, number: int, setting: dict[str, str]) -> Planned:
-    config = search_space.with_setting(search.config, setting)
-    return grid_runs.plan_run(config, setting, f"trial{number:04d}", search.seed, search.output)
+def _planned(search: Search, trial: Trial) -> Planned:
+    config = search_space.with_setting(search.config, trial.setting)
+    return grid_runs.plan_run(config, trial.setting, f"trial{trial.number:04d}", search.seed, search.output)
+
+
+def _name(search: Search, number: int) -> str:
+    """Returns the name of the run of a trial."""
+    return f"trial{number:04d}_seed{search.seed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +196,7 @@ def _read_trial(search: Search, found: _Setting) -> Trial:
     number, setting = found.number, found.setting
     if found.problem:
         return Trial(number, setting, "failed", note=found.problem)
-    name = f"trial{number:04d}_seed{search.seed}"
+    name = _name(search, number)
     path = grid_runs.result_path(search.output, name)
     history = _history(search.output / "runs" / name, search.metric) if search.prune else {}
     if not path.exists():
@@ -255,7 +259,7 @@ def _record(search: Search, trial: Trial) -> dict[str, Any]:
         "state": trial.state,
         "value": trial.value if trial.state == "finished" else None,
         "note": trial.note,
-        "run": str(search.output / "runs" / f"trial{trial.number:04d}_seed{search.seed}"),
+        "run": str(search.output / "runs" / _name(search, trial.number)),
         "figures": {name: value if math.isfinite(value) else None for name, value in trial.figures.items()},
     }
 
