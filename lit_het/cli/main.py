@@ -30,6 +30,7 @@ from lit_het.cli import (
     report,
     tokenizer,
     train,
+    tune,
 )
 from lit_het.errors import TRY_AGAIN, DataError, UserError
 
@@ -38,6 +39,7 @@ _COMMANDS = (
     quickstart,
     new,
     train,
+    tune,
     add_noise,
     plan,
     embed,
