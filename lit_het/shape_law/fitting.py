@@ -19,7 +19,9 @@ RANGE_OF_RATIO = 0.01, 100.0
 # Starts: each c with the best (a, b) of each dimension.
 _STARTS_OF_C = (0.2, 0.4, 0.7, 1.2)
 _STARTS_OF_EXPONENTS = (0.15, 0.4, 1.0, 2.5)
-_TOLERANCE = 1e-9
+_EXACT = 1e-9
+# Intervals need a squared error to a few per cent only.
+ROUGH = 1e-6
 _MOST_EVALUATIONS = 300
 
 
@@ -71,7 +73,7 @@ def fit(star: Star) -> Fit:
 
 
 def search(
-    residuals: Residuals, start: Float[np.ndarray, " p"], fixed: int | None = None
+    residuals: Residuals, start: Float[np.ndarray, " p"], fixed: int | None = None, tolerance: float = _EXACT
 ) -> tuple[Float[np.ndarray, " p"], float]:
     """Returns the best parameters from a start, and their sum of squared errors.
 
@@ -79,6 +81,7 @@ def search(
         residuals: of the runs.
         start: parameters ``[p]``.
         fixed: index of a parameter that retains its value; None for none.
+        tolerance: relative change of the parameters or of the error that ends the search.
     """
     free = np.arange(len(start)) != (-1 if fixed is None else fixed)
     low, high = bounds(len(start))
@@ -95,8 +98,8 @@ def search(
         inside[free],
         lambda some: residuals.jacobian(whole(some))[:, free],
         (low[free], high[free]),
-        xtol=_TOLERANCE,
-        ftol=_TOLERANCE,
+        xtol=tolerance,
+        ftol=tolerance,
         gtol=1e-12,
         max_nfev=_MOST_EVALUATIONS,
     )

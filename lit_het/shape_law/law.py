@@ -3,11 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 
 from lit_het.errors import FieldError, UserError
+
+# An array, or a single number.
+Numbers: TypeAlias = Float[np.ndarray, "..."] | float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,37 +69,35 @@ class Law:
             raise UserError(f"{dimension} is no dimension of this law; it has {', '.join(self.curves)}")
         return self.curves[dimension]
 
-    def value(
-        self, dimension: str, x: Float[np.ndarray, " n"] | float, t: Float[np.ndarray, " n"] | float
-    ) -> Float[np.ndarray, " n"]:
+    def value(self, dimension: str, x: Numbers, t: Numbers) -> Float[np.ndarray, "..."]:
         """Returns f of Eq. 2, in the unit of the metric.
 
         Args:
             dimension: name of the dimension.
-            x: its values ``[n]``; x and t may be single numbers.
-            t: compute ``[n]`` in GFLOP.
+            x: its values ``[...]``; x and t may be single numbers.
+            t: compute ``[...]`` in GFLOP.
 
         Raises:
             UserError: the law has no such dimension.
         """
         curve, x, t = self.curve(dimension), np.asarray(x, np.float64), np.asarray(t, np.float64)
         few_examples = (curve.beta * x**curve.b + curve.xi) * t**-self.c
-        return curve.alpha * x**-curve.a + few_examples + curve.epsilon
+        return np.asarray(curve.alpha * x**-curve.a + few_examples + curve.epsilon)
 
     def scaling_exponent(self, dimension: str) -> float:
         """Returns ``s = c / (a + b)`` of Eq. 4: the optimum grows as t^s."""
         curve = self.curve(dimension)
         return self.c / (curve.a + curve.b)
 
-    def optimum(self, dimension: str, t: Float[np.ndarray, " n"] | float) -> Float[np.ndarray, " n"]:
-        """Returns x* of Eq. 4: the value of the dimension with the least f at compute ``t`` ``[n]`` in GFLOP.
+    def optimum(self, dimension: str, t: Numbers) -> Float[np.ndarray, "..."]:
+        """Returns x* of Eq. 4: the value of the dimension with the least f at compute ``t`` ``[...]`` in GFLOP.
 
         It is the only one: f falls before it and rises after it (App. A.1).
         """
         curve = self.curve(dimension)
         # Logarithms, because the ratio may be beyond the range of floats.
         log_ratio = math.log(curve.alpha * curve.a) - math.log(curve.beta * curve.b)
-        return np.exp((log_ratio + self.c * np.log(t)) / (curve.a + curve.b))
+        return np.asarray(np.exp((log_ratio + self.c * np.log(t)) / (curve.a + curve.b)))
 
     def frontier(self, dimension: str) -> "Frontier":
         """Returns the constants of Eq. 5 for one dimension.
@@ -124,10 +126,10 @@ class Frontier:
     c: float
     epsilon: float
 
-    def value(self, x: Float[np.ndarray, " n"] | float, t: Float[np.ndarray, " n"] | float) -> Float[np.ndarray, " n"]:
-        """Returns Eq. 5 for optimal ``x`` ``[n]`` and their compute ``t`` ``[n]`` in GFLOP."""
+    def value(self, x: Numbers, t: Numbers) -> Float[np.ndarray, "..."]:
+        """Returns Eq. 5 for optimal ``x`` ``[...]`` and their compute ``t`` ``[...]`` in GFLOP."""
         x, t = np.asarray(x, np.float64), np.asarray(t, np.float64)
-        return self.size_weight * x**-self.a + self.compute_weight * t**-self.c + self.epsilon
+        return np.asarray(self.size_weight * x**-self.a + self.compute_weight * t**-self.c + self.epsilon)
 
 
 def _require_positive(config: object, *fields: str) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from lit_het.errors import UserError
-from lit_het.shape_law.fitting import RANGE_OF_C, RANGE_OF_S, Fit, bounds, search
+from lit_het.shape_law.fitting import RANGE_OF_C, RANGE_OF_S, ROUGH, Fit, bounds, search
 from lit_het.shape_law.observations import PARAMETERS_PER_DIMENSION, Star
 from lit_het.shape_law.residuals import Residuals
 
@@ -126,7 +126,7 @@ def bootstrap(fit: Fit, resamples: int = RESAMPLES, seed: int = 0) -> dict[tuple
     found: dict[tuple[str, ...], list[float]] = {}
     for _ in range(resamples):
         residuals = Residuals(star, _draw(star, generator))
-        law = residuals.law(search(residuals, fit.parameters)[0])
+        law = residuals.law(search(residuals, fit.parameters, tolerance=ROUGH)[0])
         found.setdefault(("c",), []).append(law.c)
         for name, curve in law.curves.items():
             found.setdefault(("s", name), []).append(law.scaling_exponent(name))
@@ -160,7 +160,7 @@ def profile(
     def excess(value: float, start: Float[np.ndarray, " p"]) -> tuple[float, Float[np.ndarray, " p"]]:
         moved = start.copy()
         moved[index] = value
-        parameters, error = search(residuals, moved, index)
+        parameters, error = search(residuals, moved, index, ROUGH)
         if error < best[1]:
             best[:] = parameters, error
         return error - threshold, parameters
