@@ -28,6 +28,7 @@ from lit_het.cli import (
     plan,
     quickstart,
     report,
+    shape,
     tokenizer,
     train,
 )
@@ -40,6 +41,7 @@ _COMMANDS = (
     train,
     add_noise,
     plan,
+    shape,
     embed,
     checkpoint,
     calibrate,
