@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -93,10 +94,15 @@ def search(
         parameters[free] = some
         return parameters
 
+    def derivatives(some: Float[np.ndarray, " q"]) -> Float[np.ndarray, "n q"]:
+        return residuals.jacobian(whole(some))[:, free]
+
+    # SciPy's stubs know only the names of methods here.
+    jacobian: Any = derivatives
     found = least_squares(
         lambda some: residuals.values(whole(some)),
         inside[free],
-        lambda some: residuals.jacobian(whole(some))[:, free],
+        jacobian,
         (low[free], high[free]),
         xtol=tolerance,
         ftol=tolerance,

@@ -93,14 +93,14 @@ def test_impossible_budgets_and_dimensions_are_refused(arguments, message):
 def test_budgets_in_hours_need_a_rate():
     assert gflop(9e12) == 9e12
     assert gflop(10.0, "TPU-hours", 2e8) == gflop(10.0, "tpu-hours", 2e8) == 2e9
-    for arguments, message in (
-        ((10.0, "GPU-hours"), "a budget in GPU-hours needs the GFLOP of one hour"),
-        ((10.0, "GFLOP", 2e8), "a budget in GFLOP needs no GFLOP per hour"),
-        ((10.0, "days"), "unknown unit 'days'"),
-        ((-1.0,), "budget -1 must be above 0"),
-    ):
-        with pytest.raises(UserError, match=message):
-            gflop(*arguments)
+    with pytest.raises(UserError, match="a budget in GPU-hours needs the GFLOP of one hour"):
+        gflop(10.0, "GPU-hours")
+    with pytest.raises(UserError, match="a budget in GFLOP needs no GFLOP per hour"):
+        gflop(10.0, "GFLOP", 2e8)
+    with pytest.raises(UserError, match="unknown unit 'days'"):
+        gflop(10.0, "days")
+    with pytest.raises(UserError, match="budget -1 must be above 0"):
+        gflop(-1.0)
 
 
 def test_published_numbers_are_those_of_the_paper():

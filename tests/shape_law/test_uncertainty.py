@@ -44,18 +44,15 @@ def _covered(fits, level):
 
 def test_a_higher_level_is_a_wider_interval(found):
     (low, high), _ = profile(found.fit, 1, 0.5)
-    wider_low, wider_high = found.s["width"].profile
-    assert None not in (low, high, wider_low, wider_high)
-    assert wider_low < low < found.s["width"].value < high < wider_high
+    assert low < found.s["width"].value < high
+    assert not any(found.s["width"].covers(value) for value in (low / 1.5, high * 1.5))
+    assert all(found.s["width"].covers(value) for value in (low, high))
 
 
-def test_the_profile_is_symmetric_where_the_noise_is_small():
-    """Far above its noise the problem is linear: the interval is that of the curvature, z standard errors each way."""
+def test_the_interval_is_narrow_where_the_noise_is_small():
     tight = exponents(fit(simulate(law(), 1e-5, 0)), resamples=0)
-    low, high = tight.s["width"].profile
     # Ends are found to 0.2 % of themselves.
-    assert low == pytest.approx(S["width"], rel=0.005)
-    assert high == pytest.approx(S["width"], rel=0.005)
+    assert tight.s["width"].profile == pytest.approx((S["width"], S["width"]), rel=0.005)
 
 
 def test_resamples_are_repeatable_and_differ_by_seed(found):
@@ -72,7 +69,7 @@ def test_a_metric_that_no_shape_changes_identifies_no_scaling_exponent():
     for name in S:
         assert not found.s[name].is_identified, name
         assert "the best fit has" in found.s[name].reason or "about as well with s =" in found.s[name].reason
-        assert None in found.s[name].profile
+        assert None in (found.s[name].profile or ())
 
 
 def test_one_length_of_training_does_not_identify_the_scaling_exponents():
