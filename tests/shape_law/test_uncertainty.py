@@ -44,6 +44,8 @@ def _covered(fits, level):
 
 def test_a_higher_level_is_a_wider_interval(found):
     (low, high), _ = profile(found.fit, 1, 0.5)
+    assert low is not None
+    assert high is not None
     assert low < found.s["width"].value < high
     assert not any(found.s["width"].covers(value) for value in (low / 1.5, high * 1.5))
     assert all(found.s["width"].covers(value) for value in (low, high))

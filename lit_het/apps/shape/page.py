@@ -56,7 +56,9 @@ def grid_section(observed: Sequence[Observation], chosen: Selection, loss: str, 
     """Returns the metric of a grid sweep against compute, with its frontier (Fig. 3)."""
     finite = [one for one in observed if math.isfinite(one.loss)]
     front = [point for stretch in chosen.frontier for point in stretch.losses]
-    x, y = zip(*front, strict=True)
+    # Steps: between two runs of the frontier, the cheaper one is the best.
+    x = [compute for compute, _ in front for _ in range(2)][1:]
+    y = [value for _, value in front for _ in range(2)][:-1]
     start_x, start_y = zip(*chosen.start.losses, strict=True)
     lines = {
         "shapes": Line(_logs([one.compute for one in finite]), [one.loss for one in finite], joined=False),
@@ -89,10 +91,14 @@ def exponents_figure(found: Exponents) -> Html:
         ends = (0.0 if low is None else low, 2 * one.value if high is None else high)
         lines[f"interval {place}"] = Line((place, place), ends, colour=0)
     lines["exponents"] = Line(tuple(range(len(shown))), [one.value for one in shown.values()], colour=1, joined=False)
-    ticks = {float(place): name.replace(" ", "\n") for place, name in enumerate(shown)}
-    caption = f"Lines: {found.level:.0%} intervals of c and s by profile likelihood. {_unidentified(shown)}".strip()
+    # Ten names side by side have room for an initial only.
+    ticks = {float(place): name[:2] + name[2:3].upper() for place, name in enumerate(shown)}
+    initials = ", ".join(f"{name[0].upper()} {name}" for name in found.s)
+    caption = f"{initials}. Lines: {found.level:.0%} intervals of c and s by profile likelihood. {_unidentified(shown)}"
     legend = {"estimate": lines.pop("exponents")}
-    return figures.plot("Exponents", {**legend, **_unnamed(lines)}, "", "exponent", ticks=ticks, caption=caption)
+    return figures.plot(
+        "Exponents", {**legend, **_unnamed(lines)}, "", "exponent", ticks=ticks, caption=caption.strip()
+    )
 
 
 def predictions_figure(fit: Fit, loss: str) -> Html:
@@ -145,7 +151,7 @@ def deviations_figure(fit: Fit, loss: str) -> Html:
         f"Cost of other sizes at {compute:.2g} GFLOP, predicted",
         lines,
         "size / optimal size",
-        f"{loss}, above the optimum",
+        "above the optimum",
         ticks=ticks,
         as_share=True,
     )
