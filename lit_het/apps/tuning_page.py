@@ -67,7 +67,7 @@ def _note(search: Search) -> str:
 def _progress(search: Search, finished: Sequence[Trial]) -> Html:
     numbers, values = [trial.number for trial in finished], [trial.value for trial in finished]
     best = list(itertools.accumulate(values, min if search.minimizes else max))
-    lines = {"trials": Line(numbers, values, colour=0, points=True), "best so far": Line(numbers, best, colour=1)}
+    lines = {"trials": Line(numbers, values, colour=0, joined=False), "best so far": Line(numbers, best, colour=1)}
     return figures.plot(f"{search.metric} over trials", lines, "trial", search.metric)
 
 
@@ -80,7 +80,7 @@ def _over_field(field: Field, finished: Sequence[Trial], metric: str) -> Html:
         places, ticks = [math.log10(float(setting)) for setting in settings], _logarithmic_ticks(field)
     else:
         places = [float(setting) for setting in settings]
-    line = Line(places, [trial.value for trial in finished], points=True)
+    line = Line(places, [trial.value for trial in finished], joined=False)
     return figures.plot(field.field, {"trials": line}, field.field, metric, ticks=ticks)
 
 

@@ -82,7 +82,7 @@ class HetClassifier(nnx.Module):
         factors = self.covariance(features).low_rank()
         of_factors = jnp.linalg.qr(factors.swapaxes(1, 2))[0]
         kernel = self.logits.kernel[...]
-        random = jax.random.normal(jax.random.key(0), kernel.shape)
+        random = nnx.initializers.normal(1.0)(jax.random.key(0), kernel.shape)
         # The singular values of the products of orthonormal bases are cosines of angles (Björck & Golub 1973).
         bases = (jnp.linalg.qr(rows.T)[0] for rows in (kernel, random))
         cosines = [jnp.linalg.norm(jnp.einsum("kd,nkr->ndr", basis, of_factors), 2, axis=(1, 2)) for basis in bases]
