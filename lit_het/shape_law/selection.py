@@ -89,11 +89,14 @@ def frontier_of(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def boundary_of(shape: Mapping[str, float], observations: Sequence[Observation]) -> tuple[str, ...]:
-    """Returns the dimensions in which a shape has an extreme value; a dimension of one value is not varied."""
+    """Returns the dimensions in which a shape has an extreme value, beyond which a grid could be extended.
+
+    A dimension of one value is not varied, and nothing is smaller than 1.
+    """
     found = []
     for name, value in shape.items():
         values = {one.shape[name] for one in observations}
-        if len(values) > 1 and value in (min(values), max(values)):
+        if len(values) > 1 and (value == max(values) or value == min(values) > 1):
             found.append(name)
     return tuple(found)
 

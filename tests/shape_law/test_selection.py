@@ -9,14 +9,14 @@ from lit_het.errors import UserError
 from lit_het.shape_law.observations import Observation
 from lit_het.shape_law.selection import frontier_of, select
 
-WIDTHS, DEPTHS = (1.0, 2.0, 4.0), (1.0, 2.0, 3.0)
+WIDTHS, DEPTHS = (2.0, 4.0, 8.0), (1.0, 2.0, 3.0)
 
 
 def observed(width, depth, compute, loss):
     return Observation({"width": float(width), "depth": float(depth)}, float(compute), float(loss))
 
 
-def grid(best=(2.0, 2.0)):
+def grid(best=(4.0, 2.0)):
     """A grid whose shape ``best`` is better than its compute explains."""
     runs = []
     for width, depth in itertools.product(WIDTHS, DEPTHS):
@@ -33,27 +33,33 @@ def test_the_frontier_has_the_runs_that_none_of_less_compute_reaches():
 
 def test_the_shape_of_the_widest_range_is_chosen_at_its_least_compute():
     found = select(grid())
-    assert found.start.shape == {"width": 2.0, "depth": 2.0}
-    assert (found.start.compute, found.start.until) == (4.0, 12.0)
+    assert found.start.shape == {"width": 4.0, "depth": 2.0}
+    assert (found.start.compute, found.start.until) == (8.0, 24.0)
     assert found.start.span == 3.0
     assert found.boundary == ()
     assert not found.warning
 
 
 def test_several_lengths_of_one_shape_are_one_stretch():
-    longer = [observed(2.0, 2.0, 8.0, 0.3), observed(2.0, 2.0, 16.0, 0.25)]
+    longer = [observed(4.0, 2.0, 16.0, 0.25), observed(4.0, 2.0, 32.0, 0.2)]
     found = select([*grid(), *longer])
-    assert found.start.compute == 4.0
-    assert [compute for compute, _ in found.start.losses] == [4.0, 8.0, 16.0]
-    assert found.start.until == 16.0
+    assert found.start.compute == 8.0
+    assert [compute for compute, _ in found.start.losses] == [8.0, 16.0, 32.0]
+    assert found.start.until == 32.0
 
 
 def test_a_shape_on_the_boundary_is_a_warning_and_not_chosen_before_one_inside():
-    found = select(grid(best=(4.0, 2.0)))
-    assert found.start.shape == {"width": 2.0, "depth": 2.0}
-    outside = select([one for one in grid(best=(4.0, 2.0)) if one.shape != {"width": 2.0, "depth": 2.0}])
-    assert outside.start.shape == {"width": 1.0, "depth": 1.0} or "width" in outside.boundary
+    found = select(grid(best=(8.0, 2.0)))
+    assert found.start.shape["width"] == 4.0
+    outside = select([one for one in grid(best=(8.0, 2.0)) if one.shape["width"] != 4.0])
+    assert outside.boundary == ("width",)
     assert "lies on the boundary of the grid in width" in outside.warning
+
+
+def test_nothing_is_smaller_than_1():
+    found = select(grid(best=(4.0, 1.0)))
+    assert found.start.shape == {"width": 4.0, "depth": 1.0}
+    assert not found.warning
 
 
 def test_a_dimension_of_one_value_has_no_boundary():

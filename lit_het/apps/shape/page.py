@@ -1,5 +1,6 @@
 """``lit-het shape plot``: a page with figures as in SoViT Fig. 3 to 6."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,11 +45,13 @@ def write(folders: Sequence[Path], metric: str, direction: str | None, level: fl
         sweep = sweeps.load(folder)
         if sweep.kind == "grid":
             observed = sweeps.observations(sweep, folder, metric, direction)
-            sections.append(grid_section(observed, fits.select_start(folder, metric, direction), name, folder.name))
+            section = grid_section(observed, fits.select_start(folder, metric, direction), name, folder.name)
         else:
             # A page needs no bootstrap: the table of the fit has it.
             found = fits.fit_star(folder, metric, direction, level, 0)
-            sections.append(star_section(found, name, folder.name))
+            section = star_section(found, name, folder.name)
+        times = sweeps.training_times(sweep, folder)
+        sections.append(dataclasses.replace(section, body=(*section.body, times_figure(times))))
     write_files({output: render_page("Shape law", sections, f"Of {name}, lower is better.")})
 
 
@@ -85,20 +88,21 @@ def exponents_figure(found: Exponents) -> Html:
     """Returns the exponents with their profile intervals (Fig. 5); open ends are at the edge of what is drawn."""
     shown: dict[str, Exponent] = {"c": found.c, **{f"s {name}": one for name, one in found.s.items()}}
     shown |= {f"a {name}": one for name, one in found.a.items()} | {f"b {name}": one for name, one in found.b.items()}
-    lines: dict[str, Line] = {}
+    places, ends = [], []
     for place, one in enumerate(shown.values()):
         low, high = one.profile or (one.value, one.value)
-        ends = (0.0 if low is None else low, 2 * one.value if high is None else high)
-        lines[f"interval {place}"] = Line((place, place), ends, colour=0)
-    lines["exponents"] = Line(tuple(range(len(shown))), [one.value for one in shown.values()], colour=1, joined=False)
+        # One line for all intervals, with gaps between them.
+        places += [place, place, math.nan]
+        ends += [0.0 if low is None else low, 2 * one.value if high is None else high, math.nan]
+    lines = {
+        "estimate": Line(tuple(range(len(shown))), [one.value for one in shown.values()], colour=1, joined=False),
+        "interval": Line(places, ends, colour=0),
+    }
     # Ten names side by side have room for an initial only.
     ticks = {float(place): name[:2] + name[2:3].upper() for place, name in enumerate(shown)}
     initials = ", ".join(f"{name[0].upper()} {name}" for name in found.s)
     caption = f"{initials}. Lines: {found.level:.0%} intervals of c and s by profile likelihood. {_unidentified(shown)}"
-    legend = {"estimate": lines.pop("exponents")}
-    return figures.plot(
-        "Exponents", {**legend, **_unnamed(lines)}, "", "exponent", ticks=ticks, caption=caption.strip()
-    )
+    return figures.plot("Exponents", lines, "", "exponent", ticks=ticks, caption=caption.strip())
 
 
 def predictions_figure(fit: Fit, loss: str) -> Html:
@@ -157,16 +161,21 @@ def deviations_figure(fit: Fit, loss: str) -> Html:
     )
 
 
+def times_figure(times: Sequence[tuple[float, float]]) -> Html:
+    """Returns hours of training against GFLOP (Fig. 4, right)."""
+    gflop, hours = zip(*times, strict=True)
+    rate = f"{sum(gflop) / sum(hours):.3g} GFLOP in an hour"
+    correlation = f"Correlation {np.corrcoef(gflop, hours)[0, 1]:.2f}; " if len(set(gflop)) > 1 else ""
+    caption = f"{correlation}{rate}, compilation and evaluations included. Of resumed runs, the last process counts."
+    line = Line(_logs(gflop), hours, joined=False)
+    return figures.plot(
+        "Hours of training", {"runs": line}, _COMPUTE, "hours", ticks=_ticks(gflop), logarithmic=True, caption=caption
+    )
+
+
 def _unidentified(shown: Mapping[str, Exponent]) -> str:
     names = [name for name, one in shown.items() if not one.is_identified]
     return f"Not identified: {', '.join(names)}." if names else ""
-
-
-def _unnamed(lines: Mapping[str, Line]) -> dict[str, Line]:
-    """Gives all lines of one kind a single name in the legend: lines are drawn by place, gaps between them."""
-    x = [place for line in lines.values() for place in (*line.x, math.nan)]
-    y = [value for line in lines.values() for value in (*line.y, math.nan)]
-    return {"interval": Line(x, y, colour=0)}
 
 
 def _logs(values: Sequence[float] | Float[np.ndarray, " n"]) -> list[float]:

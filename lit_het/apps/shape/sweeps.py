@@ -257,6 +257,16 @@ def observations(sweep: Sweep, output: Path, metric: str, direction: str | None 
     return found
 
 
+def training_times(sweep: Sweep, output: Path) -> list[tuple[float, float]]:
+    """Returns GFLOP and hours of every run that was trained to its end (`grid_runs.Result.seconds`)."""
+    found = []
+    for run in sweep.runs:
+        path = grid_runs.result_path(output, run.name)
+        if path.exists() and (result := grid_runs.read_result(path)).figures:
+            found.append((run.gflop, result.seconds / 3600))
+    return found
+
+
 def direction_of(metric: str) -> str:
     """Returns whether "lower" or "higher" values of a metric are better.
 
