@@ -32,13 +32,13 @@ def classifier(data, tmp_path_factory) -> Path:
 
 
 def write_sweep(folder: Path, kind: sweeps.Kind, observed: list[Observation], centre: dict[str, int]) -> Path:
-    """Writes a finished sweep whose runs have the accuracy 1 - loss; those with loss NaN failed."""
+    """Writes a finished sweep of 1e9 GFLOP in a second, whose runs have the accuracy 1 - loss; loss NaN is a failure."""
     runs = []
     for number, one in enumerate(observed):
         shape = {name: int(value) for name, value in one.shape.items()}
         runs.append(SweptRun(f"run{number}", shape, "1 steps", one.compute, 1.0))
         figures = {} if math.isnan(one.loss) else {ERROR: ACCURACY - one.loss}
-        result = Result({}, 0, figures, 1, 1.0, "cpu", {})
+        result = Result({}, 0, figures, 1, one.compute / 1e9, "cpu", {})
         (folder / "results").mkdir(parents=True, exist_ok=True)
         (folder / "results" / f"run{number}.json").write_text(json.dumps(dataclasses.asdict(result)))
     sweeps.save(Sweep(kind, centre, tuple(runs)), folder)
@@ -166,9 +166,11 @@ def test_the_page_has_the_figures_of_both_sweeps(fitted, tmp_path):
         "Predicted against measured",
         "Equal compute: mlp",
         "Cost of other sizes",
-        "Metric again",
+        "Metric against compute",
+        "Hours of training",
     ):
         assert title in text
+    assert "Correlation 1.00; 3.6e+12 GFLOP in an hour" in text
     assert "start: width 608, depth 10, mlp 928" in text
 
 

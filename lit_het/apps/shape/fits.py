@@ -98,11 +98,12 @@ def fit(folder: Path, metric: str, direction: str | None, level: float, resample
 
 
 def table(found: Exponents) -> Table:
-    """Returns the exponents with their intervals."""
-    rows = [Row("c", _cells(found.c))]
+    """Returns the exponents with their intervals; without resamples there is no column for the bootstrap."""
+    named = {"c": found.c}
     for title, exponents in (("s", found.s), ("a", found.a), ("b", found.b)):
-        rows += [Row(f"{title} {name}", _cells(one)) for name, one in exponents.items()]
-    columns = ("estimate", "profile likelihood", "bootstrap over runs", "")
+        named |= {f"{title} {name}": one for name, one in exponents.items()}
+    rows = [Row(name, _cells(one)) for name, one in named.items()]
+    columns = ("estimate", "profile likelihood", *(("bootstrap over runs",) if found.c.bootstrap else ()), "")
     return Table(f"Exponents with intervals of {found.level:.0%}", columns, tuple(rows))
 
 
@@ -167,10 +168,10 @@ def _named(found: Exponents) -> list[tuple[str, Exponent]]:
 
 
 def _cells(one: Exponent) -> tuple[Cell, ...]:
-    profile = "" if one.profile is None else _interval(one.profile)
-    bootstrap = "" if one.bootstrap is None else _interval(one.bootstrap)
     estimate = Cell(f"{one.value:.3f}", faint=not one.is_identified)
-    return estimate, Cell(profile), Cell(bootstrap), Cell("" if one.is_identified else "not identified")
+    profile = Cell("" if one.profile is None else _interval(one.profile))
+    bootstrap = () if one.bootstrap is None else (Cell(_interval(one.bootstrap)),)
+    return estimate, profile, *bootstrap, Cell("" if one.is_identified else "not identified")
 
 
 def _interval(ends: tuple[float | None, float | None]) -> str:

@@ -165,7 +165,8 @@ def times_figure(times: Sequence[tuple[float, float]]) -> Html:
     """Returns hours of training against GFLOP (Fig. 4, right)."""
     gflop, hours = zip(*times, strict=True)
     rate = f"{sum(gflop) / sum(hours):.3g} GFLOP in an hour"
-    correlation = f"Correlation {np.corrcoef(gflop, hours)[0, 1]:.2f}; " if len(set(gflop)) > 1 else ""
+    varies = min(len(set(gflop)), len(set(hours))) > 1
+    correlation = f"Correlation {np.corrcoef(gflop, hours)[0, 1]:.2f}; " if varies else ""
     caption = f"{correlation}{rate}, compilation and evaluations included. Of resumed runs, the last process counts."
     line = Line(_logs(gflop), hours, joined=False)
     return figures.plot(
