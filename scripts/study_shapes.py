@@ -3,8 +3,8 @@
     python -m scripts.study_shapes --output runs/shapes
 
 A grid and a star sweep (`lit-het shape grid` and `star`) give a start and exponents. The shape for 4 times the compute
-of the start is then trained beside one with the proportions of ViT-B at equal compute, over seeds. Finished runs are
-skipped, interrupted ones continue, and processes with the same output share the runs.
+of the start is then trained beside those with the proportions of ViT-B and ViT-Ti at equal compute, over seeds.
+Finished runs are skipped, interrupted ones continue, and processes with the same output share the runs.
 """
 
 import argparse
@@ -48,8 +48,9 @@ GRID_LENGTH = "1200 steps"
 # Sizes are small, so that multiples of 16 would be coarse; 4 are the heads.
 MULTIPLE = 4
 GROWTH = 4
-# Of ViT-B: 768, 12, 3072.
-WIDTH_PER_BLOCK, MLP_PER_WIDTH = 64, 4
+# Width per block of ViT-B (768, 12, 3072) and of the smallest published ViT (192, 12, 768).
+VITS = {"ViT-B": 64, "ViT-Ti": 16}
+MLP_PER_WIDTH = 4
 
 
 def configuration(data: Path, output: Path) -> ExperimentConfig:
@@ -86,41 +87,44 @@ def predicted(config: ExperimentConfig, output: Path) -> tuple[dict[str, int], f
     return budgets.scaled(start, budget, found, config, multiple=MULTIPLE).shape, budget
 
 
-def proportions_of_vit(config: ExperimentConfig, cost: float) -> dict[str, int]:
-    """Returns the shape with the proportions of ViT-B whose cost is closest, in GFLOP of training per example."""
+def proportions_of_vit(config: ExperimentConfig, width_per_block: int, cost: float) -> dict[str, int]:
+    """Returns the shape with the proportions of a ViT whose cost is closest, in GFLOP of training per example."""
     nearest, gap = {}, math.inf
     for width in itertools.count(MULTIPLE, MULTIPLE):
-        shape = {"width": width, "depth": max(1, round(width / WIDTH_PER_BLOCK)), "mlp": MLP_PER_WIDTH * width}
+        shape = {"width": width, "depth": max(1, round(width / width_per_block)), "mlp": MLP_PER_WIDTH * width}
         own = sweeps.gflop_per_example(sweeps.with_shape(config, shape))
         if abs(own - cost) < gap:
             nearest, gap = shape, abs(own - cost)
         if own > cost:
-            return nearest
-    raise AssertionError("widths do not end")
+            break
+    return nearest
 
 
 def compare(config: ExperimentConfig, output: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Trains the predicted shape and that of ViT with equal compute, and returns both with their figures."""
+    """Trains the predicted shape and those of ViTs with equal compute; returns all with their figures and tests."""
     shape, budget = predicted(config, output)
     cost = sweeps.gflop_per_example(sweeps.with_shape(config, shape))
-    found, values = {"budget": budget}, {}
-    for name, one in {"predicted": shape, "ViT": proportions_of_vit(config, cost)}.items():
+    shapes = {"predicted": shape} | {name: proportions_of_vit(config, ratio, cost) for name, ratio in VITS.items()}
+    found: dict[str, Any] = {}
+    for name, one in shapes.items():
         own = sweeps.gflop_per_example(sweeps.with_shape(config, one))
         steps = round(budget / own / config.data.batch_size)
         planned = sweeps.plan(config, [one], [Duration(steps)], seeds, output / "compared")
         grid.run(planned, output / "compared", (METRIC,))
         results = [grid_runs.read_result(grid_runs.result_path(output / "compared", run.name)) for run in planned]
-        values[name] = [result.figures[METRIC] for result in results]
         found[name] = {
             "shape": one,
             "steps": steps,
             "gflop": own * config.data.batch_size * steps,
             "num_parameters": results[0].num_parameters,
-            METRIC: values[name],
-            TOP1: [result.figures[TOP1] for result in results],
             "seconds": [result.seconds for result in results],
+            **{metric: [result.figures[metric] for result in results] for metric in (METRIC, TOP1)},
         }
-    return {**found, "test": dataclasses.asdict(welch(values["predicted"], values["ViT"]))}
+        if name in VITS:
+            test = welch(found["predicted"][METRIC], found[name][METRIC])
+            print(f"predicted - {name}: {test.difference:.4f}, 95 % interval {test.interval}")
+            found[name]["test"] = dataclasses.asdict(test)
+    return {"budget": budget, "shapes": found}
 
 
 def recorded(output: Path, kind: str) -> dict[str, Any]:
@@ -158,7 +162,7 @@ def _study(options: argparse.Namespace) -> None:
     found = {kind: recorded(options.output, kind) for kind in ("grid", "star")}
     content = {**found, "compared": compare(config, options.output, options.seeds)}
     seconds = [run["seconds"] for kind in found.values() for run in kind["runs"]]
-    seconds += [one for name in ("predicted", "ViT") for one in content["compared"][name]["seconds"]]
+    seconds += [one for shape in content["compared"]["shapes"].values() for one in shape["seconds"]]
     content["hours"] = sum(seconds) / 3600
     options.results.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.results, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -14,6 +14,7 @@ from lit_het.files import write_atomically
 
 # Rows of the table that are printed.
 _PRINTED = 10
+_MOST_TICKS = 10
 
 
 def write_table(search: Search, order: Sequence[Trial]) -> None:
@@ -39,7 +40,7 @@ def write_page(search: Search, trials: Sequence[Trial]) -> None:
         setting = ", ".join(f"{field} = {value}" for field, value in order[0].setting.items())
         verdict = f"{search.metric} is {order[0].value:.4g} with {setting}"
     states = [trial.state for trial in trials]
-    counts = {state: states.count(state) for state in ("finished", "given up", "failed", "running")}
+    counts = {state: states.count(state) for state in ("finished", "given up", "failed", "running") if state in states}
     header = facts({"metric": search.metric, "method": search.method, "trials": len(trials), **counts})
     write_atomically(search.output / "page.html", render_page("Search", sections, verdict, header))
 
@@ -68,7 +69,9 @@ def _progress(search: Search, finished: Sequence[Trial]) -> Html:
     numbers, values = [trial.number for trial in finished], [trial.value for trial in finished]
     best = list(itertools.accumulate(values, min if search.minimizes else max))
     lines = {"trials": Line(numbers, values, colour=0, joined=False), "best so far": Line(numbers, best, colour=1)}
-    return figures.plot(f"{search.metric} over trials", lines, "trial", search.metric)
+    step = math.ceil((numbers[-1] + 1) / _MOST_TICKS)
+    ticks = {float(number): str(number) for number in range(0, numbers[-1] + 1, step)}
+    return figures.plot(f"{search.metric} over trials", lines, "trial", search.metric, ticks=ticks)
 
 
 def _over_field(field: Field, finished: Sequence[Trial], metric: str) -> Html:

@@ -73,12 +73,15 @@ def _add_sweep(parser: Any, command: Any) -> None:
         help="values of the dimensions without --vary, as factors of the centre or configuration",
     )
     parser.add_argument(
-        "--multiple", type=positive, default=16, help="of which factors make multiples; default: %(default)s"
+        "--multiple",
+        type=positive,
+        default=16,
+        help="of which widths and MLP sizes by --factors are multiples; default: %(default)s",
     )
     parser.add_argument(
         "--lengths", nargs="+", metavar="LENGTH", help="such as '500000 steps'; default: the configuration's"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of every shape and length; default: 0")
     parser.add_argument("--metric", required=True, metavar="NAME", help="that all runs must have, such as train/loss")
     parser.add_argument("--plan", action="store_true", help="print the runs and their GFLOP, and train nothing")
     parser.set_defaults(command=command, name=parser.prog.removeprefix("lit-het "), takes_fields=True)
@@ -107,7 +110,7 @@ def _add_scale(actions: Any) -> None:
         help="print the shape for a budget",
         description="Scales a small optimal shape to a budget by scaling exponents, and rounds it.",
     )
-    scale.add_argument("--budget", type=float, required=True, metavar="AMOUNT", help="of training")
+    scale.add_argument("--budget", type=float, required=True, metavar="AMOUNT", help="compute of training, in --unit")
     scale.add_argument("--unit", choices=UNITS, default="GFLOP", help="of the budget; default: %(default)s")
     scale.add_argument("--gflop-per-hour", type=float, metavar="G", help="of one core, GPU or TPU, for hours")
     scale.add_argument(
@@ -117,7 +120,12 @@ def _add_scale(actions: Any) -> None:
         metavar="DIR|DIM=N",
         help="a grid sweep with its fit, or a shape such as width=608 depth=10 mlp=928",
     )
-    scale.add_argument("--start-compute", type=float, metavar="GFLOP", help="for which the start is optimal")
+    scale.add_argument(
+        "--start-compute",
+        type=float,
+        metavar="GFLOP",
+        help="the least for which the start is optimal; default: that of the fit",
+    )
     scale.add_argument(
         "--exponents",
         nargs="+",
@@ -125,7 +133,7 @@ def _add_scale(actions: Any) -> None:
         help="a star sweep with its fit, or numbers; default: the published width=0.22 depth=0.45 mlp=0.6",
     )
     scale.add_argument("--config", type=Path, metavar="FILE", help="also say for how many examples the budget lasts")
-    scale.add_argument("--heads", type=positive, default=1, help="divide the width; default: those of --config, or 1")
+    scale.add_argument("--heads", type=positive, help="number that divides the width; default: that of --config, or 1")
     scale.add_argument(
         "--multiple", type=positive, default=16, help="of which width and mlp are multiples; default: %(default)s"
     )

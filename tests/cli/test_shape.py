@@ -32,7 +32,7 @@ def classifier(data, tmp_path_factory) -> Path:
 
 
 def write_sweep(folder: Path, kind: sweeps.Kind, observed: list[Observation], centre: dict[str, int]) -> Path:
-    """Writes a finished sweep of 1e9 GFLOP in a second, whose runs have the accuracy 1 - loss; loss NaN is a failure."""
+    """Writes a finished sweep of 1e9 GFLOP a second, whose runs have the accuracy 1 - loss; those with NaN failed."""
     runs = []
     for number, one in enumerate(observed):
         shape = {name: int(value) for name, value in one.shape.items()}

@@ -64,7 +64,7 @@ def scaled(
     budget: float,
     exponents: Mapping[str, float],
     config: ExperimentConfig | None = None,
-    num_heads: int = 1,
+    num_heads: int | None = None,
     multiple: int = MULTIPLE,
 ) -> Scaled:
     """Returns the shape for a budget, and prints it; with a configuration also for how many examples the budget lasts.
@@ -74,14 +74,14 @@ def scaled(
         budget: in GFLOP.
         exponents: by dimension.
         config: a configuration, whose image tower gets the shape; None for none.
-        num_heads: of which the width is a multiple, without a configuration.
+        num_heads: of which the width is a multiple; None for those of the configuration, or 1.
         multiple: of which width and size of the MLPs are multiples.
 
     Raises:
         UserError: as `scale`, or the configuration has no Vision Transformer.
     """
-    multiples = {"width": math.lcm(multiple, num_heads), "mlp": multiple}
-    if config is not None:
+    multiples = {"width": math.lcm(multiple, num_heads or 1), "mlp": multiple}
+    if config is not None and num_heads is None:
         multiples = sweeps.multiples_of(config, multiple)
     found = scale(start.shape, start.compute, budget, exponents, multiples)
     print(f"shape: {shown_shape(_floats(found.shape))}")
