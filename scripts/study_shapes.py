@@ -160,7 +160,7 @@ def _study(options: argparse.Namespace) -> None:
     config = configuration(options.data, options.output)
     sweep(config, options.output)
     found = {kind: recorded(options.output, kind) for kind in ("grid", "star")}
-    content = {**found, "compared": compare(config, options.output, options.seeds)}
+    content: dict[str, Any] = {**found, "compared": compare(config, options.output, options.seeds)}
     seconds = [run["seconds"] for kind in found.values() for run in kind["runs"]]
     seconds += [one for shape in content["compared"]["shapes"].values() for one in shape["seconds"]]
     content["hours"] = sum(seconds) / 3600
