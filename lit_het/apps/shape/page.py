@@ -130,7 +130,7 @@ def isoflop_figure(fit: Fit, name: str, loss: str) -> Html:
     lines, best_x, best_y = {}, [], []
     for colour, compute in enumerate(np.quantile(star.t[rows], _QUANTILES).tolist()):
         values = fit.law.value(name, sizes, compute)
-        lines[f"{compute:.2g} GFLOP"] = Line(_logs(sizes), values.tolist(), colour=colour)
+        lines[f"{_shown(compute)} GFLOP"] = Line(_logs(sizes), values.tolist(), colour=colour)
         best = float(fit.law.optimum(name, compute))
         if sizes[0] <= best <= sizes[-1]:
             best_x.append(best)
@@ -152,7 +152,7 @@ def deviations_figure(fit: Fit, loss: str) -> Html:
         lines[name] = Line(_logs(factors), excess.tolist(), colour=colour)
     ticks = {math.log10(factor): f"{factor:g}" for factor in (0.5, 0.7, 1.0, 1.4, 2.0)}
     return figures.plot(
-        f"Cost of other sizes at {compute:.2g} GFLOP, predicted",
+        f"Cost of other sizes at {_shown(compute)} GFLOP, predicted",
         lines,
         "size / optimal size",
         "above the optimum",
@@ -183,8 +183,13 @@ def _logs(values: Sequence[float] | Float[np.ndarray, " n"]) -> list[float]:
     return np.log10(np.asarray(values, np.float64)).tolist()
 
 
+def _shown(compute: float) -> str:
+    """Returns compute with two digits: 170, 3.6e10."""
+    return f"{float(f'{compute:.2g}'):g}".replace("e+", "e")
+
+
 def _ticks(computes: Sequence[float]) -> dict[float, str]:
     """Returns ticks of a logarithmic axis: about four round numbers."""
     low, high = (math.log10(value) for value in (min(computes), max(computes)))
     step = max(0.1, (high - low) / 3)
-    return {place: f"{10**place:.1e}".replace("e+", "e") for place in np.arange(low, high + step / 2, step).tolist()}
+    return {place: _shown(10**place) for place in np.arange(low, high + step / 2, step).tolist()}
