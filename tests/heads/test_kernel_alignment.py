@@ -1,5 +1,7 @@
 """The angle between the row spaces of W and of the noise of a HET head (HET-XL App. I.1, Table 17)."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +22,12 @@ FEATURES = jnp.asarray(np.random.default_rng(0).normal(size=(5, D)), jnp.float32
 TOWER = ViTConfig(8, 4, EncoderConfig(width=D, depth=1, mlp_width=8, num_heads=2), pooling="mean")
 
 
-def head_of(form="full"):
+def head_of(form: Literal["full", "efficient"] = "full"):
     return HetConfig(CovarianceConfig(R, form, initial_noise_norm=0.5)).build(D, K, nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("form", ["full", "efficient"])
-def test_the_cosine_is_that_of_scipys_smallest_angle(form):
+def test_the_cosine_is_that_of_scipys_smallest_angle(form: Literal["full", "efficient"]):
     head = head_of(form)
     found = np.asarray(head.kernel_alignment(FEATURES))
     kernel, factors = np.asarray(head.logits.kernel[...]), np.asarray(head.covariance(FEATURES).low_rank())
@@ -36,13 +38,14 @@ def test_the_cosine_is_that_of_scipys_smallest_angle(form):
 
 
 @pytest.mark.parametrize(("is_inside", "expected"), [(True, 1.0), (False, 0.0)])
-def test_noise_in_the_row_space_of_the_kernel_is_aligned_and_other_noise_is_not(is_inside, expected):
+def test_noise_in_the_row_space_of_the_kernel_is_aligned_and_other_noise_is_not(is_inside, expected, monkeypatch):
     head = head_of()
     kernel = head.logits.kernel[...]
     mixing = jnp.asarray(np.random.default_rng(1).normal(size=(R, D)), jnp.float32)
     rows = mixing @ kernel if is_inside else jnp.linalg.svd(kernel)[2][D : D + R]
     factors = jnp.broadcast_to(rows, (5, R, K))
-    head.covariance = lambda _: Noise(jnp.zeros((5, K)), factors, None, None, is_diagonal=True)
+    noise = Noise(jnp.zeros((5, K)), factors, None, None, is_diagonal=True)
+    monkeypatch.setattr(head, "covariance", lambda _: noise)
     np.testing.assert_allclose(head.kernel_alignment(FEATURES)[:, 0], expected, atol=1e-4)
 
 
