@@ -156,6 +156,15 @@ def test_both_fits_give_the_shape_of_a_budget(fitted, capsys):
     assert capsys.readouterr().out == told
 
 
+def test_heads_that_are_given_come_before_those_of_the_configuration(classifier, capsys):
+    start = ["--start", "width=40", "--start-compute", 1, "--exponents", "width=0.2"]
+    flags = ["--budget", 1, *start, "--config", classifier, "--multiple", 8]
+    assert main(["shape", "scale", *map(str, flags)]) == 0
+    assert "shape: width 40\n" in capsys.readouterr().out
+    assert main(["shape", "scale", *map(str, flags), "--heads", "3"]) == 0
+    assert "shape: width 48\n" in capsys.readouterr().out
+
+
 def test_the_page_has_the_figures_of_both_sweeps(fitted, tmp_path):
     page = tmp_path / "page.html"
     assert main(["shape", "plot", *map(str, [*fitted, "--metric", ERROR, "--output", page])]) == 0
