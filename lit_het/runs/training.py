@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
@@ -61,13 +61,20 @@ if TYPE_CHECKING:
     from lit_het.data_pipelines.stream import Stream
 
 
-def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
+Watch: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Receives the step and the metrics of each evaluation during a training, which it ends by raising."""
+
+
+def train(
+    config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False, watch: Watch | None = None
+) -> TrainState:
     """Trains a run to its end, calibrates it on the samples that it holds out, and returns the last state.
 
     Args:
         config: configuration of the run.
         resume: whether to continue from the newest checkpoint.
         allow_commands: whether lists of shards may contain shell commands; the configuration always may.
+        watch: see `loop.train`; for a single process.
 
     Raises:
         UserError: the configuration, the data or the run directory cannot be used.
@@ -84,13 +91,18 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
     # Losses read the current mesh to find the devices that share a batch.
     with locked(config.run_dir, message) as check_lock, jax.set_mesh(mesh):
         check_run_dir(config, resume)  # again: another process may have trained here meanwhile
-        state, samples = _train_on(mesh, config, resume, check_lock, allow_commands)
+        state, samples = _train_on(mesh, config, resume, check_lock, allow_commands, watch)
     calibrate_held_out(config, int(state.step), samples)
     return state
 
 
 def _train_on(
-    mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None], allow_commands: bool
+    mesh: Mesh,
+    config: ExperimentConfig,
+    resume: bool,
+    check_lock: Callable[[], None],
+    allow_commands: bool,
+    watch: Watch | None,
 ) -> tuple[TrainState, Split]:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader, samples = open_data(config, tokenizer, allow_commands)
@@ -159,6 +171,7 @@ def _train_on(
                     evaluate=evaluate,
                     description=config.run_dir.name,
                     evaluate_first=lacks_evaluation(config, int(state.step), run.num_steps),
+                    watch=watch,
                 )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -293,14 +306,14 @@ def _opened_batches(loader: "Loader | Stream", position: int) -> Iterator[Iterat
         yield itertools.chain(first, batches)
 
 
-def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False) -> None:
+def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False, watch: Watch | None = None) -> None:
     """Starts or resumes a run; does nothing if it is finished. Arguments are those of `train`.
 
     Raises:
         UserError: as `train`, or the run directory holds a run of another configuration.
     """
     if not config_path(config.run_dir).exists():
-        train(config, allow_commands=allow_commands)
+        train(config, allow_commands=allow_commands, watch=watch)
         return
     check_run_dir(config, resume=True)
     # `Checkpoints` is not opened for writing here: that would remove a save in progress of another process.
@@ -309,12 +322,12 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
     loader = open_data(config, None, allow_commands)[0] if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or lacks_evaluation(config, newest, num_steps):
-        train(config, resume=True, allow_commands=allow_commands)
+        train(config, resume=True, allow_commands=allow_commands, watch=watch)
         return
     with Checkpoints(checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
         damaged = damage(checkpoints, newest)
     if damaged:
-        train(config, resume=True, allow_commands=allow_commands)
+        train(config, resume=True, allow_commands=allow_commands, watch=watch)
         return
     if config.calibration is not None and read_calibration(config.run_dir, newest) is None:
         calibrate_held_out(config, newest, open_data(config, None, allow_commands)[1])
