@@ -46,8 +46,8 @@ def blocks(*, causal: bool) -> EncoderConfig:
     )
 
 
-def get_config() -> ExperimentConfig:
-    """Returns the run; set ``--data.shards``, ``--data.source``, ``--data.captions`` and ``--tokenizer.model``."""
+def get_config(data: str = "data/wmt14") -> ExperimentConfig:
+    """Returns the run; its folder ``data`` holds ``train``, ``newstest2013`` and ``tokenizer.model``."""
     encoder = TextConfig(
         VOCABULARY_SIZE,
         LENGTH,
@@ -67,7 +67,7 @@ def get_config() -> ExperimentConfig:
         tied_output=True,
         dropout=0.1,
     )
-    validation = ImageSet("newstest2013", "data/wmt14/newstest2013", split=".", labelled=False)
+    validation = ImageSet("newstest2013", f"{data}/newstest2013", split=".", labelled=False)
     return ExperimentConfig(
         run_dir=Path("runs/translation_base"),
         task=TranslationConfig(
@@ -78,7 +78,7 @@ def get_config() -> ExperimentConfig:
             shared_embedding=True,
         ),
         data=LoaderConfig(
-            shards=("data/wmt14/train",),
+            shards=(f"{data}/train",),
             batch_size=800,
             captions="json/de",
             caption_unit="text",
@@ -88,7 +88,7 @@ def get_config() -> ExperimentConfig:
             max_bad_fraction=0.02,
         ),
         # Trained on both languages, as in the paper.
-        tokenizer=SentencePieceConfig(model=Path("data/wmt14/tokenizer.model"), length=LENGTH, lowercase=False),
+        tokenizer=SentencePieceConfig(model=Path(data, "tokenizer.model"), length=LENGTH, lowercase=False),
         calibration=None,
         length=Duration(100_000),
         optimizer=Optimizer(AdamW(second_decay=0.98, epsilon=1e-9), weight_decay=0.0, clip_norm=None),

@@ -146,6 +146,7 @@ class SentencePieceTokenizer:
         lowercase: whether captions are lowercased first.
         padding_id: fills the rest of a row.
         end_id: of the end token.
+        unknown_id: stands for every character that the model does not know.
         remove_punctuation: whether ASCII punctuation and repeated white space are removed first.
         split_underscores: whether underscores become spaces before that.
 
@@ -170,7 +171,7 @@ class SentencePieceTokenizer:
             raise UserError(f"is not a SentencePiece model ({error}); train one or copy it again") from error
         except RuntimeError as error:
             raise UserError("is not a SentencePiece model; train one or copy it again") from error
-        self.end_id = self._processor.eos_id()
+        self.end_id, self.unknown_id = self._processor.eos_id(), self._processor.unk_id()
         if self.end_id < 0:
             raise UserError("the model has no end token; train it with an eos_id")
         self.padding_id = self._processor.pad_id() if padding_id is None else padding_id
@@ -205,11 +206,11 @@ class SentencePieceTokenizer:
         Raises:
             UserError: a text has too many tokens.
         """
-        for text in texts:
+        for number, text in enumerate(texts, 1):
             if (count := len(self.pieces(text)) + 1) > self.length:
                 raise UserError(
-                    f"{text[:100]!r} has {count} tokens, its end included, and {self.length} are read; shorten it, or "
-                    "set --tokenizer.length before training"
+                    f"text {number}, {text[:100]!r}, has {count} tokens, its end included, and {self.length} are read; "
+                    "shorten it, or set --tokenizer.length before training"
                 )
         return self(texts)
 

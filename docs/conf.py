@@ -34,7 +34,7 @@ NAVIGATION = {
     "Learn": ("tutorial", "notebook", "quickstart"),
     "Train": (
         *("data", "data_reference", "weights", "recipes", "heads", "temperature", "noise", "rivals", "ensembles"),
-        "decoder",
+        *("decoder", "shape_law"),
     ),
     "At scale": ("distributed", "surviving", "trust", "benchmarks"),
     "Use": ("using", "api", "evaluation"),

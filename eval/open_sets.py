@@ -278,7 +278,7 @@ def _stream(loader: Loader, towers: Sequence[ImageFeatures], name: str, spent: R
     # Models of different meshes split batches over different numbers of devices.
     shards = math.lcm(*(tower.num_shards for tower in towers))
     batches = loader.epoch(loader.config.batch_size * shards, jax.process_index(), jax.process_count())
-    with Bar(f"reading {name}", loader.num_samples, "images") as bar:
+    with Bar(f"reading {name}", loader.num_samples, "samples") as bar:
         yield from stream_features(towers, batches, bar.advance, name, spent)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         message(f"{shard}: {counted(count, 'sample')} left out: {cause}", on_all_processes=True)

@@ -179,8 +179,8 @@ def require_head(model: EvaluatedModel) -> None:
     """Raises a `UserError` for an image tower that was imported alone, which can only give features."""
     if model.text is None and not model.num_classes:
         raise UserError(
-            "an image tower that was imported alone has no head, and a decoder has no classes: evaluate their features "
-            "with few-shot or linear-probe, or train one with --pretrained.run"
+            "an image tower that was imported alone has no head, and a decoder has no classes: evaluate "
+            "features of images with few-shot or linear-probe, and texts with captioning"
         )
 
 

@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float
 from lit_het.errors import FieldError, UserError, require_at_least
 
 _MOST_PENALTY = 8
+# Keys and values of so many beams of one image are held at once.
+_MOST_TEXTS = 1024
 _LEAST_TEMPERATURE = 1e-3
 
 
@@ -40,6 +42,10 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_tokens", "num_texts")
+        if self.num_texts > _MOST_TEXTS:
+            raise FieldError(
+                self, "num_texts", f"{self.num_texts} is more than {_MOST_TEXTS}, which are searched at once"
+            )
         # Powers and quotients beyond these would not be numbers in float32.
         if not 0 <= self.length_penalty <= _MOST_PENALTY:
             raise FieldError(self, "length_penalty", f"{self.length_penalty} is not in [0, {_MOST_PENALTY}]")

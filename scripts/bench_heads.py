@@ -5,40 +5,32 @@ what S = 1000 needs in memory over S = 16. Heads have the efficient form of the 
 features and of all parameters. Variants run in turn; a ratio is taken round by round.
 
     python scripts/bench_heads.py [--batch 16] [--output results]
+
+With ``--grid``, maps over S and the batch instead, see `bench_heads_grid`.
+
+    python scripts/bench_heads.py --grid [--memory-gib 16] [--rounds 2] [--seconds 8] [--output results]
 """
 
 import argparse
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from bench_heads_grid import map_costs
+from bench_heads_programs import OPERATIONS_NOTE, Config, Head, Size
 from bench_tools import MIB, Program, Report, assert_close, plot, ratio, seconds_in_turn, spread
-from flax import nnx
 from rich.console import Console
 
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import GATHER_COST, HetHConfig
+from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import Order, SamplingConfig, is_factored
-from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.types import LogitSamples
-
-NoisyConfig: TypeAlias = HetConfig | HetHConfig | HetXLConfig
-Config: TypeAlias = DeterministicConfig | NoisyConfig
-
-OPERATIONS_NOTE = (
-    "GFLOP: multiply-adds of matrix products, times two; forward, backward and what the backward pass computes anew. "
-    "Element-wise work (normals, exp, sums over classes; HET-H's moves of noise to classes) is left out: where that is "
-    "much, GFLOP/s looks low, and for HET-H the operations predict no ratio of orders."
-)
+from lit_het.heads.sampling import Order, SamplingConfig
 
 
 def main() -> None:
@@ -47,6 +39,9 @@ def main() -> None:
     report = Report(Console(width=150), "Classification heads")
     report.note(OPERATIONS_NOTE)
     _check()
+    if options.grid:
+        map_costs(options, report)
+        return
     lines = _compare_heads(options, report)
     if options.orders:
         _compare_orders(options, report)
@@ -72,116 +67,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--order-samples", type=int, default=1000)
     parser.add_argument("--memory-batch", type=int, default=64)
     parser.add_argument("--memory-samples", type=int, nargs=2, default=[16, 1000])
+    parser.add_argument("--grid", action="store_true", help="maps of time, memory and operations over S and the batch")
+    parser.add_argument("--grid-batches", type=int, nargs="+", default=[4, 16, 64, 512, 6144], metavar="B")
+    parser.add_argument("--memory-gib", type=float, default=16, help="of the maps' device (a TPU v3 core has 16)")
     parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     return parser.parse_args()
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """Sizes of a measurement.
-
-    Attributes:
-        batch: b.
-        features: d.
-        classes: k.
-        samples: S.
-    """
-
-    batch: int
-    features: int
-    classes: int
-    samples: int
-
-
-class Head:
-    """A head at a size.
-
-    Attributes:
-        is_factored: whether the noise's factors are mapped to logits, instead of every sample.
-        examples, samples_per_block: how much exists at a time.
-        gflop: of a call, see `OPERATIONS_NOTE`.
-    """
-
-    def __init__(self, config: Config, size: Size):
-        self._config, self._size = config, size
-        build = functools.partial(config.build, size.features, size.classes)
-        self._graph = nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
-        self._initialize = lambda: nnx.to_pure_dict(nnx.state(build(nnx.Rngs(0))))
-        plan = self._plan()
-        self.samples_per_block = plan.samples_per_block
-        # A block holds equal numbers of examples.
-        self.examples = max(n for n in range(1, size.batch + 1) if size.batch % n == 0 and n <= plan.examples_per_block)
-        self.is_factored = _is_factored(config, size)
-        self.gflop = _multiply_adds(config, size, self.is_factored, plan.samples_per_block) * 2 / 1e9
-
-    def program(self, *, runs: bool = True) -> Program:
-        """Compiles value and gradient; only shapes are made up for a program that does not run."""
-        inputs = jax.jit(self._inputs)() if runs else jax.eval_shape(self._inputs)
-        return Program.of(self._value_and_grad, *inputs)
-
-    def _inputs(self) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
-        size = self._size
-        features = jax.random.normal(jax.random.key(1), (size.batch, size.features))
-        label = jax.random.randint(jax.random.key(2), (size.batch,), 0, size.classes)
-        return self._initialize(), features, label, jax.random.key(3)
-
-    def _value_and_grad(self, params: Any, features: jax.Array, label: jax.Array, key: jax.Array) -> Any:
-        def loss(params: Any, features: jax.Array) -> jax.Array:
-            samples = nnx.merge(self._graph, params)(features, key)
-            return SoftmaxCrossEntropy()(samples, label, jnp.ones(features.shape[0], bool)).loss
-
-        return jax.value_and_grad(loss, argnums=(0, 1))(params, features)
-
-    def _plan(self) -> LogitSamples:
-        plans: list[LogitSamples] = []
-
-        def trace() -> None:
-            params, features, _, key = self._inputs()
-            plans.append(nnx.merge(self._graph, params)(features, key))
-
-        jax.eval_shape(trace)
-        return plans[0]
-
-
-def _multiply_adds(config: Config, size: Size, factored: bool, samples_per_block: int) -> float:
-    """Returns multiply-adds of matrix products, forward and backward.
-
-    A product costs as much for each of its two gradients. Normals have none, so that a product of them with factors has
-    one gradient. More than one block of samples computes a sample's products once more in the backward pass.
-    """
-    d, k = size.features, size.classes
-    if isinstance(config, DeterministicConfig):
-        return 3.0 * size.batch * d * k
-    again = int(samples_per_block < size.samples)
-    rows, q = config.covariance.num_factors, _noise_size(config, size)
-    scales = 2 * d * q
-    # Products of normals and rows of V(x) or J, of a sample; the row of d(x) is element-wise unless it is mapped.
-    if isinstance(config, HetXLConfig) and not factored:
-        base = 0 if config.unshared_size is None else d * k
-        of_sample = (2 + again) * rows * q + (3 + again) * q * k
-        return float(size.batch) * (3 * (base + scales) + size.samples * of_sample)
-    mapped = (rows + 1) * q * k if isinstance(config, HetXLConfig) else 0
-    width = q if isinstance(config, HetHConfig) and not factored else k
-    return float(size.batch) * (3 * (d * k + scales + mapped) + size.samples * (2 + again) * rows * width)
-
-
-def _noise_size(config: NoisyConfig, size: Size) -> int:
-    if isinstance(config, HetHConfig):
-        return config.num_buckets
-    return size.classes if isinstance(config, HetConfig) else config.unshared_size or size.features
-
-
-def _is_factored(config: Config, size: Size) -> bool:
-    if isinstance(config, DeterministicConfig | HetConfig):
-        return False
-    return is_factored(
-        config.sampling.order,
-        config.covariance,
-        noise_size=_noise_size(config, size),
-        num_classes=size.classes,
-        num_samples=size.samples,
-        cost=GATHER_COST * size.classes if isinstance(config, HetHConfig) else None,
-    )
 
 
 def _compare_heads(options: argparse.Namespace, report: Report) -> dict[str, list[tuple[float, float, float]]]:

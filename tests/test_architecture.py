@@ -120,6 +120,7 @@ ALLOWED = {
     "training": {"tasks"},
     "checkpoints": {"towers"},  # importers infer a tower from a file
     "planning": set(),
+    "shape_law": set(),
 }
 
 

@@ -7,6 +7,7 @@ from scipy import special
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.portions import ALL
+from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.few_shot import few_shot
@@ -88,8 +89,11 @@ class Probe:
 
 
 def open_splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, OpenSet]:
-    """Opens the training split and the set itself; raises as `OpenSet`."""
+    """Opens the training split and the set itself; raises as `OpenSet`, and for sets of texts to translate."""
     require_one_label(data)
     require_other_split(data, train_split)
     train = dataclasses.replace(data, name=f"{data.name} ({train_split})", split=train_split, portion=ALL)
-    return sets.open(train), sets.open(data)
+    opened = sets.open(train), sets.open(data)
+    if not opened[1].has_images:
+        raise UserError("few-shot and linear-probe need an image tower, and the model translates texts; use captioning")
+    return opened

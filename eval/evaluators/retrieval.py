@@ -35,7 +35,7 @@ class Retrieval:
             UserError: the model is a classifier, or its text tower has no tokenizer.
         """
         if model.text is None:
-            raise UserError("retrieval needs a run with a text tower; a classifier has none")
+            raise UserError("retrieval needs an image-text model; classifiers and decoders have no text embeddings")
         for image_captions in self.captions[:1]:
             model.text.tokenize(list(image_captions))
 

@@ -75,12 +75,18 @@ class ZeroShot:
                     errors |= of_part(part, part_errors)
                 bar.advance(1)
         found[f"{CALIBRATED}/temperature_factor"] = factor
+        # Of as many images as the spectrum: each takes a decomposition.
+        aligned = image_quantity(model, quantities.kernel_alignment, features.values[:SPECTRUM_IMAGES])
+        if aligned.size:
+            found["kernel_alignment"] = float(aligned[:, 0].mean())
+            errors["kernel_alignment"] = standard_error(aligned[:, 0])
         if self.relabels is not None:
             acceptable = [self.relabels[position] for position in quiet.positions]
             found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, acceptable)
         chance = dict(scores.chance(quiet.num_classes))
         # A uniform guess is as often wrong among its most confident answers as among all, and as far from any label.
         chance |= {"aurc": 1 - chance["top1"], "soft_nll": chance["nll"]}
+        chance |= {"kernel_alignment": float(aligned[:, 1].mean())} if aligned.size else {}
         return Evaluation(
             kind=kind,
             name=self.opened.config.name,

@@ -53,6 +53,7 @@ class Line:
         band: lower and upper bounds around each point; None for no band.
         colour: index of its colour; indices beyond the palette are dashed. None is a faint line, for chance.
         bold: whether the line is emphasised.
+        joined: whether points are joined; otherwise they are dots.
     """
 
     x: Sequence[int | float]
@@ -61,6 +62,7 @@ class Line:
     band: tuple[Sequence[float], Sequence[float]] | None = None
     colour: int | None = 0
     bold: bool = False
+    joined: bool = True
 
 
 def training_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
@@ -139,9 +141,10 @@ def plot(
     for line in lines.values():
         stroke = {"color": _MUTED, "linestyle": ":"} if line.colour is None else _stroke(line.colour)
         width = 2.6 if line.bold else 1.3
-        marker = (
-            {"marker": "o", "markersize": 4 if line.bold else 3} if line.colour is not None and len(line.x) < 12 else {}
-        )
+        has_dots = not line.joined or (line.colour is not None and len(line.x) < 12)
+        marker = {"marker": "o", "markersize": 4 if line.bold else 3} if has_dots else {}
+        if not line.joined:
+            stroke["linestyle"] = "none"
         if line.band is not None:
             axes.fill_between(line.x, *line.band, color=stroke["color"], alpha=0.2, linewidth=0)
         if len(line.error):

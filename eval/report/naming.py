@@ -74,6 +74,9 @@ STYLES: Mapping[str, FigureStyle] = {
     "cosine_similarity": FigureStyle("cosine similarity of members", "{:.3f}", higher_is_better=None),
     "total_entropy": FigureStyle("entropy of the mean prediction, nats", "{:.3f}", higher_is_better=None),
     "mean_entropy": FigureStyle("mean entropy (aleatoric), nats", "{:.3f}", higher_is_better=None),
+    "kernel_alignment": FigureStyle(
+        "cosine of the angle between noise and kernel (HET)", "{:.3f}", higher_is_better=None
+    ),
     "mutual_information": FigureStyle("mutual information (epistemic), nats", "{:.3f}", higher_is_better=None),
 }
 

@@ -58,12 +58,18 @@ def _facts(run: SavedRun) -> dict[str, str]:
     if isinstance(task, Mapping):
         head = task.get("head")
         kind = str(head.get("type", ""))[:100] if isinstance(head, Mapping) else ""
-        found["model"] = "image-text" if task.get("text_tower") else "image tower"
+        found["model"] = _model(task)
         found["head"] = kind.removesuffix("Config").removesuffix("Contrastive") or "none"
     if run.seed is not None:
         found["seed"] = str(run.seed)
     found["step"] = f"{run.last_step:,}"
     return found
+
+
+def _model(task: Mapping[str, Any]) -> str:
+    if task.get("decoder"):
+        return "decoder"
+    return "image-text" if task.get("text_tower") else "image tower"
 
 
 def _images(run: SavedRun) -> dict[str, str]:

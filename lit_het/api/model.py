@@ -207,7 +207,7 @@ class Model:
             UserError: the model has no text tower or no tokenizer, or there are no texts.
         """
         if not isinstance(self.run.task, ContrastiveTask):
-            raise UserError(f"{self.run.run_dir} has no text tower: it encodes images only")
+            raise UserError(f"{self.run.run_dir} embeds no texts: it is no image-text model")
         several = [texts] if isinstance(texts, str) else list(texts)
         if not several:
             raise UserError("no texts; give at least one")
@@ -321,7 +321,7 @@ class Model:
             prompt: what the translations follow; None for that of training.
             samples: as of `caption`.
             seed: as of `caption`.
-            generation: as of `caption`; by default 4 beams, of as many tokens as fit.
+            generation: as of `caption`; by default 4 beams, or one sample, of as many tokens as fit.
 
         Returns:
             As `caption`.

@@ -17,10 +17,7 @@ from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
 from lit_het.tasks.given_texts import WritingTask
-from lit_het.texts import GenerationConfig, Written
-
-# Of generation, on the command line.
-_DEFAULTS = {**dataclasses.asdict(GenerationConfig()), "num_tokens": None}
+from lit_het.texts import Written
 
 
 def caption(
@@ -87,13 +84,12 @@ def ask(
         UserError: as `caption`, or answers are missing, repeated or too long.
     """
     among = None
-    if answers is not None and (given := [name for name in generation if generation[name] != _DEFAULTS[name]]):
-        raise UserError(f"--{given[0].replace('_', '-')} writes answers, and --answers ranks given ones; leave one out")
     if answers is not None:
+        for name in generation:
+            raise UserError(f"--{name.replace('_', '-')} writes answers, and --answers ranks given ones; leave one out")
         among = storage.read_lines(answers) if Path(answers).is_file() else split_labels(answers)
     model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
-    how = generation if among is None else {}
-    found = model.ask(opened(image), question, among, samples=samples, seed=seed, **how)
+    found = model.ask(opened(image), question, among, samples=samples, seed=seed, **generation)
     _print(model, [image], [found], as_json=as_json)
 
 
@@ -125,24 +121,38 @@ def translate(
     Raises:
         UserError: the run does not translate, or a text has too many tokens.
     """
-    lines = sys.stdin.read().splitlines() if list(texts) == ["-"] else list(texts)
+    if "-" in texts and len(texts) > 1:
+        raise UserError("- stands for the lines of the standard input; leave it or the other texts out")
+    lines = _standard_input() if "-" in texts else list(texts)
     if not (written := [line for line in lines if line.strip()]):
         raise UserError("no text to translate; give one, or lines on the standard input")
     model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
     found = model.translate(written, prompt, samples=samples, seed=seed, **generation)
     if as_json:
-        _print_json("source", written, found)
+        _print_json("source", written, found, model.calibration)
         return
     best = iter(of_text[0].text for of_text in found)
     for line in lines:
         print(" ".join(next(best).split()) if line.strip() else "")
 
 
+def _standard_input() -> list[str]:
+    """Returns the lines of the standard input, which must be UTF-8 whatever the locale is."""
+    lines = []
+    # Not `str.splitlines`, which also splits at characters within a line, such as U+2028.
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            lines.append(line.decode().rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input, line {number}: not UTF-8 ({error.reason}); convert it") from error
+    return lines
+
+
 def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json: bool) -> None:
     # The temperature of an image-text model is not one of the tokens that its decoder writes.
     calibration = model.calibration if isinstance(model.run.task, WritingTask) else "not calibrated"
     if as_json:
-        _print_json("image", images, found, calibration=calibration)
+        _print_json("image", images, found, calibration)
         return
     console = Console()
     for image, texts in zip(images, found, strict=True):
@@ -150,9 +160,9 @@ def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written
     console.print(Text(calibration, style="italic"))
 
 
-def _print_json(kind: str, names: Sequence[str], found: Sequence[Sequence[Written]], **others: str) -> None:
+def _print_json(kind: str, names: Sequence[str], found: Sequence[Sequence[Written]], calibration: str) -> None:
     rows = [
-        {kind: name, "texts": [dataclasses.asdict(text) for text in texts], **others}
+        {kind: name, "texts": [dataclasses.asdict(text) for text in texts], "calibration": calibration}
         for name, texts in zip(names, found, strict=True)
     ]
     print(json.dumps(rows, indent=1, ensure_ascii=False))

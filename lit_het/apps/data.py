@@ -117,8 +117,13 @@ def _pool(workers: int) -> Executor:
 class _AnyTokenizer:
     """Makes rows of zeros of any text."""
 
+    length = 1
+
     def __call__(self, texts: list[str]) -> np.ndarray:
-        return np.zeros((len(texts), 1), np.int32)
+        return np.zeros((len(texts), self.length), np.int32)
+
+    def whole(self, texts: list[str]) -> np.ndarray:
+        return self(texts)
 
     def prompted(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         return self(texts), np.zeros((len(texts), 1), bool)
@@ -133,10 +138,20 @@ def check(
     captions: str | None,
     *,
     labels: ClassIndex | None = None,
+    source: str | None = None,
     checksum: bool = False,
     output: Path | None = None,
 ) -> None:
     """Reads every sample as training does and prints the broken ones, by shard and cause.
+
+    Args:
+        shards: folders, patterns or lists.
+        workers: threads that read.
+        captions: member with the captions, which are checked, too; None to leave them out.
+        labels: to check; None to leave them out.
+        source: member with the text to translate, read in place of images.
+        checksum: whether to compare shards with their checksums.
+        output: file of the table as JSON.
 
     Raises:
         UserError: a sample is broken (after the table), a shard is missing, or the output's folder does not exist.
@@ -151,12 +166,13 @@ def check(
         labels=labels,
         captions=place,
         prompt=QUESTION if TextPlace(place).has_questions else None,
+        source=source,
         threads=workers,
     )
-    # The loader reads captions only with a tokenizer; any tokenizer will do.
-    tokenizer = _AnyTokenizer() if captions else None
+    # The loader reads texts only with a tokenizer; any tokenizer will do.
+    tokenizer = _AnyTokenizer() if captions or source else None
     with Bar("indexing", len(addresses), "shards") as bar:
-        loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
+        loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf), has_captions=captions is not None)
     with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:
         for _ in loader.epoch():
             bar.advance(1)

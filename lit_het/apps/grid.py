@@ -6,38 +6,32 @@ runs are skipped, interrupted runs are resumed, and runs of other processes are 
 share a grid.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import itertools
 import json
 import math
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import cattrs
-import jax
-from flax import traverse_util
-
-from lit_het import library_logs, parameters, untrusted
-from lit_het.configs import experiment
+from lit_het import library_logs
+from lit_het.apps.grid_runs import (
+    Planned,
+    Result,
+    check_named,
+    check_same,
+    plan_run,
+    read_result,
+    result_path,
+    run_unless_done,
+)
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
-from lit_het.eval.saved_runs import differences
 from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
-from lit_het.runs.checks import CHANGEABLE_FIELDS
-from lit_het.runs.directory import config_path, load_config
 from lit_het.runs.flags import with_flags
-from lit_het.runs.pretrained import abstract_params
-from lit_het.runs.training import train_unless_done
-from lit_het.training.loop import NonFinite
-from lit_het.training.metric_log import read_metrics
 
 # Parts of the names of metrics that are better if lower.
 _LOWER_IS_BETTER = ("loss", "nll", "ece", "brier", "error", "fpr")
@@ -67,47 +61,6 @@ class Axis:
         if not axis.field or not all(axis.values) or len(set(axis.values)) < len(axis.values):
             raise UserError(f"--grid {text}: write FIELD=VALUE,VALUE, such as schedule.learning-rate=0.01,0.03")
         return axis
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A run of a grid.
-
-    Attributes:
-        setting: the value of every axis by its field.
-        config: configuration of the run.
-    """
-
-    setting: dict[str, str]
-    config: ExperimentConfig
-
-    @property
-    def name(self) -> str:
-        """Name of the run's folder."""
-        return self.config.run_dir.name
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-        setting: the value of every axis by its field.
-        seed: of initialisation, noise and data order.
-        figures: the last value of each metric; empty if the run failed.
-        num_parameters: of the model.
-        seconds: training time in the process that finished the run; compilation and evaluations included.
-        device: of the training.
-        config: fields of the configuration, by dotted names.
-    """
-
-    setting: dict[str, str]
-    seed: int
-    figures: dict[str, float]
-    num_parameters: int
-    seconds: float
-    device: str
-    config: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,17 +112,6 @@ def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], o
     return planned
 
 
-def plan_run(config: ExperimentConfig, setting: dict[str, str], name: str, seed: int, output: Path) -> Planned:
-    """Returns the run of one setting, called ``name``, with one seed."""
-    named = dataclasses.replace(
-        config,
-        run_dir=output / "runs" / f"{name}_seed{seed}",
-        data=dataclasses.replace(config.data, seed=seed),
-        seed=seed,
-    )
-    return Planned(setting, named)
-
-
 def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
     """Trains every unfinished run, and saves the last value of each of its metrics.
 
@@ -189,10 +131,10 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
     with Bar("sweep", len(planned), "runs") as bar:
         for run in planned:
             with bar.paused():
-                note = _run_unless_done(run, output, names)
+                note = run_unless_done(run, output, names)
                 message(f"{run.name}: {note}")
             bar.advance(1)
-    missing = sum(not _result_path(output, run.name).exists() for run in planned)
+    missing = sum(not result_path(output, run.name).exists() for run in planned)
     if missing:
         message(f"{counted(missing, 'run')} in progress in other processes; repeat the command for the whole table")
 
@@ -211,14 +153,14 @@ def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence
     """
     results = []
     for one in planned:
-        path = _result_path(output, one.name)
+        path = result_path(output, one.name)
         if path.exists():
             results.append(read_result(path))
             check_same(path, results[-1].config, one.config)
     if not results:
         raise UserError(f"{output}: no run is finished; start without --table")
     rows = summarize(results, (metric, *shown))
-    sign = 1 if any(part in metric.rpartition("/")[2] for part in _LOWER_IS_BETTER) else -1
+    sign = 1 if lower_is_better(metric) else -1
     rows.sort(key=lambda row: (math.isnan(row.figures[metric].mean), sign * row.figures[metric].mean))
     cells = [
         (*row.setting.values(), *(found.shown(4) for found in row.figures.values()), shown_seeds(row)) for row in rows
@@ -239,7 +181,7 @@ def summarize(results: Sequence[Result], names: Sequence[str]) -> list[Row]:
     members: dict[str, list[Result]] = {}
     for result in results:
         if result.figures:
-            _check_named(result.figures, names)
+            check_named(result.figures, names)
         members.setdefault(json.dumps(result.setting), []).append(result)
     return [
         Row(
@@ -253,12 +195,14 @@ def summarize(results: Sequence[Result], names: Sequence[str]) -> list[Row]:
     ]
 
 
-def write_table(output: Path, titles: Sequence[str], cells: Sequence[Sequence[str]], note: str) -> None:
-    """Writes ``table.md`` with a note below the rows, and prints it."""
+def write_table(
+    output: Path, titles: Sequence[str], cells: Sequence[Sequence[str]], note: str, printed: int | None = None
+) -> None:
+    """Writes ``table.md`` with a note below the rows, and prints it, or only so many of its rows."""
     lines = [titles, ("---",) * len(titles), *cells]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{note}\n"
-    write_atomically(output / "table.md", text)
-    print(text)
+    rows = [f"| {' | '.join(line)} |\n" for line in lines]
+    write_atomically(output / "table.md", "".join(rows) + f"\n{note}\n")
+    print("".join(rows[: None if printed is None else printed + 2]) + f"\n{note}\n")
 
 
 def shown_seeds(row: Row) -> str:
@@ -266,100 +210,9 @@ def shown_seeds(row: Row) -> str:
     return ", ".join(map(str, row.seeds))
 
 
-def _result_path(output: Path, name: str) -> Path:
-    return output / "results" / f"{name}.json"
-
-
-def _run_unless_done(one: Planned, output: Path, names: Sequence[str]) -> str:
-    path, config = _result_path(output, one.name), one.config
-    with _claim(output / "locks" / one.name) as claimed:
-        if not claimed:
-            return "in progress in another process"
-        if path.exists():
-            check_same(path, read_result(path).config, config)
-            return "already finished"
-        saved = config_path(config.run_dir)
-        if saved.exists():
-            check_same(saved, experiment.fields(load_config(config.run_dir)), config)
-        figures, began = {}, time.monotonic()
-        try:
-            train_unless_done(config)
-            # The last value of each metric is saved.
-            for record in read_metrics(config.run_dir / "metrics.jsonl"):
-                figures |= {name: float(value) for name, value in record.items() if name != "step"}
-            _check_named(figures, names)
-            note = ", ".join(f"{name} {figures[name]:.3f}" for name in dict.fromkeys(["train/loss", *names]))
-        except NonFinite as error:  # a learning rate may be too high for one setting only
-            note = f"failed: {error}"
-        except UserError as error:
-            raise UserError(f"{one.name}: {error}") from error
-        result = Result(
-            setting=one.setting,
-            seed=config.seed,
-            figures=figures,
-            num_parameters=parameters.count(abstract_params(config.task.build())),
-            seconds=time.monotonic() - began,
-            device=jax.devices()[0].device_kind,
-            config=experiment.fields(config),
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n")
-        return note
-
-
-@contextlib.contextmanager
-def _claim(path: Path) -> Iterator[bool]:
-    """Yields whether this process holds the claim; it is released when the process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def read_result(path: Path) -> Result:
-    """Reads the result of a finished run.
-
-    Raises:
-        UserError: the file is not a result.
-    """
-    try:
-        return _CONVERTER.structure(untrusted.read_json(path), Result)
-    # cattrs passes on any exception of a conversion, such as that of a number from a string.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path} is not a result of a run ({reason}); delete it to repeat the run") from error
-
-
-def _check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
-    for name in names:
-        if name not in figures:
-            known = ", ".join(sorted(figures))
-            raise UserError(f"--metric {name}: these runs have no such metric; they have {known}")
-
-
-def check_same(path: Path, found: Mapping[str, Any], config: ExperimentConfig, varied: tuple[str, ...] = ()) -> None:
-    """Checks that a file was written with the same configuration, apart from fields that start as in ``varied``.
-
-    Raises:
-        UserError: another field differs.
-    """
-    pair = _compared(found), _compared(experiment.fields(config))
-    for field, (before, now) in differences(*pair, lambda field: field.startswith(varied)).items():
-        raise UserError(f"{path} was written with {field} = {before}, which is now {now}; give another --output")
-
-
-def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that determine the metrics of a run, as values that JSON preserves."""
-    fields = json.loads(json.dumps(fields))
-    evaluations = {str(number): evaluation for number, evaluation in enumerate(fields.get("evaluations", ()))}
-    found = {field: value for field, value in fields.items() if not field.startswith(CHANGEABLE_FIELDS)}
-    found |= traverse_util.flatten_dict({"evaluations": evaluations}, sep=".")
-    # The batch size of an evaluation changes no result.
-    return {field: value for field, value in found.items() if not field.endswith(".data.batch_size")}
+def lower_is_better(metric: str) -> bool:
+    """Returns whether a metric is better if lower, by its name."""
+    return any(part in metric.rpartition("/")[2] for part in _LOWER_IS_BETTER)
 
 
 def _name(setting: Mapping[str, str]) -> str:
@@ -370,6 +223,3 @@ def _name(setting: Mapping[str, str]) -> str:
         for (field, value), name in zip(setting.items(), names, strict=True)
     ]
     return re.sub(r"[^\w.=-]+", "_", "_".join(parts))
-
-
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)

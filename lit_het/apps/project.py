@@ -170,7 +170,7 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, count: int) 
         # A classifier's ensemble has an embedding of each member; a text is compared with one.
         image_tower = f'dataclasses.replace({image_tower}, members="mean")'
     if taken is None:
-        pieces, length, cut = train_tokenizer([shards], captions, size, partial / "tokenizer.model")
+        pieces, length, cut = train_tokenizer([shards], [captions], size, partial / "tokenizer.model")
         message(f"{pieces:,} pieces; {length} tokens cut {cut:.1%} of the captions")
         tokenizer = f'SentencePieceConfig(PROJECT / "tokenizer.model", length={length})'
     else:

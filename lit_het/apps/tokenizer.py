@@ -1,12 +1,14 @@
 """``lit-het tokenizer train``: a SentencePiece model of the captions of one's own shards."""
 
+import collections
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.captions import captions_in, member_of
+from lit_het.data_pipelines.captions import TextPlace, captions_in, member_of, questions_in
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards import expand
@@ -40,52 +42,63 @@ class Trained(NamedTuple):
     cut: float
 
 
-def train_tokenizer(shards: list[str], captions: str, size: int, output: Path) -> Trained:
-    """Trains a model of the captions, in lower case, and writes it.
+def train_tokenizer(
+    shards: Sequence[str], captions: Sequence[str], size: int, output: Path, *, lowercase: bool = True
+) -> Trained:
+    """Trains a model of the captions and writes it.
 
     Args:
         shards: tar files, folders, patterns or lists.
-        captions: the member with the captions, see `lit_het.data_pipelines.captions.captions_in`.
+        captions: the members with the captions, see `lit_het.data_pipelines.captions.captions_in`, or with questions.
         size: of the vocabulary, in pieces; it is smaller if the captions yield fewer.
         output: the file to write; it is replaced when the model is complete.
+        lowercase: whether the captions are put into lower case.
 
     Raises:
         UserError: the shards cannot be read, have no captions, or too few for a vocabulary; the file cannot be written.
     """
-    texts = _captions(shards, captions)
+    texts = _captions(shards, list(dict.fromkeys(captions)))
     message(f"training up to {size:,} pieces on {len(texts):,} captions")
     # Not a unigram model: of captions that repeat few words its training leaves little more than single letters.
-    model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe")
+    model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe", lowercase=lowercase)
     try:
         with completed(output) as partial:
             partial.write_bytes(model)
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error.strerror}); choose another --output") from error
-    tokenizer = SentencePieceTokenizer(model, length=MOST_TOKENS + 1)
+    tokenizer = SentencePieceTokenizer(model, length=MOST_TOKENS + 1, lowercase=lowercase)
     some = texts[:: max(1, len(texts) // _MEASURED)]
     tokens = np.sum(tokenizer(some) != tokenizer.padding_id, axis=1)
     length = min(8 * int(np.ceil(np.quantile(tokens, 0.99) / 8)), MOST_TOKENS)
     return Trained(tokenizer.vocabulary_size, length, float(np.mean(tokens > length)))
 
 
-def _captions(shards: list[str], place: str) -> list[str]:
-    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; a message counts samples without any."""
-    addresses, member = expand(shards), member_of(place)
+def _captions(shards: Sequence[str], places: Sequence[str]) -> list[str]:
+    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; messages count samples without any."""
+    addresses, members = expand(shards), list(dict.fromkeys(map(member_of, places)))
     with Bar("indexing", len(addresses), "shards") as bar:
-        index = ShardIndex(addresses, optional=[member], advance=bar.advance)
+        index = ShardIndex(addresses, optional=members, advance=bar.advance)
     count = min(len(index), MOST_SAMPLES)
-    found, left_out = list[str](), 0
+    found, left_out = list[str](), collections.Counter[str]()
     with Bar("reading captions", count, "samples") as bar:
         for start in range(0, count, _SAMPLES_PER_READ):
-            places = range(start, min(start + _SAMPLES_PER_READ, count))
-            for (content,) in index.read([i * len(index) // count for i in places], [member]):
-                try:
-                    found += captions_in(text_of(content_or_raise(content)), place)
-                except Unreadable:
-                    left_out += 1
-            bar.advance(len(places))
-    if not found:
-        raise UserError(f"{' '.join(shards)}: no sample has a caption in .{place}; name the member with --captions")
-    if left_out:
-        message(f"{left_out:,} of {count:,} samples have no caption in .{place} and are left out")
+            numbers = range(start, min(start + _SAMPLES_PER_READ, count))
+            for contents in index.read([i * len(index) // count for i in numbers], members):
+                for place in places:
+                    try:
+                        found += _texts(text_of(content_or_raise(contents[members.index(member_of(place))])), place)
+                    except Unreadable:
+                        left_out[place] += 1
+            bar.advance(len(numbers))
+    for place, number in left_out.items():
+        if number == count:
+            raise UserError(f"{' '.join(shards)}: no sample has a caption in .{place}; name the member with --captions")
+        message(f"{number:,} of {count:,} samples have no caption in .{place} and are left out")
     return found
+
+
+def _texts(content: str, place: str) -> list[str]:
+    """Returns the captions in a member, or its questions and their answers."""
+    if not TextPlace(place).has_questions:
+        return captions_in(content, place)
+    return [text for question, answers, _ in questions_in(content, place) for text in (question, *answers)]

@@ -44,34 +44,37 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="translate texts, one a line",
         description="Translates texts with a trained encoder and decoder (docs/decoder.md): the best of 4 beams "
-        "(--num-texts), or a sample (--temperature). Prints one translation a line; --json prints all beams with the "
-        "probability of each token.",
+        "(--num-texts), or a sample (--temperature). Prints one translation a line; --json prints all beams or samples "
+        "with the probability of each token.",
     )
     translate.add_argument("texts", nargs="+", metavar="TEXT", help="texts, or - for the lines of standard input")
     translate.add_argument("--prompt", metavar="TEXT", help="what translations follow; default: that of training")
-    _add_generation(translate, num_texts=4, num_tokens="as many as fit")
+    _add_generation(translate, num_texts="4, or 1 sample", num_tokens="as many as fit")
     translate.set_defaults(command=_translate, name="translate")
 
 
 def _add_generation(
-    parser: argparse.ArgumentParser, num_texts: int = 1, num_tokens: str = "32, or as many as fit"
+    parser: argparse.ArgumentParser, num_texts: str = "1", num_tokens: str = "32, or as many as fit"
 ) -> None:
     add_checkpoint(parser)
     parser.add_argument(
-        "--num-texts", type=positive, default=num_texts, metavar="N", help="texts, the best of N beams (%(default)s)"
+        "--num-texts",
+        type=positive,
+        metavar="N",
+        help=f"the best of N beams, or N samples with --temperature; default: {num_texts}",
     )
     parser.add_argument(
         "--num-tokens", type=positive, metavar="N", help=f"most tokens of a text; default: {num_tokens}"
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="of sampling; default: 0, the most probable text"
+        "--temperature", type=float, metavar="T", help="of sampling; default: 0, the most probable text"
     )
     parser.add_argument("--top-k", type=positive, metavar="K", help="sample among the K most probable tokens")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="sample among the most probable tokens of probability P"
+        "--top-p", type=float, metavar="P", help="sample among the most probable tokens of probability P"
     )
     parser.add_argument(
-        "--length-penalty", type=float, default=0.6, metavar="A", help="of beams: 0 prefers short texts (%(default)s)"
+        "--length-penalty", type=float, metavar="A", help="of beams: 0 prefers short texts; default: 0.6"
     )
     parser.add_argument(
         "--samples",
@@ -121,7 +124,8 @@ def _check_run(options: argparse.Namespace) -> None:
 
 def _generation(options: argparse.Namespace) -> dict[str, Any]:
     names = ("num_tokens", "num_texts", "temperature", "top_k", "top_p", "length_penalty")
-    return {name: getattr(options, name) for name in names}
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _others(options: argparse.Namespace) -> dict[str, Any]:

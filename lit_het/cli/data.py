@@ -52,6 +52,11 @@ def add_to(commands: Any) -> None:
         help="member with one or more captions that every sample must have, such as txt or json/caption; default: none",
     )
     check.add_argument(
+        "--source",
+        metavar="MEMBER",
+        help="check texts to translate in place of images: the member that holds them, such as txt or json/en",
+    )
+    check.add_argument(
         "--labels",
         type=Path,
         nargs="?",
@@ -200,6 +205,7 @@ def _check(options: argparse.Namespace, _: list[str]) -> None:
         options.workers,
         options.captions,
         labels=None if options.labels is None else ClassIndex(str(options.labels) if options.labels.name else None),
+        source=options.source,
         checksum=options.checksum,
         output=options.output,
     )

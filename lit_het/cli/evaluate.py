@@ -126,6 +126,13 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         help="directory of a run; an ensemble takes several, or the directory of lit-het train --members",
     )
     add_model(parser)
+    for what in ("patch", "image"):
+        parser.add_argument(
+            f"--{what}-size",
+            type=int,
+            metavar="PIXELS",
+            help=f"another {what} size than in training, for another number of tokens (FlexiViT); the tower is resized",
+        )
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
     add_uncalibrated(parser)
     add_distributed(parser)
@@ -188,7 +195,8 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     if getattr(options, "select", None) is None:
         from lit_het.runs.evaluation import evaluate
 
-        evaluate(checkpoints, configs, reference=reference, experts=options.experts, **how)
+        sizes = _sizes(options)
+        evaluate(checkpoints, configs, reference=reference, experts=options.experts, sizes=sizes, **how)
         return
     portion = parse_portion("--select-portion", options.select_portion)
     from lit_het.eval.suite import EnsembleConfig
@@ -205,8 +213,10 @@ def _check_selection(options: argparse.Namespace) -> None:
         return
     if (options.select is None) != (options.select_split is None):
         raise UserError("--select M and --select-split SPLIT belong together: the checkpoints are chosen by this split")
-    if options.select is not None and options.experts:
-        raise UserError("--select chooses among models as they were trained; leave out --experts")
+    if options.select is not None and (options.experts or options.patch_size or options.image_size):
+        raise UserError(
+            "--select chooses among models as they were trained; leave out --experts, --patch-size and --image-size"
+        )
     if options.select is not None and len(options.data) > 1:
         raise UserError("--select chooses for one set; give one --data, and evaluate the others with --weights")
 
@@ -219,4 +229,10 @@ def _suite(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.runs.evaluation import evaluate_suite
 
     how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
-    evaluate_suite(checkpoints, config, experts=options.experts, **how)
+    evaluate_suite(checkpoints, config, experts=options.experts, sizes=_sizes(options), **how)
+
+
+def _sizes(options: argparse.Namespace) -> Any:
+    from lit_het.runs.sizes import Sizes
+
+    return Sizes(options.patch_size, options.image_size)

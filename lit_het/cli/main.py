@@ -28,8 +28,10 @@ from lit_het.cli import (
     plan,
     quickstart,
     report,
+    shape,
     tokenizer,
     train,
+    tune,
 )
 from lit_het.errors import TRY_AGAIN, DataError, UserError
 
@@ -38,8 +40,10 @@ _COMMANDS = (
     quickstart,
     new,
     train,
+    tune,
     add_noise,
     plan,
+    shape,
     embed,
     checkpoint,
     calibrate,

@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="train a SentencePiece model on the captions of shards",
         description="Reads all captions of SHARDS (of more than a million samples, a million evenly spread) and trains "
-        "a SentencePiece model (BPE, in lower case) that covers all of their characters. Padding is token 0, the "
+        "a SentencePiece model (BPE) that covers all of their characters. Padding is token 0, the "
         "end 1, unknown 2. Equal captions give an equal file.",
     )
     train.add_argument(
@@ -36,9 +36,15 @@ def add_to(commands: Any) -> None:
     train.add_argument("--output", type=Path, required=True, metavar="FILE", help="such as tokenizer.model")
     train.add_argument(
         "--captions",
-        default="txt",
+        nargs="+",
+        default=["txt"],
         metavar="MEMBER",
-        help="member with one or more captions, such as txt or json/caption; default: %(default)s",
+        help="members with captions, such as json/caption, or json/en json/de for translation; default: txt",
+    )
+    train.add_argument(
+        "--keep-case",
+        action="store_true",
+        help="tell capitals from small letters, for translation (with --tokenizer.no-lowercase in training)",
     )
     train.set_defaults(command=_train, name="tokenizer train")
 
@@ -52,9 +58,12 @@ def _train(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.apps.tokenizer import train_tokenizer
     from lit_het.console import message
 
-    trained = train_tokenizer(options.shards, options.captions, options.size, output)
-    sizes = f"--task.text-tower.vocabulary-size {trained.pieces} --task.text-tower.length {trained.length}"
+    lowercase = not options.keep_case
+    trained = train_tokenizer(options.shards, options.captions, options.size, output, lowercase=lowercase)
+    case = " --tokenizer.no-lowercase" if options.keep_case else ""
     message(
         f"{trained.pieces:,} pieces in {output}; {trained.length} tokens cut {trained.cut:.1%} of the captions: "
-        f"--tokenizer.model {output} --tokenizer.length {trained.length} {sizes}"
+        f"--tokenizer.model {output} --tokenizer.length {trained.length}{case}, and the same length and "
+        f"{trained.pieces} pieces for the text tower (--task.text-tower.length and .vocabulary-size) or the decoder "
+        "(--task.decoder.length and .vocabulary-size)"
     )

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -70,3 +72,18 @@ class HetClassifier(nnx.Module):
     def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
         return self.covariance.spectrum(features)
+
+    def kernel_alignment(self, features: Float[Array, "b d"]) -> Float[Array, "b two"]:
+        """Returns the cosine of the smallest principal angle between the row spaces of W and V(x) (HET-XL App. I.1).
+
+        Near 1, noise of the form ``W ε`` (HET-XL) could stand for that of this head. The second column is that of a W
+        of standard normals.
+        """
+        factors = self.covariance(features).low_rank()
+        of_factors = jnp.linalg.qr(factors.swapaxes(1, 2))[0]
+        kernel = self.logits.kernel[...]
+        random = nnx.initializers.normal(1.0)(jax.random.key(0), kernel.shape)
+        # The singular values of the products of orthonormal bases are cosines of angles (Björck & Golub 1973).
+        bases = (jnp.linalg.qr(rows.T)[0] for rows in (kernel, random))
+        cosines = [jnp.linalg.norm(jnp.einsum("kd,nkr->ndr", basis, of_factors), 2, axis=(1, 2)) for basis in bases]
+        return jnp.stack(cosines, axis=1)

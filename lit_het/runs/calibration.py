@@ -171,8 +171,10 @@ def _fit_tokens(writer: Writer, loader: Loader, options: CalibrateOptions) -> _F
 
 def _table(calibration: Calibration, fits: _Fits) -> Table:
     """Returns the temperatures and what they change: likelihoods, and calibration errors of tokens."""
-    images, chosen = counted(calibration.num_images, "image"), counted(calibration.num_candidates, "candidate")
-    title = f"{images}, {chosen}" if fits.num_tokens is None else f"{images}, means over {fits.num_tokens:,} tokens"
+    count, chosen = calibration.num_images, counted(calibration.num_candidates, "candidate")
+    title = f"{counted(count, 'image')}, {chosen}"
+    if fits.num_tokens is not None:
+        title = f"{counted(count, 'text')}, means over {fits.num_tokens:,} tokens"
     shown = Table("prediction", title=title, title_justify="left")
     columns = ["NLL before", "NLL after", *(["ECE before", "ECE after"] if fits.token_errors else [])]
     for column in ("T ± standard error", *columns):

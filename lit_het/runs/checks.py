@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from lit_het.optimizers import SGD, AdamW
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
@@ -175,7 +178,7 @@ def _check_decoder(decoder: DecoderConfig, config: ExperimentConfig, tokenizer: 
 def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
     """Checks that encoder and decoder have the same tokenizer."""
     _check_decoder(task.decoder, config, tokenizer, "--task.decoder")
-    assert tokenizer is not None
+    assert isinstance(tokenizer, SentencePieceTokenizer), "checked with the decoder"
     tower = task.text_tower
     if tokenizer.length != tower.length or tokenizer.vocabulary_size > tower.vocabulary_size:
         raise UserError(
@@ -187,6 +190,11 @@ def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokeni
         raise UserError(
             f"--task.text-tower.padding-token {tower.padding_token} is not the padding of the tokenizer, "
             f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
+        )
+    if tokenizer.padding_id in (tokenizer.end_id, tokenizer.unknown_id):
+        raise UserError(
+            f"the padding of the tokenizer, {tokenizer.padding_id}, is also its end token or unknown characters, which "
+            "the decoder would not see; set --tokenizer.padding-id and --task.text-tower.padding-token to another token"
         )
 
 
@@ -200,6 +208,27 @@ def _check_masking(masking: MaskingConfig, data: LoaderConfig, tokenizer: Tokeni
         raise UserError(
             f"--task.masking.padding-token {masking.padding_token} is not the padding of the tokenizer, "
             f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
+        )
+
+
+def report_fast_start(config: ExperimentConfig) -> None:
+    """Says so if the heads of ``task.distillation`` begin with updates far above the learning rate.
+
+    Their gradients are 0 until its ``start``, while the optimizer's correction of moments that start at 0 wears off.
+    """
+    rule, distillation = config.optimizer.rule, config.distillation
+    if distillation is None or not distillation.start.amount or isinstance(rule, SGD):
+        return
+    if isinstance(rule, AdamW):
+        first, second = rule.first_decay, rule.second_decay
+    else:
+        first, second = rule.momentum, rule.second_decay_cap
+    step = np.arange(1, 10_000)
+    factor = float(np.max((1 - first**step) / np.sqrt(1 - second**step)))
+    if factor > 1.2:
+        message(
+            f"the moments of the optimizer are 0 where task.distillation begins: updates of its heads reach "
+            f"{factor:.1f} times the learning rate at first, with a second decay of {second}; 0.95 avoids it"
         )
 
 
@@ -259,7 +288,7 @@ def check_embeddings(
             )
         if isinstance(task, CaptioningTask) and not stored.recipe.num_tokens:
             raise UserError(
-                f"{stored.address} holds {stored.recipe.kind}, and a decoder reads tokens; embed again with --tokens "
-                "into another folder"
+                f"a decoder reads tokens, and {stored.address} holds pooled embeddings, or is of an earlier version; "
+                "embed again with --tokens into another folder"
             )
         stored.check_tower(fingerprint())

@@ -21,6 +21,7 @@ from lit_het.runs.averaging import means_over
 from lit_het.runs.directory import load_config
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import Run, open_run
+from lit_het.runs.sizes import AS_TRAINED, Sizes, with_sizes
 
 # Fields in which the members of a deep ensemble differ.
 _SEEDS = {"run_dir", "seed", "data.seed", "pretrained.run"}
@@ -35,11 +36,13 @@ def evaluate(
     calibrated: bool = True,
     reference: Path | None = None,
     experts: Sequence[str] = (),
+    sizes: Sizes = AS_TRAINED,
 ) -> list[Evaluation]:
     """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
 
     Several few-shot evaluations with the same fit are followed by their means. The results of experts that are used in
-    another way than in training are not saved: they are of another model, for which no temperatures were fitted.
+    another way than in training, or of other sizes of patches or images, are not saved: they are of another model, for
+    which no temperatures were fitted.
 
     Args:
         checkpoints: directory of the run, or of each member of an ensemble.
@@ -49,29 +52,33 @@ def evaluate(
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
         reference: directory of a run whose saved few-shot accuracies are the reference of the weighted mean.
         experts: fields of the image tower's experts with other values, see `lit_het.runs.experts.with_experts`.
+        sizes: of patches and images, see `lit_het.runs.sizes.with_sizes`.
 
     Raises:
-        UserError: the run or a set cannot be read, or an evaluation or the experts do not fit the run or the reference.
+        UserError: the run or a set cannot be read, or an evaluation, the experts or the sizes do not fit the run or the
+            reference.
     """
+    is_other = bool(experts) or sizes != AS_TRAINED
     titles = [(type(config), config.data.name) for config in configs]
     for title in titles:
         if titles.count(title) > 1:
             raise UserError(f"two data sets are called {title[1]}; give each a different name with --data NAME=FOLDER")
     check_output(output)
-    for config in configs if experts else ():
+    for config in configs if is_other else ():
         if config.data.embeddings is not None:
-            raise UserError(f"the embeddings of {config.data.name} are of other experts; leave out --embeddings")
+            what = "experts" if experts else "sizes"
+            raise UserError(f"the embeddings of {config.data.name} are of other {what}; leave out --embeddings")
     if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
         raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
     check_members(checkpoints)
     means = means_over(configs, reference)
-    opened = [with_experts(open_run(checkpoint, pretrained), experts) for checkpoint in checkpoints]
+    opened = [with_sizes(with_experts(open_run(one, pretrained), experts), sizes) for one in checkpoints]
     run = opened[0]
     _check_finished(opened)
     data = run.config.data
     sets = Sets(data.image_size, data.preprocessing, lambda: run.tower, data.source, run.tokenizer)
     evaluators = [config.build(sets) for config in configs]
-    models = [one.model(calibrated=calibrated and not experts) for one in opened]
+    models = [one.model(calibrated=calibrated and not is_other) for one in opened]
     for evaluator in evaluators:  # before any evaluator reads images
         evaluator.check(*models)
     found, console = [], Console()
@@ -83,7 +90,7 @@ def evaluate(
         if not distributed.is_main_process():
             return  # all processes have the same results; only the main process prints them
         console.print(table(evaluation))
-        if not experts:
+        if not is_other:
             write_record(evaluation, run.run_dir, run.step, settings)
         if output is not None:  # after each evaluation, in case a later one fails
             metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
@@ -94,9 +101,10 @@ def evaluate(
         keep(evaluator(*models), experiment.to_dict(config) | members)
     for mean, settings in means(found):
         keep(mean, settings)
-    if experts:
+    if is_other:
+        flag = "--experts" if experts else "other sizes"
         message(
-            "not saved in the run: with --experts it is another model, without the temperatures of lit-het calibrate; "
+            f"not saved in the run: with {flag} it is another model, without the temperatures of lit-het calibrate; "
             "--output FILE writes its metrics"
         )
     else:
@@ -181,6 +189,7 @@ def evaluate_suite(
     output: Path | None = None,
     calibrated: bool = True,
     experts: Sequence[str] = (),
+    sizes: Sizes = AS_TRAINED,
 ) -> list[Evaluation]:
     """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration.
 
@@ -192,4 +201,5 @@ def evaluate_suite(
         raise UserError(
             f"the configuration of {checkpoints[0]} lists no evaluations; name a file of them with --config"
         )
-    return evaluate(checkpoints, configs, pretrained=pretrained, output=output, calibrated=calibrated, experts=experts)
+    how: Any = {"pretrained": pretrained, "output": output, "calibrated": calibrated}
+    return evaluate(checkpoints, configs, experts=experts, sizes=sizes, **how)

@@ -20,6 +20,7 @@ from lit_het.tasks.base import DistillingTask
 from lit_het.tasks.captioner import CaptionerConfig, tokens_per_block
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.patch_sizes import losses
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import compute_type_of
 from lit_het.towers.dispatch import DISPATCH
@@ -88,6 +89,8 @@ class Step:
         sharding.check_batch_size(config.data.batch_size, mesh)
         self.config, self.mesh = config, mesh
         self._task = config.task.build()
+        # By patch size: the smallest patches cost most.
+        self._losses = losses(config.task)
         self.optimizer = config.optimizer.build(
             config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
         )
@@ -171,7 +174,7 @@ class Step:
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
         params, keys = parameters.merge(locked, trainable), keys_at(self.config.seed, 0)
-        loss = self._task.loss(params, batch, keys)[0]
+        loss = (*self._losses, self._task.loss)[0](params, batch, keys)[0]
         if self.config.distillation is not None:  # as from the step on where its losses begin
             assert isinstance(self._task, DistillingTask)
             loss = loss + self._task.distillation_loss(params, params, batch, keys)[0]
@@ -200,7 +203,7 @@ class Step:
         if isinstance(task, CaptioningConfig | TranslationConfig):
             return _token_logits(task, rows) * item
         if not isinstance(task, ContrastiveConfig):
-            return _class_logits(task.head, rows, task.num_classes) * item
+            return class_logits(task.head, rows, task.num_classes) * item
         all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
         num_keys = rows if task.loss.form == "ring" else all_rows
         vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
@@ -224,6 +227,7 @@ class Step:
             distilled_from=None if config.distillation is None else 0,
             skips_nonfinite=config.on_nonfinite == "skip",
             signal_to_noise=config.optimizer.signal_to_noise,
+            losses=self._losses,
         )
         inputs = self.inputs
         with jax.set_mesh(self.mesh):
@@ -244,8 +248,14 @@ def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
     return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)
 
 
-def _class_logits(head: Any, rows: int, num_classes: int) -> int:
-    """Returns the numbers of a block of logits of a classification head, with its copies."""
+def class_logits(head: Any, rows: int, num_classes: int) -> int:
+    """Returns how many numbers a block of logits of a classification head and its copies hold.
+
+    Args:
+        head: configuration of the head.
+        rows: examples on a device.
+        num_classes: k.
+    """
     block = head.sampling
     vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
     return _COPIES_OF_LOGITS * vectors * num_classes
@@ -254,7 +264,7 @@ def _class_logits(head: Any, rows: int, num_classes: int) -> int:
 def _token_logits(config: CaptioningConfig | TranslationConfig | CaptionerConfig, rows: int) -> int:
     """Returns the same for the tokens of texts."""
     tokens, size = rows * config.decoder.length, config.decoder.vocabulary_size
-    return _class_logits(config.head, tokens if config.head.sampling else tokens_per_block(tokens, size), size)
+    return class_logits(config.head, tokens if config.head.sampling else tokens_per_block(tokens, size), size)
 
 
 def _bytes_per_device(tree: Any) -> int:

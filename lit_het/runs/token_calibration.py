@@ -76,7 +76,7 @@ def read_tokens(writer: Writer, loader: Loader, samples: Sequence[int], name: st
     """
     count = min(loader.num_samples, MOST_IMAGES)
     kept, size, stride = list[GivenTokens](), 0, 1
-    with Bar(f"reading {name}", count, "images") as bar:
+    with Bar(f"reading {name}", count, "samples") as bar:
         for tokens in _predicted(writer, loader.epoch(num_samples=count), samples, bar):
             kept.append(tokens.take(tokens.number % stride == 0))
             size += len(kept[-1].label)

@@ -26,6 +26,7 @@ EXECUTION_FIELDS = (
     "compute_type",
     "weights",
     "members",
+    "patch_sizes",
 )
 # Fields that towers and tokenizers gained after embeddings had been stored, with the value that changes nothing:
 # embeddings of an earlier version stay valid.

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
@@ -35,6 +35,7 @@ from lit_het.runs.checks import (
     check_run_dir,
     check_source,
     report_copies,
+    report_fast_start,
     unseen_pixels,
 )
 from lit_het.runs.directory import checkpoint_dir, config_path
@@ -45,6 +46,7 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.patch_sizes import losses
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
@@ -59,13 +61,20 @@ if TYPE_CHECKING:
     from lit_het.data_pipelines.stream import Stream
 
 
-def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
+Watch: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Receives the step and the metrics of each evaluation during a training, which it ends by raising."""
+
+
+def train(
+    config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False, watch: Watch | None = None
+) -> TrainState:
     """Trains a run to its end, calibrates it on the samples that it holds out, and returns the last state.
 
     Args:
         config: configuration of the run.
         resume: whether to continue from the newest checkpoint.
         allow_commands: whether lists of shards may contain shell commands; the configuration always may.
+        watch: see `loop.train`; for a single process.
 
     Raises:
         UserError: the configuration, the data or the run directory cannot be used.
@@ -82,23 +91,30 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
     # Losses read the current mesh to find the devices that share a batch.
     with locked(config.run_dir, message) as check_lock, jax.set_mesh(mesh):
         check_run_dir(config, resume)  # again: another process may have trained here meanwhile
-        state, samples = _train_on(mesh, config, resume, check_lock, allow_commands)
+        state, samples = _train_on(mesh, config, resume, check_lock, allow_commands, watch)
     calibrate_held_out(config, int(state.step), samples)
     return state
 
 
 def _train_on(
-    mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None], allow_commands: bool
+    mesh: Mesh,
+    config: ExperimentConfig,
+    resume: bool,
+    check_lock: Callable[[], None],
+    allow_commands: bool,
+    watch: Watch | None,
 ) -> tuple[TrainState, Split]:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader, samples = open_data(config, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
     if isinstance(loader, Loader):
         report_copies(config, loader.num_samples)
+    report_fast_start(config)
     if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
+    start = distilled_from(config, run)
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
@@ -137,9 +153,10 @@ def _train_on(
                 optimizer,
                 config.seed,
                 config.average_decay,
-                distilled_from=distilled_from(config, run),
+                distilled_from=start,
                 skips_nonfinite=config.on_nonfinite == "skip",
                 signal_to_noise=config.optimizer.signal_to_noise,
+                losses=losses(config.task),
                 gradient_of=config.gradient_of(run),
             )
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
@@ -155,6 +172,7 @@ def _train_on(
                     evaluate=evaluate,
                     description=config.run_dir.name,
                     evaluate_first=lacks_evaluation(config, int(state.step), run.num_steps),
+                    watch=watch,
                 )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -177,9 +195,21 @@ def _train_on(
 
 
 def distilled_from(config: ExperimentConfig, run: RunLength) -> int | None:
-    """Returns the first step with the losses of ``task.distillation``; None without them."""
+    """Returns the first step with the losses of ``task.distillation``; None without them.
+
+    Raises:
+        UserError: the run ends before it.
+    """
     found = config.distillation
-    return None if found is None else run.steps(found.start, "task.distillation.start")
+    if found is None:
+        return None
+    start = run.steps(found.start, "task.distillation.start")
+    if start >= run.num_steps:
+        raise UserError(
+            f"--task.distillation.start {found.start} is step {start:,} of a run of {run.num_steps:,}: nothing would "
+            "be distilled; begin earlier, or leave task.distillation out"
+        )
+    return start
 
 
 def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> None:
@@ -277,14 +307,14 @@ def _opened_batches(loader: "Loader | Stream", position: int) -> Iterator[Iterat
         yield itertools.chain(first, batches)
 
 
-def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False) -> None:
+def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False, watch: Watch | None = None) -> None:
     """Starts or resumes a run; does nothing if it is finished. Arguments are those of `train`.
 
     Raises:
         UserError: as `train`, or the run directory holds a run of another configuration.
     """
     if not config_path(config.run_dir).exists():
-        train(config, allow_commands=allow_commands)
+        train(config, allow_commands=allow_commands, watch=watch)
         return
     check_run_dir(config, resume=True)
     # `Checkpoints` is not opened for writing here: that would remove a save in progress of another process.
@@ -293,12 +323,12 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
     loader = open_data(config, None, allow_commands)[0] if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or lacks_evaluation(config, newest, num_steps):
-        train(config, resume=True, allow_commands=allow_commands)
+        train(config, resume=True, allow_commands=allow_commands, watch=watch)
         return
     with Checkpoints(checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
         damaged = damage(checkpoints, newest)
     if damaged:
-        train(config, resume=True, allow_commands=allow_commands)
+        train(config, resume=True, allow_commands=allow_commands, watch=watch)
         return
     if config.calibration is not None and read_calibration(config.run_dir, newest) is None:
         calibrate_held_out(config, newest, open_data(config, None, allow_commands)[1])

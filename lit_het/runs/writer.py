@@ -29,6 +29,8 @@ from lit_het.types import Calibration, ImageFeatures, Params
 # Answers that are ranked at a time.
 _ANSWERS = 64
 MAX_SEED = 2**32 - 1
+# The standard error of a probability is then at most 0.005, and a token takes as many heads.
+_MOST_SAMPLES = 10_000
 
 
 # Computes a function of parameters, rows that the devices share, and arguments that each device has. The first argument
@@ -106,8 +108,8 @@ class Writer:
 
     def check_samples(self, samples: int) -> int:
         """Returns S, 0 for a head without noise, see `lit_het.texts.TextWriter`."""
-        if samples < 0:
-            raise UserError(f"samples = {samples} must be at least 0")
+        if not 0 <= samples <= _MOST_SAMPLES:
+            raise UserError(f"samples = {samples} must be from 0 to {_MOST_SAMPLES:,}")
         if self._sampling is None or not samples:
             return 0
         in_pairs(self._sampling.antithetic, samples)

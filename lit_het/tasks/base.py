@@ -15,7 +15,7 @@ from lit_het.random import Keys
 from lit_het.types import Batch, Metrics, Params
 
 Loss: TypeAlias = Callable[[Params, Batch, Keys], tuple[Float[Array, ""], Metrics]]
-"""The loss of trainable parameters on a batch, and metrics."""
+"""`Task.loss`, of all parameters or of the trainable ones."""
 
 LossAndGradient: TypeAlias = tuple[tuple[Float[Array, ""], Metrics], Params]
 

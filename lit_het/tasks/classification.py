@@ -14,7 +14,7 @@ from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.heads import sampling
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het import HetConfig
+from lit_het.heads.het import HetClassifier, HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
@@ -221,6 +221,7 @@ class ClassificationTask:
             embeddings=lambda inputs: inputs.mean(axis=1),
             noise_norm=head.noise_norm,
             noise_spectrum=head.spectrum,
+            kernel_alignment=head.kernel_alignment if isinstance(head, HetClassifier) else None,
         )
 
     def temperature(self, params: Params) -> Float[Array, ""]:

@@ -188,8 +188,8 @@ class ContrastiveTask:
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
-        if config.distillation is not None and "image_tower" not in self.trained:
-            raise UserError("task.distillation trains the image tower: leave it out of task.locked")
+        if config.distillation is not None and not {"image_tower", "distillation"} <= self.trained:
+            raise UserError("task.distillation trains the image tower and its own heads: leave both out of task.locked")
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = config.num_keys
         check_temperature(config.temperature_gradient, self.shapes, config.locked)

@@ -96,6 +96,9 @@ class DistillationConfig:
                 "view_size",
                 f"{self.view_size} must be from {tower.patch_size} (a patch) to {tower.image_size} (an image) pixels",
             )
+        if rest := self.view_size % tower.patch_size:
+            near = self.view_size - rest
+            raise FieldError(self, "view_size", f"{self.view_size} is no multiple of {tower.patch_size}: take {near}")
 
 
 class PrototypeHead(nnx.Module):

@@ -31,6 +31,7 @@ class ImageClassifier:
             classifier the mean of the inputs.
         noise_norm: inputs to ``sqrt(tr Σ(x))``.
         noise_spectrum: inputs to standard deviations of the noise along its principal axes, descending.
+        kernel_alignment: inputs to the cosines of `HetClassifier.kernel_alignment`; None of other heads than HET.
         pair_bias: added to the logit of an image and a text before the sigmoid of the loss (SigLIP).
     """
 
@@ -42,6 +43,7 @@ class ImageClassifier:
     embeddings: Callable[[Float[Array, "b m d"]], Float[Array, "b d"]]
     noise_norm: Callable[[Float[Array, "n d"]], Float[Array, " n"]]
     noise_spectrum: Callable[[Float[Array, "n d"]], Float[Array, "n _"]]
+    kernel_alignment: Callable[[Float[Array, "n d"]], Float[Array, "n two"]] | None = None
     pair_bias: Float[Array, ""] | float = 0.0
 
 
@@ -119,6 +121,13 @@ def noise_norm(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[A
 def noise_spectrum(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b r"]:
     """Returns standard deviations of the noise along its principal axes, descending; means over members."""
     return _of_members(model.noise_spectrum(model.inputs(features)), features).mean(axis=1)
+
+
+def kernel_alignment(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b _"]:
+    """Returns how well the noise fits the kernel, means over members; no columns for other heads than HET."""
+    if model.kernel_alignment is None:
+        return jnp.zeros((features.shape[0], 0))
+    return _of_members(model.kernel_alignment(model.inputs(features)), features).mean(axis=1)
 
 
 def _samples(

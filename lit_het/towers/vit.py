@@ -47,10 +47,13 @@ class ViTConfig:
             is repeated.
         layer_input: whether the embedding is followed by the input of the last linear layer, for BayesVLM's head.
         class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one.
+        patch_sizes: sizes of patches, one of which each training step draws and resizes the first layer and the
+            positions for (FlexiViT, Beyer et al. 2023); empty for ``patch_size`` alone.
 
     Raises:
         UserError: inconsistent sizes, an unknown choice, a class token that another pooling would not read, an
-            uncertainty token of an ensemble, or ``layer_input`` without a linear layer at the end.
+            uncertainty token of an ensemble, ``layer_input`` without a linear layer at the end, or ``patch_sizes`` that
+            do not divide the image or do not fit positions or pooling.
     """
 
     image_size: int = 224
@@ -69,6 +72,7 @@ class ViTConfig:
     layer_input: bool = False
     num_inputs: int = 1
     class_token: bool = False
+    patch_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "image_size", "patch_size", "num_inputs")
@@ -90,6 +94,21 @@ class ViTConfig:
                 self,
                 "layer_input",
                 "True needs projection_size or attention pooling, without members and uncertainty_token",
+            )
+        if self.patch_sizes:
+            self._check_patch_sizes()
+
+    def _check_patch_sizes(self) -> None:
+        undivided = [size for size in self.patch_sizes if size < 1 or self.image_size % size]
+        if undivided:
+            raise FieldError(
+                self, "patch_sizes", f"{undivided[0]} does not divide image_size = {self.image_size}; leave it out"
+            )
+        if self.positions != "learned":
+            raise FieldError(self, "patch_sizes", "several sizes need positions = 'learned', which can be resized")
+        if self.pooling == "none":
+            raise FieldError(
+                self, "patch_sizes", "several sizes need a pooling other than 'none', of any number of tokens"
             )
 
     @property
@@ -176,6 +195,7 @@ class ViTConfig:
             projection_size=None,
             norm_twice=False,
             layer_input=False,
+            patch_sizes=(),
         )
 
     def join_members(self, by_image: Float[Array, "b m d"]) -> Float[Array, "_ _"]:

@@ -97,6 +97,7 @@ def train(
     evaluate: Callable[[Params, int], Mapping[str, float]],
     description: str,
     evaluate_first: bool = False,
+    watch: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> TrainState:
     """Trains from ``state.step`` to ``num_steps`` and returns the last state.
 
@@ -113,6 +114,7 @@ def train(
             the last step and every ``evaluate_steps``.
         description: label of the progress bar.
         evaluate_first: whether to evaluate before the first step, because this evaluation was interrupted.
+        watch: called with the step and the metrics of every evaluation but the last; it ends the run by raising.
 
     Raises:
         NonFinite: the loss or its gradient is not finite, or too many consecutive steps were skipped.
@@ -127,6 +129,8 @@ def train(
                 evaluation = evaluate(state.evaluated, done)
             if evaluation:
                 log.write(done, evaluation)
+            if watch is not None and done < num_steps:
+                watch(done, evaluation)
             pending.restart()
 
         def keep(done: int) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,7 @@ def make_train_step(
     distilled_from: int | None = None,
     skips_nonfinite: bool = False,
     signal_to_noise: Callable[[Any, str], Array | None] | None = None,
+    losses: Sequence[Loss] = (),
 ) -> TrainStep:
     """Returns ``train_step(state, locked, batch) -> (state, metrics)``.
 
@@ -64,24 +65,32 @@ def make_train_step(
         skips_nonfinite: whether a step with a value in `MUST_BE_FINITE` that is not finite changes only the step
             number; the metric ``skipped`` reports it.
         signal_to_noise: see `lit_het.optimizers.Optimizer`; for a metric of the gradient of noise covariances.
+        losses: one of them is drawn in each step, in place of the task's; empty for that of the task.
     """
+    choices = tuple(losses) or (task.loss,)
 
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        def loss(trainable: Params, batch: Batch, keys: Keys) -> tuple[Any, Metrics]:
+        keys = keys_at(seed, state.step)
+
+        def loss(chosen: Loss, trainable: Params, batch: Batch, keys: Keys) -> tuple[Any, Metrics]:
             # Differentiated with respect to ``trainable`` only: the backward pass never enters a locked tower.
             params = parameters.merge(locked, trainable)
-            value, metrics = task.loss(params, batch, keys)
+            value, metrics = chosen(params, batch, keys)
             if distilled_from is None:
                 return value, metrics
             assert isinstance(task, DistillingTask)
             assert state.average is not None
             arguments = params, parameters.merge(locked, state.average), batch, keys
             distillation_loss = functools.partial(task.distillation_loss, *arguments)
-            added, found = _when(state.step >= distilled_from, distillation_loss)
+            added, found = _computed_if(state.step >= distilled_from, distillation_loss)
             return value + added, metrics | found
 
-        arguments = state.params, batch, keys_at(seed, state.step), state.step
-        (value, metrics), gradient = (gradient_of or _simple_training)(loss, *arguments)
+        # The gradient is inside of the choice: outside, the values saved for it would be those of all losses together.
+        gradients = [
+            functools.partial(gradient_of or _simple_training, functools.partial(loss, chosen)) for chosen in choices
+        ]
+        number = jax.random.randint(keys("loss"), (), 0, len(gradients))
+        (value, metrics), gradient = jax.lax.switch(number, gradients, state.params, batch, keys, state.step)
         updates: Any
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         if distilled_from is not None:
@@ -115,7 +124,7 @@ def make_train_step(
     return train_step
 
 
-def _when(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
+def _computed_if(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
     """Returns what a function returns, or zeros without computing it."""
     shapes = jax.eval_shape(function)
     return jax.lax.cond(is_true, function, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))

@@ -59,7 +59,7 @@ def search_bayes(runner: Runner, shards: str, metric: str, seed: int, budget: in
     try:
         import optuna
     except ImportError as error:
-        raise UserError(f"Bayesian optimization needs optuna ({error}): pip install optuna") from error
+        raise UserError(f"Bayesian optimization needs optuna ({error}): pip install 'lit-het[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
     search = optuna.create_study(direction="minimize", sampler=sampler)

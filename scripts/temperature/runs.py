@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_het.apps import grid
+from lit_het.apps import grid, grid_runs
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
@@ -96,14 +96,14 @@ class Runner:
 
     def result_of(self, config: ExperimentConfig, name: str, seed: int, kind: str) -> dict[str, float]:
         """Returns the figures of a run of any configuration, whose evaluations are of a kind; as `figures`."""
-        planned = grid.plan_run(config, {"setting": name}, name, seed, self.root)
+        planned = grid_runs.plan_run(config, {"setting": name}, name, seed, self.root)
         path = self.root / "results" / f"{planned.name}.json"
         if not path.exists() and self.trains:
             grid.run([planned], self.root, ())
         if not path.exists():
             raise UserError(f"{planned.name} is not finished; start again without --table, or when it is")
-        found = grid.read_result(path)
-        grid.check_same(path, found.config, planned.config)
+        found = grid_runs.read_result(path)
+        grid_runs.check_same(path, found.config, planned.config)
         figures = {"temperature": found.figures.get(TEMPERATURE, np.nan)}
         for title in SETS:
             for figure in FIGURES:

@@ -88,7 +88,7 @@ def test_calibrating_prints_what_it_changes_per_token(decoder, held_out, tmp_pat
     run_dir = shutil.copytree(decoder.run_dir, tmp_path / "run")
     assert main(["calibrate", str(run_dir), "--data", str(held_out), "--samples", "4"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "120 images, means over " in shown
+    assert "120 texts, means over " in shown
     for column in ("NLL before", "NLL after", "ECE before", "ECE after"):
         assert column in shown
 

@@ -249,7 +249,9 @@ def test_pooled_embeddings_and_tokens_are_not_taken_for_each_other(decoder, pool
     shards = ("--data", *decoder.data.shards)
     assert main(["embed", "--tower", str(pooling), "--output", str(pooled), *shards]) == 0
     data = dataclasses.replace(decoder.data, mixture=(), embeddings=str(pooled))
-    with pytest.raises(UserError, match="pooled holds pooled embeddings, and a decoder reads tokens; embed again with"):
+    with pytest.raises(
+        UserError, match="pooled holds pooled embeddings, or is of an earlier version; embed again with --tokens"
+    ):
         train(dataclasses.replace(decoder, run_dir=tmp_path / "run", data=data))
     line = refusal(capsys, "embed", "--tower", pooling, "--tokens", "--output", pooled, *shards)
     assert "pooled holds pooled embeddings, not tokens; choose another --output" in line

@@ -14,6 +14,7 @@ from lit_het.configs import quickstart_lit_deterministic
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.optimizers import AdamW
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
@@ -97,3 +98,23 @@ def test_it_is_opened_and_exported_as_any_image_text_model(config, tmp_path, cap
 def test_a_run_without_average_has_no_teacher(config):
     with pytest.raises(UserError, match="set average_decay"):
         dataclasses.replace(config, average_decay=None)
+
+
+def test_a_run_that_ends_before_its_losses_begin_is_refused(config, tmp_path):
+    task = dataclasses.replace(
+        config.task, distillation=dataclasses.replace(config.task.distillation, start=Duration(STEPS))
+    )
+    with tiny.untrained(), pytest.raises(UserError, match=f"start {STEPS} steps is step 10 of a run of 10"):
+        train(dataclasses.replace(config, run_dir=tmp_path / "run", task=task))
+
+
+def test_a_second_moment_that_forgets_slowly_is_told(config, tmp_path, capsys):
+    for decay, is_told in ((0.999, True), (0.95, False)):
+        optimizer = dataclasses.replace(config.optimizer, rule=AdamW(second_decay=decay))
+        train(dataclasses.replace(config, run_dir=tmp_path / str(decay), optimizer=optimizer, length=Duration(2)))
+        assert ("reach 6.6 times the learning rate" in capsys.readouterr().err) == is_told
+
+
+def test_its_heads_cannot_be_locked(config):
+    with pytest.raises(UserError, match=r"its own heads: leave both out of task\.locked"):
+        dataclasses.replace(config.task, locked=("distillation/.*",)).build()

@@ -112,6 +112,24 @@ def test_operations_of_the_traced_step_are_those_of_the_compiled_one(case):
     assert planned(case).compiled.program.product_flops * 8 == pytest.approx(planned(case).flops, rel=0.2)
 
 
+def test_random_patch_sizes_cost_as_much_as_the_smallest():
+    config = small("classifier")
+    tower = config.task.image_tower
+    assert isinstance(tower, ViTConfig)
+    size = tower.image_size // 2
+
+    def flops(**fields):
+        resized = dataclasses.replace(tower, positions="learned", **fields)
+        changed = dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=resized))
+        return Step(changed, changed.mesh.build(jax.devices())).flops()[0]
+
+    smallest = flops(patch_size=size // 2)
+    assert flops(patch_size=size) < 0.9 * smallest
+    # The kernel is resized by one product, and its gradient by another.
+    resizing = 2 * 2 * (size // 2) ** 2 * size**2 * 3 * tower.encoder.width
+    assert flops(patch_size=size, patch_sizes=(size, size // 2)) == pytest.approx(smallest + resizing, rel=1e-3)
+
+
 def test_dispatch_to_experts_is_what_products_with_one_hot_vectors_take():
     config = small("experts")
     tower = config.task.image_tower

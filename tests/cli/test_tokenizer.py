@@ -35,9 +35,32 @@ def test_the_model_is_that_of_all_captions(capsys, shards, tmp_path):
     assert [text.strip() for text in built.decode(built(["A green square"]))] == ["a green square"]
     printed = capsys.readouterr().err
     assert "1 of 5 samples have no caption in .txt and are left out" in printed
-    assert f"--tokenizer.model {output} --tokenizer.length 8 --task.text-tower.voc" in printed
-    assert f"vocabulary-size {built.vocabulary_size} --task.text-tower.length 8" in printed
+    assert (
+        f"--tokenizer.model {output} --tokenizer.length 8, and the same length and {built.vocabulary_size}" in printed
+    )
     assert "8 tokens cut 0.0% of the captions" in printed
+
+
+def test_a_model_of_two_languages_keeps_capitals(capsys, tmp_path):
+    pairs = [("The house", "Das Haus"), ("the red house", "das rote Haus")]
+    samples = [{"__key__": f"{i}", "json": {"en": one, "de": other}} for i, (one, other) in enumerate(pairs)]
+    write_shards(tmp_path / "train", samples)
+    output = tmp_path / "tokenizer.model"
+    trained(tmp_path / "train", "--size", 40, "--output", output, "--captions", "json/en", "json/de", "--keep-case")
+    lines = [text for side in zip(*pairs, strict=True) for text in side]
+    assert output.read_bytes() == train_sentencepiece(lines, vocabulary_size=40, model_type="bpe", lowercase=False)
+    built = SentencePieceConfig(output, length=32, lowercase=False).build()
+    assert built.decode(built(["The Haus"])) == ["The Haus"]
+    assert "--tokenizer.length 8 --tokenizer.no-lowercase, and" in capsys.readouterr().err
+
+
+def test_questions_and_their_answers_are_read(tmp_path):
+    asked = [{"question": "how many?", "answers": ["one", "two"]}, {"question": "red?", "answers": []}]
+    write_shards(tmp_path / "train", [{"__key__": "0", "json": {"questions": asked}}])
+    output = tmp_path / "tokenizer.model"
+    trained(tmp_path / "train", "--size", 30, "--output", output, "--captions", "json/questions")
+    lines = ["how many?", "one", "two", "red?"]
+    assert output.read_bytes() == train_sentencepiece(lines, vocabulary_size=30, model_type="bpe")
 
 
 def test_the_proposed_length_cuts_few_captions(tmp_path):
@@ -45,7 +68,7 @@ def test_the_proposed_length_cuts_few_captions(tmp_path):
     captions = ["red " * (3 + 9 * (number % 150 == 0)) for number in range(300)]
     samples = [{"__key__": f"{i:03}", "jpg": image, "txt": text} for i, text in enumerate(captions)]
     write_shards(tmp_path / "train", samples, samples_per_shard=300)
-    found = tokenizer.train_tokenizer([str(tmp_path / "train")], "txt", 30, tmp_path / "tokenizer.model")
+    found = tokenizer.train_tokenizer([str(tmp_path / "train")], ["txt"], 30, tmp_path / "tokenizer.model")
     assert (found.length, found.cut) == (8, 2 / 300)
 
 

@@ -128,13 +128,43 @@ def test_python_and_the_command_translate(trained, capsys, monkeypatch):
     assert all(len(beams) == 4 for beams in found)
     assert model.translate(texts[3])[0].text == found[3][0].text
     capsys.readouterr()
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{texts[0]}\n\n{texts[1]}\n"))
+    monkeypatch.setattr(sys, "stdin", standard_input(f"{texts[0]}\n\n{texts[1]}\n".encode()))
     assert main(["translate", "-", "--checkpoint", str(trained.run_dir)]) == 0
     assert capsys.readouterr().out == f"{found[0][0].text}\n\n{found[1][0].text}\n"
     assert main(["translate", texts[0], "--checkpoint", str(trained.run_dir), "--num-texts", "2", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
     assert row["source"] == texts[0]
     assert [len(row["texts"]), row["texts"][0]["text"]] == [2, found[0][0].text]
+
+
+def standard_input(content):
+    return io.TextIOWrapper(io.BytesIO(content))
+
+
+def test_a_line_ends_only_where_the_file_says_so(trained, capsys, monkeypatch):
+    line = ["translate", "-", "--checkpoint", str(trained.run_dir)]
+    monkeypatch.setattr(sys, "stdin", standard_input("alpha\u2028beta\x0bgamma\r\nbeta\n".encode()))
+    assert main(line) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setattr(sys, "stdin", standard_input(b"alpha\n\xff\n"))
+    assert "standard input, line 2: not UTF-8" in refusal(capsys, *line)
+    assert "leave it or the other texts out" in refusal(capsys, *line[:2], "alpha", *line[2:])
+
+
+def test_a_sample_is_one_unless_more_are_asked_for(trained):
+    model = lit_het.load(trained.run_dir)
+    assert len(model.translate("alpha beta", temperature=2.0)) == 1
+    assert len(model.translate("alpha beta", temperature=2.0, num_texts=3)) == 3
+
+
+def test_shards_of_texts_are_checked_as_training_reads_them(tmp_path, capsys):
+    folder = write(tmp_path / "texts", ["alpha", "beta"], **{"1": {"json": {"target": "x"}}})
+    check = ["data", "check", str(folder), "--source", "json/source", "--captions", "json/target"]
+    assert main(check) == 1
+    assert "nothing in .json/source" in capsys.readouterr().out
+    write(tmp_path / "good", ["alpha", "beta"])
+    assert main([*check[:2], str(tmp_path / "good"), *check[3:]]) == 0
+    assert main([*check[:2], str(tmp_path / "good"), "--source", "json/source"]) == 0
 
 
 def test_evaluations_and_reports_need_no_images(trained, capsys):
@@ -150,7 +180,7 @@ def test_its_tokens_are_calibrated_on_other_texts(trained, tmp_path, capsys):
     run = shutil.copytree(trained.run_dir, tmp_path / "run")
     write(tmp_path / "others", sentences(150))
     assert main(["calibrate", str(run), "--data", str(tmp_path / "others")]) == 0
-    assert "150" in capsys.readouterr().out
+    assert "150 texts" in capsys.readouterr().out
     text = sentences(1)[0]
     [best, *_], [as_trained, *_] = (
         lit_het.load(run, calibrated=calibrated).translate(text) for calibrated in (True, False)
@@ -173,14 +203,29 @@ def test_what_a_translation_model_cannot_do_is_said_in_one_line(trained, tmp_pat
     for call in (model.caption, model.encode_images, lambda image: model.classify(image, ["a", "b"])):
         with pytest.raises(UserError, match="translates texts, and reads no images; use translate"):
             call(image)
-    with pytest.raises(UserError, match="has 11 tokens, its end included, and 8 are read; shorten it"):
-        model.translate(" ".join(WORDS[:5] * 2))
+    with pytest.raises(UserError, match=r"text 2, 'alpha beta .*', has 11 tokens, its end included, and 8 are read"):
+        model.translate(["alpha", " ".join(WORDS[:5] * 2)])
+    with pytest.raises(UserError, match="text 2 is blank; leave it out"):
+        model.translate(["alpha", " "])
+    with pytest.raises(UserError, match="num_texts = 1000000000 is more than 1024"):
+        model.translate("alpha", num_texts=10**9)
+    with pytest.raises(UserError, match="samples = 1000000000 must be from 0 to 10,000"):
+        model.translate("alpha", samples=10**9)
     with pytest.raises(UserError, match="no texts; give at least one"):
         model.translate([])
     assert "no text to translate" in refusal(capsys, "translate", " ", "--checkpoint", run)
     assert "--to huggingface has no translation models" in refusal(
         capsys, "export", "--checkpoint", run, "--to", "huggingface", "--output", str(tmp_path / "out")
     )
+    labelled = tmp_path / "labelled"
+    for folder in (labelled, labelled / "train"):
+        write(folder, sentences(4), **{str(number): {"cls": number % 2} for number in range(4)})
+    (labelled / "classnames.txt").write_text("odd\neven\n")
+    for command in ("few-shot", "linear-probe"):
+        line = [command, "--checkpoint", run, "--data", f"set={labelled}", "--split", ".", "--train-split", "train"]
+        assert "need an image tower, and the model translates texts" in refusal(capsys, *line)
+    assert main(["retrieval", "--checkpoint", run, "--data", f"set={labelled}", "--captions", "json/target"]) == 1
+    assert "retrieval needs an image-text model" in capsys.readouterr().err
     assert "the model has no image tower: it translates texts" in refusal(
         capsys, "embed", "--tower", run, "--output", str(tmp_path / "embeddings")
     )
@@ -244,6 +289,19 @@ def test_a_configuration_that_does_not_fit_is_refused_before_training(trained, t
         data=dataclasses.replace(trained.data, **changes.get("data", {})),
     )
     with tiny.untrained(), pytest.raises(UserError, match=message):
+        train(config)
+
+
+@pytest.mark.parametrize("token", [1, 2])
+def test_padding_that_stands_for_something_else_is_refused(trained, tmp_path, token):
+    tower = dataclasses.replace(trained.task.text_tower, padding_token=token)
+    config = dataclasses.replace(
+        trained,
+        run_dir=tmp_path / "run",
+        task=dataclasses.replace(trained.task, text_tower=tower),
+        tokenizer=dataclasses.replace(trained.tokenizer, padding_id=token),
+    )
+    with tiny.untrained(), pytest.raises(UserError, match=f"the padding of the tokenizer, {token}, is also its end"):
         train(config)
 
 

@@ -78,7 +78,7 @@ TRACED = [
         "lit_decoder_so400m.py",
         "coca_large.py",
         "siglip2_b16.py",
-        "translation_base.py",
+        "translation_base.py:data=/data/wmt14",
         "fine_tune_imagenet.py:image_size=384",
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_het.apps import grid
+from lit_het.apps import grid, grid_runs
 from lit_het.apps.grid import Axis, Result
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.errors import UserError
@@ -71,7 +71,7 @@ def test_the_table_has_the_last_figures_and_the_best_setting_first(finished):
 
 
 def test_a_second_start_trains_nothing(finished, arguments, capsys, monkeypatch):
-    monkeypatch.setattr(grid, "train_unless_done", lambda config: pytest.fail("nothing is left to train"))
+    monkeypatch.setattr(grid_runs, "train_unless_done", lambda config, **_: pytest.fail("nothing is left to train"))
     assert main(arguments) == 0
     assert capsys.readouterr().err.count("already finished") == 2
 
@@ -155,13 +155,13 @@ def test_an_invalid_part_is_refused(arguments, capsys):
 
 
 def test_a_diverging_setting_is_last_and_the_others_are_trained(arguments, tmp_path, capsys, monkeypatch):
-    def trained(config):
+    def trained(config, **_):
         if config.schedule.learning_rate == 0.5:
             raise NonFinite("the loss is nan at step 2", 2)
         config.run_dir.mkdir(parents=True)
         (config.run_dir / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.5, "train/gradient_norm": 2.0}\n')
 
-    monkeypatch.setattr(grid, "train_unless_done", trained)
+    monkeypatch.setattr(grid_runs, "train_unless_done", trained)
     reversed_rates = [argument.replace("0.001,0.5", "0.5,0.001") for argument in arguments]
     place = reversed_rates.index("--")
     assert main([*reversed_rates[:place], "--output", str(tmp_path), *reversed_rates[place:]]) == 0
@@ -173,12 +173,12 @@ def test_a_diverging_setting_is_last_and_the_others_are_trained(arguments, tmp_p
 def test_an_unknown_metric_is_reported_after_the_first_run(arguments, tmp_path, capsys, monkeypatch):
     trained = []
 
-    def train(config):
+    def train(config, **_):
         trained.append(config.run_dir)
         config.run_dir.mkdir(parents=True)
         (config.run_dir / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.5}\n')
 
-    monkeypatch.setattr(grid, "train_unless_done", train)
+    monkeypatch.setattr(grid_runs, "train_unless_done", train)
     place = arguments.index("--")
     line = refusal(
         capsys, main, *arguments[:place], "--metric", "minival/top1", "--output", tmp_path, *arguments[place:]

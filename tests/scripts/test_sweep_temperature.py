@@ -71,7 +71,7 @@ def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, argum
     before = {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()}
     table = (finished / "table.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_het.apps.grid.train_unless_done", _forbidden)
+        patch.setattr("lit_het.apps.grid_runs.train_unless_done", _forbidden)
         assert main(arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()} == before
     assert (finished / "table.md").read_text() == table
@@ -94,7 +94,7 @@ def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments,
     with (tmp_path / "locks" / "tau0.5_seed1").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lit_het.apps.grid.train_unless_done", _forbidden)
+            patch.setattr("lit_het.apps.grid_runs.train_unless_done", _forbidden)
             (tmp_path / "results").mkdir()
             left = "learned_seed1.json"
             (tmp_path / "results" / left).write_text((finished / "results" / left).read_text())
@@ -109,7 +109,7 @@ def test_results_of_another_configuration_are_refused(finished, arguments, capsy
     assert "was written with length = 2 steps, which is now 3 steps; give another --output" in line
 
 
-def _forbidden(*_):
+def _forbidden(*_, **__):
     raise AssertionError("nothing is left to train")
 
 

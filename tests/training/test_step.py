@@ -208,3 +208,17 @@ def test_the_average_follows_the_parameters_and_does_not_change_them():
     assert found == [(0.5, 0.875), (0.25, 0.71875), (0.125, 0.5703125)]
     assert state.evaluated is state.average
     assert initial_state({"w": jnp.float32(1.0)}, optimizer).evaluated == {"w": 1.0}
+
+
+def test_each_step_draws_one_of_several_losses_and_takes_its_gradient():
+    rule = Optimizer(SGD(momentum=0.0), weight_decay=0.0, clip_norm=None)
+    optimizer = rule.build(Schedule(1.0, Duration(0), decay=Linear(1.0)), RunLength(300, 1))
+    slopes = [lambda params, batch, keys, a=a: (a * params["w"], {"slope": jnp.float32(a)}) for a in (1.0, 2.0, 3.0)]
+    step = jax.jit(make_train_step(Parabola(), optimizer, 0, losses=slopes))
+    state, batch, drawn = initial_state({"w": jnp.float32(0.0)}, optimizer), Batch(valid=jnp.ones(1, bool)), []
+    for _ in range(300):
+        state, metrics = step(state, {}, batch)
+        drawn.append(float(metrics["slope"]))
+        assert float(metrics["gradient_norm"]) == drawn[-1]
+    # 100 of each with a standard deviation of 8.
+    assert all(70 < drawn.count(slope) < 130 for slope in (1.0, 2.0, 3.0))

@@ -1,0 +1,69 @@
+"""Which images a search may choose settings by: none that runs are trained on, and none that another figure is of."""
+
+import os
+
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.shards import expand
+from lit_het.errors import UserError
+from lit_het.eval.sets import ImageSet
+from lit_het.runs.calibration_split import split
+
+# Of a large data set, `split` holds out the fewest: the others are taken to be trained on.
+_MANY_SAMPLES = 10**9
+
+
+def check_sets(config: ExperimentConfig, metric: str) -> None:
+    """Checks that the runs evaluate a metric, on images that they neither train on nor report under another name.
+
+    Metrics of training (``train/...``) have no images of their own, and are not checked.
+
+    Args:
+        config: of the runs.
+        metric: to improve.
+
+    Raises:
+        UserError: no evaluation has such a metric, or its images are those of the training or of another set.
+    """
+    kind, _, rest = metric.partition("/")
+    if kind == "train":
+        return
+    sets = [evaluation.data for evaluation in config.evaluations]
+    validation = [data for data in sets if rest.startswith(f"{data.name}/")]
+    if not validation:
+        names = (
+            ", ".join(dict.fromkeys(data.name for data in sets)) or "nothing, as the configuration has no evaluations"
+        )
+        raise UserError(f"--metric {metric}: these runs have no such metric; they evaluate {names}")
+    training = [(config.data.shards, split(config, _MANY_SAMPLES).training)]
+    training += [(data_set.shards, data_set.portion) for data_set in config.data.mixture]
+    for data in validation:
+        for shards, portion in training:
+            if _overlap(data, shards, portion):
+                raise UserError(
+                    f"--metric {metric}: {data.name} has images that the runs are trained on ({data.shards}); evaluate "
+                    "other images, or hold some out with --data.portion"
+                )
+        for other in sets:
+            if other.name != data.name and _overlap(data, (other.shards,), other.portion):
+                raise UserError(
+                    f"--metric {metric}: {data.name} and {other.name} are the same images ({data.shards}), and a set "
+                    "that chooses settings is no test; leave one out, or give it other images"
+                )
+
+
+def _overlap(data: ImageSet, shards: tuple[str, ...], portion: Portion) -> bool:
+    """Returns whether a set has images in common with a portion of shards."""
+    one, other = _files((data.shards,)), _files(shards)
+    # Portions of different lists of shards cannot be compared.
+    return bool(one & other) and (one != other or data.portion.overlaps(portion))
+
+
+def _files(shards: tuple[str, ...]) -> set[str]:
+    """Returns the tar files of shards, however their paths are written; of pipes, the commands."""
+    try:
+        found = expand(shards)
+    except UserError:  # it is reported where the shards are opened
+        found = list(shards)
+    return {address if storage.is_pipe(address) else os.path.normpath(storage.absolute(address)) for address in found}

@@ -1,0 +1,264 @@
+"""The arguments of ``lit-het shape``."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_het.cli.prepare import positive
+from lit_het.errors import UserError
+from lit_het.paths import locate_training
+
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
+
+UNITS = ("GFLOP", "core-hours", "GPU-hours", "TPU-hours")
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to those of ``lit-het``."""
+    shape = commands.add_parser(
+        "shape", allow_abbrev=False, help="find the width, depth and MLP size of an image tower for a budget (SoViT)"
+    )
+    actions = shape.add_subparsers(required=True, metavar="ACTION")
+    _add_star(actions)
+    _add_grid(actions)
+    _add_fit(actions)
+    _add_scale(actions)
+    _add_plot(actions)
+
+
+def _add_star(actions: Any) -> None:
+    star = actions.add_parser(
+        "star",
+        allow_abbrev=False,
+        help="train shapes that differ from a large one in one dimension, for the scaling exponents",
+        description="Trains a star sweep: from a large shape, the centre, one dimension at a time is made smaller. "
+        "Several processes may run the same command; finished runs are skipped, and interrupted ones continue. "
+        "Fields are changed as for train.",
+    )
+    star.add_argument("--centre", nargs="+", metavar="DIM=N", help="the largest shape; default: the configuration's")
+    star.add_argument("--with-centre", action="store_true", help="train the centre too, to test the law; never fitted")
+    _add_sweep(star, _star)
+
+
+def _add_grid(actions: Any) -> None:
+    grid = actions.add_parser(
+        "grid",
+        allow_abbrev=False,
+        help="train all small shapes of a grid, for the shape to start from",
+        description="Trains a grid sweep of small shapes: all combinations of the values. Dimensions without values "
+        "are the configuration's. Several processes may run the same command; finished runs are skipped, and "
+        "interrupted ones continue. Fields are changed as for train.",
+    )
+    _add_sweep(grid, _grid)
+
+
+def _add_sweep(parser: Any, command: Any) -> None:
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="configuration to train")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the sweep")
+    parser.add_argument(
+        "--vary",
+        nargs="+",
+        default=[],
+        metavar="DIM=N,N",
+        help="values of width, depth and mlp, such as width=608,768 depth=8,10,12",
+    )
+    parser.add_argument(
+        "--factors",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="F",
+        help="values of the dimensions without --vary, as factors of the centre or configuration",
+    )
+    parser.add_argument(
+        "--multiple",
+        type=positive,
+        default=16,
+        help="of which widths and MLP sizes by --factors are multiples; default: %(default)s",
+    )
+    parser.add_argument(
+        "--lengths", nargs="+", metavar="LENGTH", help="such as '500000 steps'; default: the configuration's"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of every shape and length; default: 0")
+    parser.add_argument("--metric", required=True, metavar="NAME", help="that all runs must have, such as train/loss")
+    parser.add_argument("--plan", action="store_true", help="print the runs and their GFLOP, and train nothing")
+    parser.set_defaults(command=command, name=parser.prog.removeprefix("lit-het "), takes_fields=True)
+
+
+def _add_fit(actions: Any) -> None:
+    fit = actions.add_parser(
+        "fit",
+        allow_abbrev=False,
+        help="fit the law to a star sweep, or choose the start from a grid sweep",
+        description="Of a star sweep, prints the exponents with intervals by profile likelihood and bootstrap; of a "
+        "grid sweep, the shape that is optimal over the widest range of compute. Saves the result as fit.json in the "
+        "folder.",
+    )
+    fit.add_argument("sweep", type=Path, metavar="DIR", help="the --output of lit-het shape star or grid")
+    _add_metric(fit)
+    fit.add_argument("--level", type=float, default=0.9, help="of the intervals; default: %(default)s")
+    fit.add_argument("--resamples", type=int, default=200, help="of the bootstrap; default: %(default)s")
+    fit.set_defaults(command=_fit, name="shape fit")
+
+
+def _add_scale(actions: Any) -> None:
+    scale = actions.add_parser(
+        "scale",
+        allow_abbrev=False,
+        help="print the shape for a budget",
+        description="Scales a small optimal shape to a budget by scaling exponents, and rounds it.",
+    )
+    scale.add_argument("--budget", type=float, required=True, metavar="AMOUNT", help="compute of training, in --unit")
+    scale.add_argument("--unit", choices=UNITS, default="GFLOP", help="of the budget; default: %(default)s")
+    scale.add_argument("--gflop-per-hour", type=float, metavar="G", help="of one core, GPU or TPU, for hours")
+    scale.add_argument(
+        "--start",
+        nargs="+",
+        required=True,
+        metavar="DIR|DIM=N",
+        help="a grid sweep with its fit, or a shape such as width=608 depth=10 mlp=928",
+    )
+    scale.add_argument(
+        "--start-compute",
+        type=float,
+        metavar="GFLOP",
+        help="the least for which the start is optimal; default: that of the fit",
+    )
+    scale.add_argument(
+        "--exponents",
+        nargs="+",
+        metavar="DIR|DIM=S",
+        help="a star sweep with its fit, or numbers; default: the published width=0.22 depth=0.45 mlp=0.6",
+    )
+    scale.add_argument("--config", type=Path, metavar="FILE", help="also say for how many examples the budget lasts")
+    scale.add_argument("--heads", type=positive, help="number that divides the width; default: that of --config, or 1")
+    scale.add_argument(
+        "--multiple", type=positive, default=16, help="of which width and mlp are multiples; default: %(default)s"
+    )
+    scale.set_defaults(command=_scale, name="shape scale")
+
+
+def _add_plot(actions: Any) -> None:
+    plot = actions.add_parser(
+        "plot",
+        allow_abbrev=False,
+        help="write a page with the figures of sweeps",
+        description="Writes a page: of a grid sweep the metric against compute with its frontier; of a star sweep the "
+        "exponents, predicted against measured values, curves of equal compute, and the cost of other shapes.",
+    )
+    plot.add_argument("sweeps", type=Path, nargs="+", metavar="DIR", help="star and grid sweeps")
+    _add_metric(plot)
+    plot.add_argument("--output", type=Path, required=True, metavar="FILE.html", help="the page")
+    plot.add_argument("--level", type=float, default=0.9, help="of the intervals; default: %(default)s")
+    plot.set_defaults(command=_plot, name="shape plot")
+
+
+def _add_metric(parser: Any) -> None:
+    parser.add_argument("--metric", required=True, metavar="NAME", help="such as few_shot/imagenet/10_shot")
+    parser.add_argument(
+        "--direction",
+        choices=("lower", "higher"),
+        help="values that are better; of higher ones the error 1 - metric is fitted; default: by the metric's name",
+    )
+
+
+def numbers(texts: Sequence[str], flag: str) -> dict[str, list[float]]:
+    """Reads ``DIM=N,N`` of several dimensions.
+
+    Raises:
+        UserError: a text has another form, or a dimension occurs twice.
+    """
+    found: dict[str, list[float]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        try:
+            found[name] = [*found.get(name, []), *map(float, values.split(","))]
+        except ValueError as error:
+            raise UserError(f"{flag} {text}: write DIM=NUMBER, such as width=608") from error
+        if not all(map(math.isfinite, found[name])):
+            raise UserError(f"{flag} {text}: numbers must be finite")
+    return found
+
+
+def _shape(texts: Sequence[str], flag: str) -> dict[str, float]:
+    found = numbers(texts, flag)
+    if any(len(values) > 1 for values in found.values()):
+        raise UserError(f"{flag}: give one number of each dimension")
+    return {name: values[0] for name, values in found.items()}
+
+
+def _source(texts: Sequence[str], flag: str) -> Path | dict[str, float]:
+    """Returns a path, or numbers by dimension."""
+    return Path(texts[0]) if len(texts) == 1 and "=" not in Path(texts[0]).name else _shape(texts, flag)
+
+
+def _whole(values: Sequence[float], flag: str) -> list[int]:
+    if any(value != int(value) or value < 1 for value in values):
+        raise UserError(f"{flag}: sizes must be whole numbers of at least 1")
+    return [int(value) for value in values]
+
+
+def _star(options: argparse.Namespace, flags: list[str]) -> None:
+    _sweep("star", options, flags)
+
+
+def _grid(options: argparse.Namespace, flags: list[str]) -> None:
+    _sweep("grid", options, flags)
+
+
+def _sweep(kind: Any, options: argparse.Namespace, flags: list[str]) -> None:
+    vary = {name: _whole(values, "--vary") for name, values in numbers(options.vary, "--vary").items()}
+    given = _shape(getattr(options, "centre", None) or [], "--centre")
+    centre = {name: _whole([value], "--centre")[0] for name, value in given.items()}
+    path = locate_training(options.config)
+    from lit_het.apps.shape.running import sweep
+    from lit_het.runs.parsing import parse_config
+
+    config = parse_config(path, flags, f"lit-het shape {kind}")
+    sweep(
+        kind,
+        config,
+        options.output,
+        options.metric,
+        centre=centre,
+        vary=vary,
+        factors=options.factors,
+        multiple=options.multiple,
+        lengths=options.lengths or [str(config.length)],
+        seeds=options.seeds,
+        with_centre=getattr(options, "with_centre", False),
+        only_plan=options.plan,
+    )
+
+
+def _fit(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.apps.shape.fits import fit
+
+    path = fit(options.sweep, options.metric, options.direction, options.level, options.resamples)
+    print(f"saved: {path}")
+
+
+def _scale(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.shape_law.scaling import gflop
+
+    budget = gflop(options.budget, options.unit, options.gflop_per_hour)
+    start = _source(options.start, "--start")
+    exponents = None if options.exponents is None else _source(options.exponents, "--exponents")
+    path = None if options.config is None else locate_training(options.config)
+    from lit_het.apps.shape import budgets
+    from lit_het.runs.parsing import parse_config
+
+    config = None if path is None else parse_config(path, [], "lit-het shape scale")
+    found = budgets.start_of(start, options.start_compute), budget, budgets.exponents_of(exponents)
+    budgets.scaled(*found, config, options.heads, options.multiple)
+
+
+def _plot(options: argparse.Namespace, _: list[str]) -> None:
+    if options.output.suffix != ".html":
+        raise UserError(f"--output {options.output}: name a file that ends in .html")
+    from lit_het.apps.shape.page import write
+
+    write(options.sweeps, options.metric, options.direction, options.level, options.output)
+    print(f"page: {options.output}")

@@ -1,0 +1,249 @@
+"""``lit-het shape``: sweeps are planned and trained, fitted, scaled and drawn."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from lit_het.apps import grid_runs
+from lit_het.apps.grid_runs import Result
+from lit_het.apps.shape import sweeps
+from lit_het.apps.shape.sweeps import Sweep, SweptRun
+from lit_het.cli.main import main
+from lit_het.configs import experiment, glyph_classifier
+from lit_het.shape_law.observations import Observation
+from scripts.cover_shape_law import CENTRE, S, law, simulate
+from tests import tiny
+from tests.cli.conftest import write_config_file
+from tests.cli.seeds_of_heads import fails_with
+from tests.eval.report.outline import Outline
+
+ERROR, ACCURACY = "few_shot/pets/5_shot", 1.0
+CENTRE_AT = 1e12
+
+
+@pytest.fixture(scope="module")
+def classifier(data, tmp_path_factory) -> Path:
+    """The glyph classifier, shrunk, as a configuration file."""
+    folder = tmp_path_factory.mktemp("config")
+    return write_config_file(tiny.shrink(glyph_classifier.get_config(), data, folder / "run"), folder / "tiny.py")
+
+
+def write_sweep(folder: Path, kind: sweeps.Kind, observed: list[Observation], centre: dict[str, int]) -> Path:
+    """Writes a finished sweep of 1e9 GFLOP a second, whose runs have the accuracy 1 - loss; those with NaN failed."""
+    runs = []
+    for number, one in enumerate(observed):
+        shape = {name: int(value) for name, value in one.shape.items()}
+        runs.append(SweptRun(f"run{number}", shape, "1 steps", one.compute, 1.0))
+        figures = {} if math.isnan(one.loss) else {ERROR: ACCURACY - one.loss}
+        result = Result({}, 0, figures, 1, one.compute / 1e9, "cpu", {})
+        (folder / "results").mkdir(parents=True, exist_ok=True)
+        (folder / "results" / f"run{number}.json").write_text(json.dumps(dataclasses.asdict(result)))
+    sweeps.save(Sweep(kind, centre, tuple(runs)), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def star(tmp_path_factory) -> Path:
+    """The paper's star sweep by a known law, with a noise of 0.3 %, a failed run and the centre."""
+    true = simulate(law(), 0.003, 1)
+    rows = zip(true.dimension, true.x, true.t, true.f, strict=True)
+    observed = [Observation({**CENTRE, true.dimensions[k]: float(x)}, float(t), float(f)) for k, x, t, f in rows]
+    observed.append(Observation({**CENTRE, "width": 608.0}, 1e12, math.nan))
+    observed.append(Observation(CENTRE, CENTRE_AT, 0.5))
+    centre = {name: int(value) for name, value in CENTRE.items()}
+    return write_sweep(tmp_path_factory.mktemp("sweeps") / "star", "star", observed, centre)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """A grid sweep whose best shape is (608, 10, 928)."""
+    observed = []
+    for width in (512.0, 608.0, 768.0):
+        for depth in (8.0, 10.0, 12.0):
+            for mlp in (768.0, 928.0, 1088.0):
+                compute = width * depth * (width + mlp)
+                gain = 0.7 if (width, depth, mlp) == (608, 10, 928) else 1.0
+                shape = {"width": width, "depth": depth, "mlp": mlp}
+                observed.append(Observation(shape, compute, gain * compute**-0.05))
+    centre = {"width": 512, "depth": 8, "mlp": 768}
+    return write_sweep(tmp_path_factory.mktemp("sweeps") / "grid", "grid", observed, centre)
+
+
+@pytest.fixture(scope="module")
+def fitted(star: Path, small: Path) -> tuple[Path, Path]:
+    assert main(["shape", "fit", str(star), "--metric", ERROR, "--resamples", "5", "--level", "0.99"]) == 0
+    assert main(["shape", "fit", str(small), "--metric", ERROR]) == 0
+    return star, small
+
+
+def test_a_star_sweep_is_planned_with_the_operations_of_the_plan(classifier, tmp_path, capsys):
+    flags = ["--config", classifier, "--output", tmp_path / "star", "--metric", "train/loss", "--plan"]
+    shape = ["--centre", "width=32", "depth=3", "mlp=64", "--vary", "width=8,16", "--factors", 0.5, "--multiple", 8]
+    lengths = ["--lengths", "2 steps", "48 examples", "--data.batch-size", 16]
+    assert main(["shape", "star", *map(str, [*flags, *shape, *lengths])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.partition(":")[0] for line in lines]
+    assert "width16_depth3_mlp64_2_steps_seed0" in names
+    assert "width32_depth2_mlp64_48_examples_seed0" in names
+    assert "width32_depth3_mlp32_2_steps_seed0" in names
+    assert lines[-1].startswith("8 runs, ")
+    assert not (tmp_path / "star").exists()
+    of = dict(line.split(": ") for line in lines[:-1])
+    two, three = (float(of[f"width16_depth3_mlp64_{length}_seed0"].split()[0]) for length in ("2_steps", "48_examples"))
+    assert three == pytest.approx(1.5 * two, rel=1e-3)
+
+
+def test_the_operations_are_those_of_lit_het_plan(classifier):
+    config = sweeps.with_shape(experiment.load_module_config(classifier), {"width": 16})
+    step = sweeps.Step(config, config.mesh.build(sweeps.jax.devices()[:1])).flops()[0]
+    assert sweeps.gflop_per_example(config) * config.data.batch_size * 1e9 == pytest.approx(step)
+
+
+def test_a_grid_is_trained_and_its_start_chosen(classifier, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "grid"
+    flags = ["--config", classifier, "--output", output, "--metric", "train/loss", "--lengths", "2 steps"]
+    command = ["shape", "grid", *map(str, [*flags, "--vary", "width=8,16", "depth=1"])]
+    assert main(command) == 0
+    monkeypatch.setattr(grid_runs, "train_unless_done", lambda _, **__: pytest.fail("nothing is left to train"))
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("already finished") == 2
+    assert main(["shape", "fit", str(output), "--metric", "train/loss"]) == 0
+    assert "warning: the optimal shape lies on the boundary of the grid in width" in capsys.readouterr().out
+    saved = json.loads((output / "fit.json").read_text())
+    assert saved["start"] == {"width": 8.0, "depth": 1.0, "mlp": 64.0}
+    assert main(["shape", "scale", "--budget", "1", "--start", str(output), "--config", str(classifier)]) == 0
+    assert "examples for 1 GFLOP" in capsys.readouterr().out
+
+
+def test_a_folder_takes_further_runs_of_the_same_sweep_only(tmp_path):
+    one, other = (SweptRun(f"run{number}", {"width": number}, "1 steps", 1.0, 1.0) for number in (1, 2))
+    sweeps.save(Sweep("grid", {"width": 3}, (one,)), tmp_path)
+    assert sweeps.save(Sweep("grid", {"width": 3}, (other,)), tmp_path).runs == (one, other)
+    with pytest.raises(sweeps.UserError, match="holds a grid sweep of centre width 3; give another --output"):
+        sweeps.save(Sweep("star", {"width": 3}, (one,)), tmp_path)
+
+
+def test_a_star_gives_the_exponents_with_their_intervals(fitted, capsys):
+    star, _ = fitted
+    assert main(["shape", "fit", str(star), "--metric", ERROR, "--resamples", "5", "--level", "0.99"]) == 0
+    told = capsys.readouterr().out
+    assert "54 runs, relative error 0." in told
+    assert "1 run without a finite metric left out" in told
+    assert "centre at 1e+12 GFLOP, never fitted: measured 0.5, predicted by width" in told
+    saved = json.loads((star / "fit.json").read_text())
+    for name, value in S.items():
+        low, high = saved["detail"]["intervals"]["s"][name]["profile"]
+        assert low < value < high
+        assert low < saved["exponents"][name] < high
+
+
+def test_both_fits_give_the_shape_of_a_budget(fitted, capsys):
+    star, small = fitted
+    start = json.loads((small / "fit.json").read_text())
+    assert start["start"] == {"width": 608, "depth": 10, "mlp": 928}
+    exponents = json.loads((star / "fit.json").read_text())["exponents"]
+    budget = 1e3 * start["start_compute"]
+    flags = ["--budget", budget, "--start", small, "--exponents", star, "--heads", 16]
+    assert main(["shape", "scale", *map(str, flags)]) == 0
+    told = capsys.readouterr().out
+    assert f"width {608 * 1000 ** (exponents['width'] / 3):.1f}" in told
+    assert "compute x 1000 from width 608, depth 10, mlp 928" in told
+    hours = ["--budget", budget / 1e3, "--unit", "GPU-hours", "--gflop-per-hour", 1e3]
+    assert main(["shape", "scale", *map(str, [*hours, *flags[2:]])]) == 0
+    assert capsys.readouterr().out == told
+
+
+def test_heads_that_are_given_come_before_those_of_the_configuration(classifier, capsys):
+    start = ["--start", "width=40", "--start-compute", 1, "--exponents", "width=0.2"]
+    flags = ["--budget", 1, *start, "--config", classifier, "--multiple", 8]
+    assert main(["shape", "scale", *map(str, flags)]) == 0
+    assert "shape: width 40\n" in capsys.readouterr().out
+    assert main(["shape", "scale", *map(str, flags), "--heads", "3"]) == 0
+    assert "shape: width 48\n" in capsys.readouterr().out
+
+
+def test_the_page_has_the_figures_of_both_sweeps(fitted, tmp_path):
+    page = tmp_path / "page.html"
+    assert main(["shape", "plot", *map(str, [*fitted, "--metric", ERROR, "--output", page])]) == 0
+    text = page.read_text()
+    assert Outline(text).titles == ["Star sweep star", "Grid sweep grid"]
+    for title in (
+        "Exponents",
+        "Predicted against measured",
+        "Equal compute: mlp",
+        "Cost of other sizes",
+        "Metric against compute",
+        "Hours of training",
+    ):
+        assert title in text
+    assert "Correlation 1.00; 3.6e+12 GFLOP in an hour" in text
+    assert "start: width 608, depth 10, mlp 928" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["star", "--vary", "width=64"], "width: the centre 64 must be above all values of its spoke"),
+        (["star", "--vary", "heads=2"], "heads is no dimension of a shape; they are width, depth, mlp"),
+        (["star", "--vary", "width=a"], "--vary width=a: write DIM=NUMBER, such as width=608"),
+        (["star", "--vary", "width=7.5"], "--vary: sizes must be whole numbers of at least 1"),
+        (["star"], "nothing varies: give --vary width=... depth=... mlp=..., or --factors"),
+        (["star", "--centre", "heads=2", "--vary", "width=8"], "heads is no dimension of a shape"),
+        (["grid", "--vary", "width=8", "--lengths", "3 weeks"], "--lengths '3 weeks' is not a duration"),
+        (["grid", "--vary", "width=8", "--lengths", "3 epochs"], "length 3 epochs: give steps or examples"),
+        (["grid", "--vary", "width=9"], "encoder.width = 9 is not a multiple of encoder.num_heads"),
+    ],
+)
+def test_impossible_sweeps_are_refused(classifier, tmp_path, capsys, arguments, message):
+    flags = ["--config", classifier, "--output", tmp_path / "new", "--metric", "train/loss"]
+    assert message in fails_with(capsys, "shape", arguments[0], *flags, *arguments[1:])
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "STAR", "--metric", "zero_shot/pets/top1"], "run0 has no metric zero_shot/pets/top1; it has few_shot"),
+        (["fit", "STAR", "--metric", "train/other"], "--metric train/other: add --direction lower or higher"),
+        (["fit", "nowhere", "--metric", ERROR], "sweep.json is missing; give the --output of lit-het shape star"),
+        (["fit", "STAR", "--metric", ERROR, "--level", "2"], "level 2 must be between 0 and 1"),
+        (["scale", "--budget", "1", "--start", "GRID"], "budget 1 GFLOP is below"),
+        (["scale", "--budget", "1", "--start", "STAR"], "is the fit of a star; give that of a grid sweep to --start"),
+        (
+            ["scale", "--budget", "1", "--start", "GRID", "--exponents", "GRID"],
+            "is the fit of a grid; give that of a star sweep to --exponents",
+        ),
+        (["scale", "--budget", "1", "--start", "width=2"], "--start of numbers needs --start-compute"),
+        (["scale", "--budget", "1", "--start", "width=2,3"], "--start: give one number of each dimension"),
+        (["scale", "--budget", "1", "--start", "nowhere"], "nowhere is missing; run lit-het shape fit"),
+        (["scale", "--budget", "1", "--unit", "TPU-hours", "--start", "GRID"], "needs the GFLOP of one hour"),
+        (["plot", "STAR", "--metric", ERROR, "--output", "page.pdf"], "name a file that ends in .html"),
+    ],
+)
+def test_wrong_arguments_are_one_line(fitted, capsys, arguments, message):
+    star, small = fitted
+    places = {"STAR": str(star), "GRID": str(small)}
+    assert message in fails_with(capsys, "shape", *(places.get(argument, argument) for argument in arguments))
+
+
+def test_exponents_that_are_not_identified_are_not_used(fitted, tmp_path, capsys):
+    star, small = fitted
+    saved = json.loads((star / "fit.json").read_text())
+    saved["unidentified"] = {"mlp": "the runs fit about as well with s = 10"}
+    (tmp_path / "fit.json").write_text(json.dumps(saved))
+    flags = ["--budget", "1e12", "--start", str(small), "--exponents", str(tmp_path)]
+    told = fails_with(capsys, "shape", "scale", *flags)
+    assert "does not identify s of mlp (the runs fit about as well" in told
+
+
+@pytest.mark.parametrize("name", ["sweep", "fit"])
+def test_damaged_files_are_one_line(fitted, tmp_path, capsys, name):
+    (tmp_path / f"{name}.json").write_text('{"kind": 3}')
+    command = ["fit", str(tmp_path), "--metric", ERROR]
+    if name == "fit":
+        command = ["scale", "--budget", "1", "--start", str(tmp_path)]
+    problem = "is not a fit" if name == "fit" else "does not describe a sweep"
+    assert problem in fails_with(capsys, "shape", *command)

@@ -1,0 +1,59 @@
+"""The angle between the row spaces of W and of the noise of a HET head (HET-XL App. I.1, Table 17)."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from flax import nnx
+
+from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het import HetConfig
+from lit_het.tasks import quantities
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+
+D, K, R = 6, 40, 3
+FEATURES = jnp.asarray(np.random.default_rng(0).normal(size=(5, D)), jnp.float32)
+TOWER = ViTConfig(8, 4, EncoderConfig(width=D, depth=1, mlp_width=8, num_heads=2), pooling="mean")
+
+
+def head_of(form: Literal["full", "efficient"] = "full"):
+    return HetConfig(CovarianceConfig(R, form, initial_noise_norm=0.5)).build(D, K, nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("form", ["full", "efficient"])
+def test_the_cosine_is_that_of_scipys_smallest_angle(form: Literal["full", "efficient"]):
+    head = head_of(form)
+    found = np.asarray(head.kernel_alignment(FEATURES))
+    kernel, factors = np.asarray(head.logits.kernel[...]), np.asarray(head.covariance(FEATURES).low_rank())
+    random = np.asarray(jax.random.normal(jax.random.key(0), kernel.shape))
+    for column, rows in enumerate((kernel, random)):
+        angles = [scipy.linalg.subspace_angles(rows.T, one.T).min() for one in factors]
+        np.testing.assert_allclose(found[:, column], np.cos(angles), atol=1e-5)
+
+
+@pytest.mark.parametrize(("is_inside", "expected"), [(True, 1.0), (False, 0.0)])
+def test_noise_in_the_row_space_of_the_kernel_is_aligned_and_other_noise_is_not(is_inside, expected, monkeypatch):
+    head = head_of()
+    kernel = head.logits.kernel[...]
+    mixing = jnp.asarray(np.random.default_rng(1).normal(size=(R, D)), jnp.float32)
+    rows = mixing @ kernel if is_inside else jnp.linalg.svd(kernel)[2][D : D + R]
+    factors = jnp.broadcast_to(rows, (5, R, K))
+    noise = Noise(jnp.zeros((5, K)), factors, None, None, is_diagonal=True)
+    monkeypatch.setattr(head, "covariance", lambda _: noise)
+    np.testing.assert_allclose(head.kernel_alignment(FEATURES)[:, 0], expected, atol=1e-4)
+
+
+def test_it_is_a_quantity_of_het_only():
+    image = jnp.zeros((2, 8, 8, 3), jnp.uint8)
+    for head, columns in ((HetConfig(CovarianceConfig(R)), 2), (DeterministicConfig(), 0)):
+        task = ClassificationConfig(TOWER, head, num_classes=K).build()
+        params = task.initialize(jax.random.key(0))
+        features = task.features(params, image)
+        found = quantities.kernel_alignment(task.image_classifier(params), features)
+        assert found.shape == (2, columns)

@@ -1,0 +1,65 @@
+"""The study of shapes: it trains both sweeps and the comparison once, and records all figures."""
+
+import json
+
+import pytest
+
+from lit_het.apps import grid_runs
+from lit_het.apps.shape import sweeps
+from lit_het.shape_law import uncertainty
+from scripts import study_shapes
+from scripts.study_shapes import METRIC, TOP1
+
+BATCH_SIZE = 64
+
+
+def cost(shape):
+    """Returns GFLOP per example, about."""
+    width, depth, mlp = shape.values()
+    return 1e-8 * (width * 1379 + (depth + 1) * 4 * (4 * width**2 + 2 * width * mlp))
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The names of the runs that are trained, by a stub that knows a law; tracing is left out."""
+    names = []
+
+    def train(config, **_):
+        names.append(config.run_dir.name)
+        shape = sweeps.shape_of(config)
+        t = cost(shape) * BATCH_SIZE * config.length.amount
+        nll = sum(5 * x**-0.8 + 0.01 * x * t**-0.6 for x in shape.values()) + 10 * t**-0.6 + 0.5
+        config.run_dir.mkdir(parents=True)
+        (config.run_dir / "metrics.jsonl").write_text(
+            json.dumps({"step": 1, "train/loss": nll, METRIC: nll + 1e-3 * config.seed, TOP1: 1 / (1 + nll)}) + "\n"
+        )
+
+    monkeypatch.setattr(grid_runs, "train_unless_done", train)
+    monkeypatch.setattr(grid_runs, "abstract_params", lambda _: {})
+    monkeypatch.setattr(sweeps, "_gflop_per_step", lambda config: BATCH_SIZE * cost(sweeps.shape_of(config)))
+    monkeypatch.setattr(study_shapes, "write_data", lambda *_: None)
+    monkeypatch.setattr(uncertainty, "RESAMPLES", 2)
+    return names
+
+
+def test_the_study_compares_equal_computes_and_is_not_repeated(trained, tmp_path, capsys):
+    results = tmp_path / "results" / "shapes.json"
+    flags = ["--output", str(tmp_path / "runs"), "--data", str(tmp_path), "--results", str(results)]
+    assert study_shapes.main(flags) == 0
+    assert len(trained) == len(set(trained)) == 27 + 4 + 30 + 9
+    found = json.loads(results.read_text())
+    assert len(found["grid"]["runs"]) == 31
+    assert len(found["star"]["runs"]) == 30
+    assert found["star"]["fits"][TOP1]["metric"] == TOP1
+    compared = found["compared"]
+    start = found["grid"]["fits"][METRIC]["start_compute"]
+    assert compared["budget"] == 4 * start
+    for one in compared["shapes"].values():
+        assert one["gflop"] == pytest.approx(4 * start, rel=0.01)
+        assert len(one[METRIC]) == 3
+    width, depth, mlp = compared["shapes"]["ViT-Ti"]["shape"].values()
+    assert (depth, mlp) == (round(width / 16), 4 * width)
+    assert "hours of training in all" in capsys.readouterr().out
+    trained.clear()
+    assert study_shapes.main(flags) == 0
+    assert not trained

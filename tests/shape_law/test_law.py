@@ -1,0 +1,69 @@
+"""The law of one dimension: its optimum, its frontier and its only minimum."""
+
+import numpy as np
+import pytest
+
+from lit_het.errors import FieldError, UserError
+from lit_het.shape_law.law import Curve, Law
+from scripts.cover_shape_law import C, S, law
+
+T = np.geomspace(1e10, 1e13, 4)
+
+
+def test_the_law_is_equation_2():
+    curve = Curve(alpha=2.0, a=0.5, beta=3.0, b=0.25, xi=5.0, epsilon=0.1)
+    value = Law(0.5, {"width": curve}).value("width", 16.0, 100.0)
+    assert value == pytest.approx(2 / 4 + (3 * 2 + 5) / 10 + 0.1)
+
+
+@pytest.mark.parametrize("dimension", S)
+def test_no_value_near_the_optimum_is_better(dimension):
+    true = law()
+    best = true.optimum(dimension, T)
+    for factor in (0.5, 0.99, 1.01, 2.0):
+        assert np.all(true.value(dimension, best, T) < true.value(dimension, factor * best, T))
+
+
+@pytest.mark.parametrize("dimension", S)
+def test_the_optimum_grows_with_the_scaling_exponent(dimension):
+    true = law()
+    assert true.scaling_exponent(dimension) == pytest.approx(S[dimension])
+    slopes = np.diff(np.log(true.optimum(dimension, T))) / np.diff(np.log(T))
+    np.testing.assert_allclose(slopes, S[dimension])
+
+
+@pytest.mark.parametrize("dimension", S)
+def test_the_frontier_is_the_law_at_the_optimum(dimension):
+    true = law()
+    best, frontier = true.optimum(dimension, T), true.frontier(dimension)
+    np.testing.assert_allclose(frontier.value(best, T), true.value(dimension, best, T))
+    assert (frontier.a, frontier.c) == (true.curves[dimension].a, C)
+
+
+@pytest.mark.parametrize("dimension", S)
+def test_the_law_is_quasiconvex(dimension):
+    """App. A.1: between two sizes no value is above both."""
+    random, true = np.random.default_rng(0), law()
+    one, other = np.exp(random.uniform(0, 12, (2, 1000)))
+    share, t = random.uniform(size=1000), np.exp(random.uniform(15, 35, 1000))
+    between = true.value(dimension, share * one + (1 - share) * other, t)
+    ends = np.maximum(true.value(dimension, one, t), true.value(dimension, other, t))
+    assert np.all(between <= ends * (1 + 1e-12))
+
+
+def test_huge_powers_do_not_overflow():
+    curve = Curve(alpha=1e200, a=60.0, beta=1e-200, b=60.0, xi=1.0, epsilon=1.0)
+    assert np.isfinite(Law(0.5, {"width": curve}).optimum("width", 1e12))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_parameters_are_positive(value):
+    with pytest.raises(FieldError, match=r"Curve: xi = .* must be above 0 and finite"):
+        Curve(1.0, 1.0, 1.0, 1.0, value, 1.0)
+    with pytest.raises(FieldError, match=r"Law: c = .* must be above 0"):
+        Law(value, {})
+
+
+def test_an_unknown_dimension_is_named():
+    with pytest.raises(UserError, match="heads is no dimension of this law; it has width, depth, mlp"):
+        law().value("heads", 1.0, 1.0)

@@ -1,0 +1,94 @@
+"""Intervals of exponents: they contain the true values, and say where runs determine nothing."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lit_het.errors import UserError
+from lit_het.shape_law.fitting import fit
+from lit_het.shape_law.uncertainty import bootstrap, exponents, profile
+from scripts import cover_shape_law
+from scripts.cover_shape_law import C, S, law, simulate
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Exponents of one sweep with a noise of 0.3 %, with intervals that the truth hardly ever leaves."""
+    return exponents(fit(simulate(law(), 0.003, 0)), level=0.99, resamples=40)
+
+
+def test_exponents_are_recovered_within_their_intervals(found):
+    assert found.c.covers(C)
+    for name, value in S.items():
+        assert found.s[name].is_identified
+        assert found.s[name].covers(value)
+        low, high = found.s[name].bootstrap
+        assert low < found.s[name].value < high
+        assert found.a[name].value + found.b[name].value == pytest.approx(found.c.value / found.s[name].value)
+
+
+def test_intervals_of_90_percent_contain_the_truth_in_about_90_percent():
+    """A smaller version of scripts/cover_shape_law.py, which measures 200 sweeps."""
+    fits = [fit(simulate(law(), 0.01, seed)) for seed in range(8)]
+    assert 19 <= _covered(fits, 0.9) <= 24
+    assert 1 <= _covered(fits, 0.2) <= 10
+
+
+def _covered(fits, level):
+    """Returns how many of the intervals of three exponents of each fit contain the true one."""
+    true = np.array([*S.values()] * len(fits))
+    ends = np.array([profile(one, index, level)[0] for one in fits for index in (1, 3, 5)], np.float64)  # None is NaN
+    return int(np.sum(~(ends[:, 0] > true) & ~(ends[:, 1] < true)))
+
+
+def test_a_higher_level_is_a_wider_interval(found):
+    (low, high), _ = profile(found.fit, 1, 0.5)
+    assert low is not None
+    assert high is not None
+    assert low < found.s["width"].value < high
+    assert not any(found.s["width"].covers(value) for value in (low / 1.5, high * 1.5))
+    assert all(found.s["width"].covers(value) for value in (low, high))
+
+
+def test_the_interval_is_narrow_where_the_noise_is_small():
+    tight = exponents(fit(simulate(law(), 1e-5, 0)), resamples=0)
+    # Ends are found to 0.2 % of themselves.
+    assert tight.s["width"].profile == pytest.approx((S["width"], S["width"]), rel=0.005)
+
+
+def test_resamples_are_repeatable_and_differ_by_seed(found):
+    one, again, other = (bootstrap(found.fit, 3, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one["s", "width"], again["s", "width"])
+    assert not np.array_equal(one["s", "width"], other["s", "width"])
+
+
+def test_a_metric_that_no_shape_changes_identifies_no_scaling_exponent():
+    star = simulate(law(), 0.0, 0)
+    noise = 1 + 0.01 * np.random.default_rng(0).standard_normal(len(star.f))
+    flat = dataclasses.replace(star, f=(0.3 + 4e5 * star.t**-0.65) * noise)
+    found = exponents(fit(flat), resamples=0)
+    for name in S:
+        assert not found.s[name].is_identified, name
+        assert "the best fit has" in found.s[name].reason or "about as well with s =" in found.s[name].reason
+        assert None in (found.s[name].profile or ())
+
+
+def test_one_length_of_training_does_not_identify_the_scaling_exponents():
+    star = simulate(law(), 0.01, 0)
+    # The same compute everywhere: t^-c is a constant.
+    found = exponents(fit(dataclasses.replace(star, t=np.full_like(star.t, 1e11))), resamples=0)
+    assert not found.c.is_identified
+    assert found.c.reason == "the runs fit about as well with c = 0.02 and 5"
+    assert not any(one.is_identified for one in found.s.values())
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"level": 1.0}, "level 1 must"), ({"resamples": -1}, "-1 resamp")])
+def test_wrong_arguments_are_refused(found, arguments, message):
+    with pytest.raises(UserError, match=message):
+        exponents(found.fit, **arguments)
+
+
+def test_the_script_prints_the_coverage(capsys):
+    assert cover_shape_law.main(["--draws", "2", "--resamples", "4"]) == 0
+    assert "s width: profile" in capsys.readouterr().out
