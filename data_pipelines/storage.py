@@ -209,6 +209,11 @@ def absolute(address: str) -> str:
     return address if is_remote(address) else str(Path(address).resolve())
 
 
+def canonical(address: str) -> str:
+    """Returns the one spelling of an address, or a command as it is, to compare with others."""
+    return address if is_pipe(address) else absolute(address)
+
+
 class _RetriedFile:
     """A file in a store, for sequential reads with retries; a read that still fails raises `OSError`."""
 

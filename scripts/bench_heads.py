@@ -25,6 +25,7 @@ from bench_heads_programs import OPERATIONS_NOTE, Config, Head, Size
 from bench_tools import MIB, Program, Report, assert_close, plot, ratio, seconds_in_turn, spread
 from rich.console import Console
 
+from lit_het.cli.prepare import positive
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
@@ -57,7 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--classes", type=int, default=21843, help="k")
     parser.add_argument("--factors", type=int, default=50, help="r")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 16, 64, 256, 1000], help="S")
+    parser.add_argument("--samples", type=positive, nargs="+", default=[1, 4, 16, 64, 256, 1000], help="S")
     parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0, help="budget of a variant; at least 1 round")
@@ -68,7 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--memory-batch", type=int, default=64)
     parser.add_argument("--memory-samples", type=int, nargs=2, default=[16, 1000])
     parser.add_argument("--grid", action="store_true", help="maps of time, memory and operations over S and the batch")
-    parser.add_argument("--grid-batches", type=int, nargs="+", default=[4, 16, 64, 512, 6144], metavar="B")
+    parser.add_argument("--grid-batches", type=positive, nargs="+", default=[4, 16, 64, 512, 6144], metavar="B")
     parser.add_argument("--memory-gib", type=float, default=16, help="of the maps' device (a TPU v3 core has 16)")
     parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     return parser.parse_args()

@@ -181,7 +181,7 @@ def _map(values: Mapping[tuple[str, int, int], tuple[float | None, str]], title:
     """Returns a heat map for each form, with one scale of colours."""
     batches, samples = (sorted(sizes) for sizes in ({b for _, b, _ in values}, {s for *_, s in values}))
     shown = [value for value, fit in values.values() if value is not None and fit != "does not fit"]
-    norm = LogNorm(min(shown), max(shown))
+    norm = LogNorm(min(shown, default=0.1), max(shown, default=1.0))
     figure = Figure(figsize=(13, 8), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 3, sharex=True, sharey=True)

@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--table", action="store_true", help="train nothing; write the tables of finished runs")
     options = parser.parse_args(arguments)
+    if options.budget < 0:
+        parser.error(f"--budget {options.budget}: must be at least 0")
     return grid.run_main("study_temperature", lambda: study(options))
 
 

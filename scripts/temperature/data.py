@@ -62,14 +62,17 @@ def _split(data: Path) -> None:
     is_validation = [json.loads(sample["json"])["typeface"] == VALIDATION_TYPEFACE for sample in samples]
     counts = {}
     for name, wanted in ((FIT, False), (VALIDATION, True)):
+        partial = data / f"{name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(data / name, ignore_errors=True)
         members = [sample for sample, is_one in zip(samples, is_validation, strict=True) if is_one == wanted]
         counts[name] = len(members)
         parts = [{key: value for key, value in sample.items() if key not in _OF_READER} for sample in members]
         if name == VALIDATION:  # written last: its presence shows that both are complete
             (data / "counts.json").write_text(json.dumps(counts))
-        write_shards(data / name, parts)
-        shutil.copy(data / ALL / "classnames.txt", data / name)
+        write_shards(partial, parts)
+        shutil.copy(data / ALL / "classnames.txt", partial)
+        partial.rename(data / name)
 
 
 # What webdataset adds to a sample.

@@ -61,8 +61,15 @@ def test_a_share_without_a_row_in_a_batch_is_refused(shards):
 
 def test_samples_that_are_held_out_and_trained_on_are_refused(shards):
     same = WeightedShards((str(shards / "shard-000000.tar"),), held_out=True)
-    with pytest.raises(UserError, match=r"shard-000000.tar is held out and trained on; give both data sets a"):
+    with pytest.raises(UserError, match=r"shard-000000.tar is held out and trained on; give both data sets the"):
         mixed(shards, same)
+    alias = dataclasses.replace(same, shards=(f"{shards}/./shard-000000.tar",))
+    with pytest.raises(UserError, match=r"shard-000000.tar is held out and trained on"):
+        mixed(shards, alias)
+    # The last tenth of one shard is trained on where the first nine tenths of two are.
+    more = dataclasses.replace(same, portion=Portion(90))
+    with pytest.raises(UserError, match=r"shard-000000.tar is held out and trained on"):
+        Loader(config(shards, shards=(str(shards),), mixture=(more,), portion=Portion(0, 90)))
     apart = mixed(shards, dataclasses.replace(same, portion=Portion(50)), portion=Portion(0, 50))
     labels = np.array(labels_of(joined(take(apart, 5)))).reshape(-1, 2)
     assert not {*labels[:, 0].tolist()} & {*labels[:, 1].tolist()}
