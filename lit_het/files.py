@@ -1,6 +1,7 @@
-"""Atomic writes, and the user's cache directory."""
+"""Atomic writes, locks, and the user's cache directory."""
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
@@ -30,6 +31,14 @@ def write_atomically(path: Path, text: str) -> None:
     """Writes a text file under a temporary name and renames it."""
     with completed(path) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Waits for the other processes that hold a lock file; the lock is released when the process ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_safetensors(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:

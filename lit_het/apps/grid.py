@@ -19,6 +19,7 @@ from lit_het import library_logs
 from lit_het.apps.grid_runs import (
     Planned,
     Result,
+    check_earlier,
     check_named,
     check_same,
     plan_run,
@@ -112,6 +113,18 @@ def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], o
     return planned
 
 
+def check(planned: Sequence[Planned], output: Path) -> None:
+    """Checks the folder of a grid before anything is written or trained.
+
+    Raises:
+        UserError: ``output`` is a file, or contains a run of the same name with another configuration.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; --output takes a folder")
+    for run in planned:
+        check_earlier(run, output)
+
+
 def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
     """Trains every unfinished run, and saves the last value of each of its metrics.
 
@@ -126,8 +139,7 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
         UserError: ``output`` is a file, a run cannot be trained or lacks a metric, or ``output`` contains a run of the
             same name with another configuration.
     """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; --output takes a folder")
+    check(planned, output)
     with Bar("sweep", len(planned), "runs") as bar:
         for run in planned:
             with bar.paused():

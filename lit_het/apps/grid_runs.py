@@ -124,12 +124,9 @@ def run_unless_done(one: Planned, output: Path, names: Sequence[str], watch: Wat
     with _claim(output, one.name) as claimed:
         if not claimed:
             return "in progress in another process"
+        _check_earlier(one, output)
         if path.exists():
-            check_same(path, read_result(path).config, config)
             return "already finished"
-        saved = config_path(config.run_dir)
-        if saved.exists():
-            check_same(saved, experiment.fields(load_config(config.run_dir)), config)
         figures, stopped_at, began = {}, None, time.monotonic()
         try:
             train_unless_done(config, watch=watch)
@@ -155,6 +152,28 @@ def run_unless_done(one: Planned, output: Path, names: Sequence[str], watch: Wat
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n")
         return note
+
+
+def check_earlier(one: Planned, output: Path) -> None:
+    """Checks that what an earlier command left of a run has the same configuration.
+
+    A run that another process trains is left to it.
+
+    Raises:
+        UserError: its result or its folder has another configuration.
+    """
+    if result_path(output, one.name).exists() or config_path(one.config.run_dir).exists():
+        with _claim(output, one.name) as claimed:
+            if claimed:
+                _check_earlier(one, output)
+
+
+def _check_earlier(one: Planned, output: Path) -> None:
+    path, saved = result_path(output, one.name), config_path(one.config.run_dir)
+    if path.exists():
+        check_same(path, read_result(path).config, one.config)
+    elif saved.exists():
+        check_same(saved, experiment.fields(load_config(one.config.run_dir)), one.config)
 
 
 def _last_figures(run_dir: Path) -> dict[str, float]:
@@ -211,7 +230,18 @@ def check_same(path: Path, found: Mapping[str, Any], config: ExperimentConfig, v
     Raises:
         UserError: another field differs.
     """
-    pair = _compared(found), _compared(experiment.fields(config))
+    check_same_fields(path, found, experiment.fields(config), varied)
+
+
+def check_same_fields(
+    path: Path, found: Mapping[str, Any], expected: Mapping[str, Any], varied: tuple[str, ...] = ()
+) -> None:
+    """Checks as `check_same`, with the fields of a configuration by dotted names.
+
+    Raises:
+        UserError: another field differs.
+    """
+    pair = _compared(found), _compared(expected)
     for field, (before, now) in differences(*pair, lambda field: field.startswith(varied)).items():
         raise UserError(f"{path} was written with {field} = {before}, which is now {now}; give another --output")
 

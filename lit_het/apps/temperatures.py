@@ -5,7 +5,6 @@ The scripts of docs/temperature.md use it.
 
 import argparse
 import dataclasses
-import fcntl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from lit_het.eval.evaluators.zero_shot import NOISY
 from lit_het.eval.prompts import read_classnames
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
+from lit_het.files import locked
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.tasks.classification import ClassificationConfig
@@ -91,9 +91,7 @@ def load_classifier(options: argparse.Namespace) -> ExperimentConfig:
 
 def _write_glyphs(directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with (directory.parent / "data.lock").open("w") as file:
-        # Only one of several processes writes; the others wait. The lock is released when the process ends.
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(directory.parent / "data.lock"):  # only one of several processes writes
         if not directory.exists():
             write_data(directory, quickstart_upstream.glyphs())
 

@@ -7,7 +7,6 @@ further state, so a search may be killed at any time, and several processes may 
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from lit_het.apps.tuned_sets import check_sets
 from lit_het.configs import experiment
 from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
-from lit_het.files import write_atomically
+from lit_het.files import locked, write_atomically
 from lit_het.training.metric_log import read_metrics
 
 _DONE = ("finished", "given up", "failed")
@@ -93,8 +92,7 @@ def _check(search: Search, budget: int) -> None:
 def _locked(output: Path) -> Iterator[None]:
     """Waits for the other processes on a folder; the lock is released when the process ends."""
     (output / "settings").mkdir(parents=True, exist_ok=True)
-    with (output / "search.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(output / "search.lock"):
         yield
 
 

@@ -149,14 +149,16 @@ def _add_plot(actions: Any) -> None:
         "exponents, predicted against measured values, curves of equal compute, and the cost of other shapes.",
     )
     plot.add_argument("sweeps", type=Path, nargs="+", metavar="DIR", help="star and grid sweeps")
-    _add_metric(plot)
+    _add_metric(plot, nargs="+", more="; of several, the exponents are compared and the first one is drawn")
     plot.add_argument("--output", type=Path, required=True, metavar="FILE.html", help="the page")
     plot.add_argument("--level", type=float, default=0.9, help="of the intervals; default: %(default)s")
     plot.set_defaults(command=_plot, name="shape plot")
 
 
-def _add_metric(parser: Any) -> None:
-    parser.add_argument("--metric", required=True, metavar="NAME", help="such as few_shot/imagenet/10_shot")
+def _add_metric(parser: Any, nargs: str | None = None, more: str = "") -> None:
+    parser.add_argument(
+        "--metric", required=True, nargs=nargs, metavar="NAME", help=f"such as few_shot/imagenet/10_shot{more}"
+    )
     parser.add_argument(
         "--direction",
         choices=("lower", "higher"),
@@ -251,8 +253,9 @@ def _scale(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.runs.parsing import parse_config
 
     config = None if path is None else parse_config(path, [], "lit-het shape scale")
-    found = budgets.start_of(start, options.start_compute), budget, budgets.exponents_of(exponents)
-    budgets.scaled(*found, config, options.heads, options.multiple)
+    found = budgets.start_of(start, options.start_compute)
+    s = budgets.exponents_of(exponents, found.metric)
+    budgets.scaled(found, budget, s, config, options.heads, options.multiple)
 
 
 def _plot(options: argparse.Namespace, _: list[str]) -> None:

@@ -40,7 +40,7 @@ class Star:
         f: the metric ``[n]``, where lower is better.
         centre: the largest shape.
         at_centre: runs of the centre itself, which are never fitted (SoViT Fig. 4).
-        excluded: number of runs whose metric is not finite.
+        excluded: number of runs whose metric is not finite, or 0.
     """
 
     dimensions: tuple[str, ...]
@@ -65,7 +65,8 @@ class Star:
 def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> Star:
     """Sorts the runs of a star sweep by the dimension that varies.
 
-    Runs whose metric is not finite are left out and counted.
+    Runs whose metric is not finite, or 0, are left out and counted: a perfect one, such as an error of 0, has no
+    relative error.
 
     Args:
         observations: the runs.
@@ -73,19 +74,19 @@ def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> St
 
     Raises:
         UserError: a run has other dimensions, differs from the centre in several of them, or is not smaller than the
-            centre; compute or metric is not positive; or there are fewer runs than parameters.
+            centre; compute is not positive or a metric negative; or there are fewer runs than parameters.
     """
     dimensions = tuple(centre)
-    finite = [one for one in observations if math.isfinite(one.loss)]
+    usable = [one for one in observations if math.isfinite(one.loss) and one.loss != 0]
     spokes: list[tuple[int, float, float, float]] = []
     at_centre = []
-    for one in finite:
+    for one in usable:
         varied = _varied(one, centre)
         if varied is None:
             at_centre.append(one)
         else:
             spokes.append((dimensions.index(varied), one.shape[varied], one.compute, one.loss))
-    excluded = len(observations) - len(finite)
+    excluded = len(observations) - len(usable)
     _check_number(dimensions, [spoke[0] for spoke in spokes], excluded)
     index, x, t, f = (np.array(values) for values in zip(*spokes, strict=True))
     return Star(dimensions, index.astype(np.int64), x, t, f, dict(centre), tuple(at_centre), excluded)
@@ -127,7 +128,7 @@ def _varied(one: Observation, centre: Mapping[str, float]) -> str | None:
 
 def _check_number(dimensions: Sequence[str], index: Sequence[int], excluded: int) -> None:
     needed = 1 + PARAMETERS_PER_DIMENSION * len(dimensions)
-    left_out = f" ({counted(excluded, 'run')} without a finite metric left out)" if excluded else ""
+    left_out = f" ({counted(excluded, 'run')} without a finite metric above 0 left out)" if excluded else ""
     # One more, so that an error is left to estimate.
     if len(index) <= needed:
         raise UserError(

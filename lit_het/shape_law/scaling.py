@@ -9,6 +9,8 @@ from lit_het.shape_law.observations import shown_shape
 
 # Sizes of matrix products that hardware divides well; the published widths and MLP sizes are multiples of 16.
 MULTIPLE = 16
+# JAX counts along an axis with 32 bits unless told otherwise; no useful size comes near.
+LARGEST = 2**31 - 1
 # s of SoViT Sec. 4.1, for classification; Sec. 4.2 finds 0.25, 0.49 and 0.62 for captions and questions.
 PUBLISHED_EXPONENTS = {"width": 0.22, "depth": 0.45, "mlp": 0.6}
 # The optimal small shape of Sec. 3.
@@ -49,8 +51,8 @@ def scale(
         weights: w by dimension, with sum 1; None for 1 / D.
 
     Raises:
-        UserError: the budget is below ``start_compute``, an exponent belongs to no dimension, or a number is not
-            positive and finite.
+        UserError: the budget is below ``start_compute``, an exponent belongs to no dimension, a number is not
+            positive and finite, or a size is too large.
     """
     for name, value in {"start compute": start_compute, "budget": budget, **start, **exponents}.items():
         if not 0 < value < math.inf:
@@ -66,13 +68,21 @@ def scale(
     shares = _shares(exponents, weights)
     factor = budget / start_compute
     exact = {
-        name: value * factor ** (exponents.get(name, 0.0) * shares.get(name, 0.0)) for name, value in start.items()
+        name: value * _power(factor, exponents.get(name, 0.0) * shares.get(name, 0.0)) for name, value in start.items()
     }
     return Scaled(exact, {name: rounded(value, multiples.get(name, 1)) for name, value in exact.items()}, factor)
 
 
 def rounded(value: float, multiple: int = 1) -> int:
-    """Returns the nearest multiple of a whole number, at least one; halves are rounded up."""
+    """Returns the nearest multiple of a whole number, at least one; halves are rounded up.
+
+    Raises:
+        UserError: the value is too large for a size.
+    """
+    if not value <= LARGEST:
+        raise UserError(
+            f"a size of {value:g} is too large, above {LARGEST}; give a smaller budget, exponents, factors or start"
+        )
     return multiple * max(1, math.floor(value / multiple + 0.5))
 
 
@@ -108,6 +118,13 @@ def gflop(amount: float, unit: str = "GFLOP", gflop_per_hour: float | None = Non
             f"a budget in {unit} needs the GFLOP of one hour, above 0: measure a training step, and see lit-het plan"
         )
     return amount * gflop_per_hour
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf
 
 
 def _shares(exponents: Mapping[str, float], weights: Mapping[str, float] | None) -> Mapping[str, float]:

@@ -83,12 +83,9 @@ def exponents(fit: Fit, level: float = LEVEL, resamples: int = RESAMPLES, seed: 
         seed: of the bootstrap.
 
     Raises:
-        UserError: the level is not between 0 and 1, or a number of resamples is below 0.
+        UserError: as `check`.
     """
-    if not 0 < level < 1:
-        raise UserError(f"level {level:g} must be between 0 and 1, such as 0.9")
-    if resamples < 0:
-        raise UserError(f"{resamples} resamples must be at least 0")
+    check(level, resamples)
     fit, profiles = _profiles(fit, level)
     drawn = _quantiles(bootstrap(fit, resamples, seed), level) if resamples else None
     residuals = Residuals(fit.star)
@@ -109,6 +106,18 @@ def exponents(fit: Fit, level: float = LEVEL, resamples: int = RESAMPLES, seed: 
         a[name] = Exponent(curve.a, interval("a", name), reason=of_ratio)
         b[name] = Exponent(curve.b, interval("b", name), reason=of_ratio)
     return Exponents(fit, level, c, s, a, b)
+
+
+def check(level: float, resamples: int) -> None:
+    """Checks the arguments of `exponents`.
+
+    Raises:
+        UserError: the level is not between 0 and 1, or a number of resamples is below 0.
+    """
+    if not 0 < level < 1:
+        raise UserError(f"level {level:g} must be between 0 and 1, such as 0.9")
+    if resamples < 0:
+        raise UserError(f"{resamples} resamples must be at least 0")
 
 
 def bootstrap(fit: Fit, resamples: int = RESAMPLES, seed: int = 0) -> dict[tuple[str, ...], Float[np.ndarray, " r"]]:

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -115,7 +117,9 @@ def test_a_grid_is_trained_and_its_start_chosen(classifier, tmp_path, capsys, mo
     saved = json.loads((output / "fit.json").read_text())
     assert saved["start"] == {"width": 8.0, "depth": 1.0, "mlp": 64.0}
     assert main(["shape", "scale", "--budget", "1", "--start", str(output), "--config", str(classifier)]) == 0
-    assert "examples for 1 GFLOP" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.startswith("warning: the optimal shape lies on the boundary of the grid in width")
+    assert "examples for 1 GFLOP" in told
 
 
 def test_a_folder_takes_further_runs_of_the_same_sweep_only(tmp_path):
@@ -126,12 +130,66 @@ def test_a_folder_takes_further_runs_of_the_same_sweep_only(tmp_path):
         sweeps.save(Sweep("star", {"width": 3}, (one,)), tmp_path)
 
 
+@pytest.fixture
+def trained(classifier, tmp_path, monkeypatch) -> list[str]:
+    """A command that trained a grid, by a stub; further flags follow."""
+
+    def train(config, **_):
+        config.run_dir.mkdir(parents=True)
+        (config.run_dir / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.0}\n')
+
+    monkeypatch.setattr(grid_runs, "train_unless_done", train)
+    flags = ["--config", classifier, "--output", tmp_path / "grid", "--metric", "train/loss", "--lengths", "2 steps"]
+    command = ["shape", "grid", *map(str, flags), "--vary", "depth=1"]
+    assert main([*command, "width=8"]) == 0
+    return command
+
+
+@pytest.mark.parametrize(
+    ("width", "flags", "field"),
+    [
+        # The same run with another compute.
+        (8, ["--data.batch-size", "4"], "data.batch_size"),
+        (16, ["--schedule.learning-rate", "0.5"], "schedule.learning_rate"),
+    ],
+)
+def test_another_configuration_is_refused_and_changes_nothing(trained, tmp_path, capsys, width, flags, field):
+    path = tmp_path / "grid" / "sweep.json"
+    before = path.read_text()
+    assert main([*trained, f"width={width}", *flags]) == 1
+    assert f"was written with {field} = " in capsys.readouterr().err.splitlines()[-1]
+    assert path.read_text() == before
+
+
+def test_a_sweep_without_a_configuration_is_kept_from_other_runs_of_the_same_name(trained, tmp_path, capsys):
+    path = tmp_path / "grid" / "sweep.json"
+    content = json.loads(path.read_text())
+    del content["config"]
+    path.write_text(json.dumps(content))
+    assert main([*trained, "width=8", "--data.batch-size", "4"]) == 1
+    assert "seed0.json was written with data.batch_size = " in capsys.readouterr().err.splitlines()[-1]
+    assert json.loads(path.read_text()) == content
+
+
+def test_a_grid_takes_further_lengths_and_seeds(trained, tmp_path):
+    assert main([*trained, "width=16", "--lengths", "1 steps", "--seeds", "0", "1"]) == 0
+    assert len(sweeps.load(tmp_path / "grid").runs) == 3
+
+
+def test_commands_that_extend_a_sweep_wait_for_each_other(tmp_path):
+    one = SweptRun("run0", {"width": 1}, "1 steps", 1.0, 1.0)
+    more = [dataclasses.replace(one, name=f"run{number}") for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda run: sweeps.save(Sweep("grid", {"width": 3}, (run,)), tmp_path), more))
+    assert {run.name for run in sweeps.load(tmp_path).runs} == {run.name for run in more}
+
+
 def test_a_star_gives_the_exponents_with_their_intervals(fitted, capsys):
     star, _ = fitted
     assert main(["shape", "fit", str(star), "--metric", ERROR, "--resamples", "5", "--level", "0.99"]) == 0
     told = capsys.readouterr().out
     assert "54 runs, relative error 0." in told
-    assert "1 run without a finite metric left out" in told
+    assert "1 run without a finite metric above 0 left out" in told
     assert "centre at 1e+12 GFLOP, never fitted: measured 0.5, predicted by width" in told
     saved = json.loads((star / "fit.json").read_text())
     for name, value in S.items():
@@ -183,6 +241,25 @@ def test_the_page_has_the_figures_of_both_sweeps(fitted, tmp_path):
     assert "start: width 608, depth 10, mlp 928" in text
 
 
+def test_several_metrics_are_compared_by_their_exponents(fitted, tmp_path, capsys):
+    page, other = tmp_path / "page.html", tmp_path / "star"
+    shutil.copytree(fitted[0], other)
+    for path in (other / "results").glob("*.json"):
+        result = json.loads(path.read_text())
+        if result["figures"]:
+            result["figures"]["train/loss"] = 1 - result["figures"][ERROR]
+        path.write_text(json.dumps(result))
+    command = ["shape", "plot", str(other), str(fitted[1]), "--output", str(page), "--metric", ERROR]
+    assert main(command) == 0
+    assert "Exponents by metric" not in page.read_text()
+    assert main([*command, "train/loss"]) == 0
+    text = page.read_text()
+    assert "Exponents by metric" in text
+    assert f"1: 1 - {ERROR}; 2: train/loss." in text
+    told = fails_with(capsys, *command, ERROR)
+    assert "--metric: name each metric once" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -190,6 +267,7 @@ def test_the_page_has_the_figures_of_both_sweeps(fitted, tmp_path):
         (["star", "--vary", "heads=2"], "heads is no dimension of a shape; they are width, depth, mlp"),
         (["star", "--vary", "width=a"], "--vary width=a: write DIM=NUMBER, such as width=608"),
         (["star", "--vary", "width=7.5"], "--vary: sizes must be whole numbers of at least 1"),
+        (["star", "--factors", "1e308"], "a size of inf is too large"),
         (["star"], "nothing varies: give --vary width=... depth=... mlp=..., or --factors"),
         (["star", "--centre", "heads=2", "--vary", "width=8"], "heads is no dimension of a shape"),
         (["grid", "--vary", "width=8", "--lengths", "3 weeks"], "--lengths '3 weeks' is not a duration"),
@@ -210,6 +288,10 @@ def test_impossible_sweeps_are_refused(classifier, tmp_path, capsys, arguments, 
         (["fit", "STAR", "--metric", "train/other"], "--metric train/other: add --direction lower or higher"),
         (["fit", "nowhere", "--metric", ERROR], "sweep.json is missing; give the --output of lit-het shape star"),
         (["fit", "STAR", "--metric", ERROR, "--level", "2"], "level 2 must be between 0 and 1"),
+        (["fit", "GRID", "--metric", ERROR, "--level", "5"], "level 5 must be between 0 and 1"),
+        (["fit", "GRID", "--metric", ERROR, "--resamples", "-3"], "-3 resamples must be at least 0"),
+        (["plot", "GRID", "--metric", ERROR, "--output", "page.html", "--level", "5"], "level 5 must be between"),
+        (["scale", "--budget", "1", "--start", "foo=3", "--start-compute", "1"], "foo is no dimension of a shape"),
         (["scale", "--budget", "1", "--start", "GRID"], "budget 1 GFLOP is below"),
         (["scale", "--budget", "1", "--start", "STAR"], "is the fit of a star; give that of a grid sweep to --start"),
         (
@@ -237,6 +319,14 @@ def test_exponents_that_are_not_identified_are_not_used(fitted, tmp_path, capsys
     flags = ["--budget", "1e12", "--start", str(small), "--exponents", str(tmp_path)]
     told = fails_with(capsys, "shape", "scale", *flags)
     assert "does not identify s of mlp (the runs fit about as well" in told
+
+
+def test_start_and_exponents_are_fits_of_one_metric(fitted, tmp_path, capsys):
+    star, small = fitted
+    saved = json.loads((star / "fit.json").read_text())
+    (tmp_path / "fit.json").write_text(json.dumps({**saved, "metric": "train/loss"}))
+    told = fails_with(capsys, "shape", "scale", "--budget", "1e12", "--start", str(small), "--exponents", str(tmp_path))
+    assert f"is the fit of train/loss, but the start that of {ERROR}; fit both to the same metric" in told
 
 
 @pytest.mark.parametrize("name", ["sweep", "fit"])

@@ -25,10 +25,11 @@ def test_runs_are_sorted_by_the_dimension_that_varies():
     assert found.num_parameters == 13
 
 
-def test_runs_without_a_finite_metric_are_left_out_and_counted():
-    broken = [Observation({**CENTRE, "width": 50.0}, 1.0, value) for value in (math.nan, math.inf)]
-    found = star([*sweep(), *broken], CENTRE)
-    assert (found.excluded, len(found.f)) == (2, 20)
+def test_runs_without_a_finite_metric_above_0_are_left_out_and_counted():
+    """An error of 0, of a perfect run, has no relative error."""
+    broken = [Observation({**CENTRE, "width": 50.0}, 1.0, value) for value in (math.nan, math.inf, 0.0)]
+    found = star([*sweep(), *broken, Observation(CENTRE, 1.0, 0.0)], CENTRE)
+    assert (found.excluded, len(found.f), found.at_centre) == (4, 20, ())
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_runs_without_a_finite_metric_are_left_out_and_counted():
         (sweep((1.0,)), "10 runs, but the law of 2 dimensions has 13 parameters; train more sizes or lengths"),
         (
             [*sweep((1.0,)), Observation({**CENTRE, "width": 50.0}, 1.0, math.nan)],
-            r"10 runs \(1 run without a finite metric left out\), but the law",
+            r"10 runs \(1 run without a finite metric above 0 left out\), but the law",
         ),
         (sweep((1.0, 2.0, 3.0))[:20], "5 runs of depth, but it has 6 parameters of its own"),
         (

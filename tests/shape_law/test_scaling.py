@@ -96,6 +96,9 @@ def test_sizes_are_rounded_to_the_nearest_multiple(value, multiple, expected):
         ((PUBLISHED_START, 1e9, math.nan, PUBLISHED_EXPONENTS, {}), "budget nan must be above 0 and finite"),
         ((PUBLISHED_START, 1e9, 1e12, {"heads": 1.0}, {}), "heads is no dimension of the start; it has width, depth,"),
         ((PUBLISHED_START, 1e9, 1e12, {"width": -1.0}, {}), "width -1 must be above 0"),
+        (({"width": 608.0}, 1e-300, 1e300, {"width": 0.2}, {}), "a size of inf is too large"),
+        (({"width": 608.0}, 1.0, 1e12, {"width": 5000.0}, {}), "a size of inf is too large"),
+        (({"width": 608.0}, 1.0, 1e12, {"width": 1.0}, {}), "a size of 6.08e[+]14 is too large, above 2147483647"),
         (
             ({"width": 1.0, "depth": 1.0}, 1.0, 2.0, {"width": 1.0, "depth": 1.0}, {}, {"width": 0.5, "depth": 0.2}),
             "weights must be at least 0, of sum 1, and of width, depth",

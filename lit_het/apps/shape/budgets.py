@@ -19,17 +19,25 @@ class Start:
     Attributes:
         shape: the value of every dimension by its name.
         compute: the least compute in GFLOP for which it is optimal.
+        metric: of the fit; empty for a given shape.
+        warning: why the shape may not be optimal, or empty.
     """
 
     shape: dict[str, float]
     compute: float
+    metric: str = ""
+    warning: str = ""
 
 
-def exponents_of(source: Path | Mapping[str, float] | None) -> dict[str, float]:
+def exponents_of(source: Path | Mapping[str, float] | None, metric: str = "") -> dict[str, float]:
     """Returns scaling exponents: of the fit of a star sweep, given ones, or for None those of SoViT Sec. 4.1.
 
+    Args:
+        source: folder or file of the fit, or exponents by dimension.
+        metric: of the fit of the start; empty where it has none.
+
     Raises:
-        UserError: the fit is of a grid, or did not identify an exponent.
+        UserError: the fit is of a grid or another metric, or did not identify an exponent.
     """
     if source is None:
         return dict(PUBLISHED_EXPONENTS)
@@ -38,6 +46,10 @@ def exponents_of(source: Path | Mapping[str, float] | None) -> dict[str, float]:
     saved = fits.read(source)
     if not saved.exponents:
         raise UserError(f"{source} is the fit of a grid; give that of a star sweep to --exponents")
+    if metric and saved.metric != metric:
+        raise UserError(
+            f"{source} is the fit of {saved.metric}, but the start that of {metric}; fit both to the same metric"
+        )
     for name, reason in saved.unidentified.items():
         raise UserError(f"{source} does not identify s of {name} ({reason}); train a wider sweep, or give numbers")
     return saved.exponents
@@ -56,7 +68,8 @@ def start_of(source: Path | Mapping[str, float], compute: float | None) -> Start
     saved = fits.read(source)
     if not saved.start:
         raise UserError(f"{source} is the fit of a star; give that of a grid sweep to --start")
-    return Start(saved.start, saved.start_compute if compute is None else compute)
+    compute = saved.start_compute if compute is None else compute
+    return Start(saved.start, compute, saved.metric, str(saved.detail.get("warning", "")))
 
 
 def scaled(
@@ -67,7 +80,9 @@ def scaled(
     num_heads: int | None = None,
     multiple: int = MULTIPLE,
 ) -> Scaled:
-    """Returns the shape for a budget, and prints it; with a configuration also for how many examples the budget lasts.
+    """Returns the shape for a budget, and prints it with the warning of the start.
+
+    With a configuration it also prints for how many examples the budget lasts.
 
     Args:
         start: the small shape.
@@ -78,12 +93,15 @@ def scaled(
         multiple: of which width and size of the MLPs are multiples.
 
     Raises:
-        UserError: as `scale`, or the configuration has no Vision Transformer.
+        UserError: as `scale`, a dimension is unknown, or the configuration has no Vision Transformer.
     """
+    sweeps.check_dimensions(start.shape)
     multiples = {"width": math.lcm(multiple, num_heads or 1), "mlp": multiple}
     if config is not None and num_heads is None:
         multiples = sweeps.multiples_of(config, multiple)
     found = scale(start.shape, start.compute, budget, exponents, multiples)
+    if start.warning:
+        print(f"warning: {start.warning}")
     print(f"shape: {shown_shape(_floats(found.shape))}")
     print(f"before rounding: {', '.join(f'{name} {value:.1f}' for name, value in found.exact.items())}")
     shown = ", ".join(f"{name} {value:.3g}" for name, value in exponents.items())

@@ -78,8 +78,9 @@ def fit(folder: Path, metric: str, direction: str | None, level: float, resample
     """Fits a sweep, prints the result and saves it as ``fit.json`` in its folder; returns the path.
 
     Raises:
-        UserError: as `fit_star` and `select_start`.
+        UserError: as `fit_star` and `select_start`; level and resamples are checked for both.
     """
+    uncertainty.check(level, resamples)
     if sweeps.load(folder).kind == "star":
         found = fit_star(folder, metric, direction, level, resamples)
         console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
@@ -113,7 +114,7 @@ def notes(found: Exponents) -> list[str]:
     lines = [f"{name}: not identified, {one.reason}" for name, one in _named(found) if not one.is_identified]
     lines.append(f"{counted(len(data.f), 'run')}, relative error {found.fit.relative_error:.2%}")
     if data.excluded:
-        lines.append(f"{counted(data.excluded, 'run')} without a finite metric left out")
+        lines.append(f"{counted(data.excluded, 'run')} without a finite metric above 0 left out")
     for one in data.at_centre:
         predicted = ", ".join(
             f"{name} {value:.4g}" for name, value in at_centre(found.fit.law, data, one.compute).items()

@@ -10,9 +10,11 @@ from jaxtyping import Float
 
 from lit_het.apps.report import write_files
 from lit_het.apps.shape import fits, sweeps
+from lit_het.errors import UserError
 from lit_het.eval.report import figures
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.page import Html, Section, paragraph, render_page, side_by_side
+from lit_het.shape_law import uncertainty
 from lit_het.shape_law.fitting import Fit
 from lit_het.shape_law.observations import Observation, shown_shape
 from lit_het.shape_law.selection import Selection
@@ -27,19 +29,23 @@ _QUANTILES = (0.0, 0.5, 1.0)
 _DEVIATIONS = 0.5, 2.0
 
 
-def write(folders: Sequence[Path], metric: str, direction: str | None, level: float, output: Path) -> None:
+def write(folders: Sequence[Path], metrics: Sequence[str], direction: str | None, level: float, output: Path) -> None:
     """Writes a page with the figures of sweeps.
 
     Args:
         folders: of star and grid sweeps.
-        metric: of all of them.
-        direction: as `sweeps.observations`.
+        metrics: of which exponents are compared; all other figures are of the first one.
+        direction: as `sweeps.observations`; of all metrics.
         level: of the intervals.
         output: path of the page.
 
     Raises:
-        UserError: as `fits.fit_star` and `fits.select_start`, or the page cannot be written.
+        UserError: as `fits.fit_star` and `fits.select_start`, a metric is repeated, or the page cannot be written.
     """
+    if len(set(metrics)) < len(metrics):
+        raise UserError("--metric: name each metric once")
+    metric = metrics[0]
+    uncertainty.check(level, 0)
     name, sections = sweeps.loss_name(metric, direction), []
     for folder in folders:
         sweep = sweeps.load(folder)
@@ -48,8 +54,12 @@ def write(folders: Sequence[Path], metric: str, direction: str | None, level: fl
             section = grid_section(observed, fits.select_start(folder, metric, direction), name, folder.name)
         else:
             # A page needs no bootstrap: the table of the fit has it.
-            found = fits.fit_star(folder, metric, direction, level, 0)
-            section = star_section(found, name, folder.name)
+            of_metrics = {
+                sweeps.loss_name(one, direction): fits.fit_star(folder, one, direction, level, 0) for one in metrics
+            }
+            section = star_section(of_metrics[name], name, folder.name)
+            if len(metrics) > 1:
+                section = dataclasses.replace(section, body=(*section.body, metrics_figure(of_metrics)))
         times = sweeps.training_times(sweep, folder)
         sections.append(dataclasses.replace(section, body=(*section.body, times_figure(times))))
     write_files({output: render_page("Shape law", sections, f"Of {name}, lower is better.")})
@@ -90,10 +100,9 @@ def exponents_figure(found: Exponents) -> Html:
     shown |= {f"a {name}": one for name, one in found.a.items()} | {f"b {name}": one for name, one in found.b.items()}
     places, ends = [], []
     for place, one in enumerate(shown.values()):
-        low, high = one.profile or (one.value, one.value)
         # One line for all intervals, with gaps between them.
         places += [place, place, math.nan]
-        ends += [0.0 if low is None else low, 2 * one.value if high is None else high, math.nan]
+        ends += [*_ends(one), math.nan]
     lines = {
         "estimate": Line(tuple(range(len(shown))), [one.value for one in shown.values()], colour=1, joined=False),
         "interval": Line(places, ends, colour=0),
@@ -103,6 +112,33 @@ def exponents_figure(found: Exponents) -> Html:
     initials = ", ".join(f"{name[0].upper()} {name}" for name in found.s)
     caption = f"{initials}. Lines: {found.level:.0%} intervals of c and s by profile likelihood. {_unidentified(shown)}"
     return figures.plot("Exponents", lines, "", "exponent", ticks=ticks, caption=caption.strip())
+
+
+def metrics_figure(of_metrics: Mapping[str, Exponents]) -> Html:
+    """Returns c and each s across metrics with their profile intervals (Fig. 5); open ends as in `exponents_figure`."""
+    by_name: dict[str, list[Exponent]] = {}
+    for found in of_metrics.values():
+        for name, one in {"c": found.c, **{f"s {name}": one for name, one in found.s.items()}}.items():
+            by_name.setdefault(name, []).append(one)
+    lines, places, ends = {}, [], []
+    for colour, (name, exponents) in enumerate(by_name.items()):
+        # Side by side, so that the intervals of one metric do not overlap.
+        x = [number + 0.1 * (colour - (len(by_name) - 1) / 2) for number in range(1, len(exponents) + 1)]
+        lines[name] = Line(x, [one.value for one in exponents], colour=colour, joined=False)
+        for place, one in zip(x, exponents, strict=True):
+            places += [place, place, math.nan]
+            ends += [*_ends(one), math.nan]
+    lines["interval"] = Line(places, ends, colour=None)
+    names = "; ".join(f"{number}: {name}" for number, name in enumerate(of_metrics, 1))
+    missing = ", ".join(
+        f"{name} of {number}"
+        for name, exponents in by_name.items()
+        for number, one in enumerate(exponents, 1)
+        if not one.is_identified
+    )
+    caption = f"{names}." + (f" Not identified: {missing}." if missing else "")
+    ticks = {float(number): str(number) for number in range(1, len(of_metrics) + 1)}
+    return figures.plot("Exponents by metric", lines, "metric", "exponent", ticks=ticks, caption=caption)
 
 
 def predictions_figure(fit: Fit, loss: str) -> Html:
@@ -172,6 +208,11 @@ def times_figure(times: Sequence[tuple[float, float]]) -> Html:
     return figures.plot(
         "Hours of training", {"runs": line}, _COMPUTE, "hours", ticks=_ticks(gflop), logarithmic=True, caption=caption
     )
+
+
+def _ends(one: Exponent) -> tuple[float, float]:
+    low, high = one.profile or (one.value, one.value)
+    return 0.0 if low is None else low, 2 * one.value if high is None else high
 
 
 def _unidentified(shown: Mapping[str, Exponent]) -> str:

@@ -53,10 +53,12 @@ def sweep(
     planned = sweeps.plan(
         config, [*shapes, *([whole] if with_centre else [])], [_duration(text) for text in lengths], seeds, output
     )
-    found = sweeps.describe(kind, whole, planned)
+    found = sweeps.describe(kind, config, planned)
     for line in sweeps.listed(found):
         print(line)
     if not only_plan:
+        # A refused command must not change sweep.json.
+        grid.check(planned, output)
         found = sweeps.save(found, output)
         grid.run(planned, output, (metric,))
     return found

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +17,13 @@ import jax
 from lit_het import untrusted
 from lit_het.apps import grid_runs
 from lit_het.apps.grid_runs import Planned
+from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError, counted
 from lit_het.eval.report.naming import split, style_of
-from lit_het.files import write_atomically
+from lit_het.files import locked, write_atomically
 from lit_het.runs.plan import Step
 from lit_het.shape_law.observations import Observation, check_spokes, shown_shape
 from lit_het.shape_law.scaling import MULTIPLE, rounded
@@ -34,6 +35,8 @@ from lit_het.towers.vit import ViTConfig
 Kind = Literal["star", "grid"]
 # Fields of the encoder by dimension.
 FIELDS: Mapping[str, str] = {"width": "width", "depth": "depth", "mlp": "mlp_width"}
+# Fields in which the runs of a sweep differ.
+_VARIED = ("length", "seed", "data.seed", *(f"task.image_tower.encoder.{field}" for field in FIELDS.values()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +66,13 @@ class Sweep:
         kind: of the sweep.
         centre: the shape from which one dimension at a time departs; of a grid the configuration's.
         runs: of all shapes, lengths and seeds.
+        config: fields of the configuration of all runs, by dotted names; empty in files of earlier versions.
     """
 
     kind: Kind
     centre: dict[str, int]
     runs: tuple[SweptRun, ...]
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def shape_of(config: ExperimentConfig) -> dict[str, int]:
@@ -86,12 +91,21 @@ def with_shape(config: ExperimentConfig, shape: Mapping[str, int]) -> Experiment
     Raises:
         UserError: it has no Vision Transformer, a dimension is unknown, or the shape is impossible.
     """
-    if unknown := shape.keys() - FIELDS.keys():
-        raise UserError(f"{', '.join(sorted(unknown))} is no dimension of a shape; they are {', '.join(FIELDS)}")
+    check_dimensions(shape)
     encoder = dataclasses.replace(_encoder(config), **{FIELDS[name]: value for name, value in shape.items()})
     task: Any = config.task
     tower = dataclasses.replace(task.image_tower, encoder=encoder)
     return dataclasses.replace(config, task=dataclasses.replace(task, image_tower=tower))
+
+
+def check_dimensions(names: Iterable[str]) -> None:
+    """Checks that all names are those of dimensions.
+
+    Raises:
+        UserError: one is not.
+    """
+    if unknown := set(names) - FIELDS.keys():
+        raise UserError(f"{', '.join(sorted(unknown))} is no dimension of a shape; they are {', '.join(FIELDS)}")
 
 
 def multiples_of(config: ExperimentConfig, multiple: int = MULTIPLE) -> dict[str, int]:
@@ -110,8 +124,7 @@ def values_of(
     Raises:
         UserError: a dimension is unknown, has no values, or a factor is not above 0.
     """
-    if unknown := given.keys() - centre.keys():
-        raise UserError(f"{', '.join(sorted(unknown))} is no dimension of a shape; they are {', '.join(centre)}")
+    check_dimensions(given)
     if not all(0 < factor < math.inf for factor in factors):
         raise UserError("--factors must be above 0 and finite")
     found = {}
@@ -161,21 +174,27 @@ def plan(
     return planned
 
 
-def describe(kind: Kind, centre: Mapping[str, int], planned: Sequence[Planned]) -> Sweep:
-    """Returns a sweep with the compute of every run; each shape is traced once, and nothing is computed."""
+def describe(kind: Kind, config: ExperimentConfig, planned: Sequence[Planned]) -> Sweep:
+    """Returns a sweep with the compute of every run; each shape is traced once, and nothing is computed.
+
+    Args:
+        kind: of the sweep.
+        config: of all runs, apart from shape, length and seed; its shape is the centre.
+        planned: the runs.
+    """
     per_step: dict[tuple[int, ...], float] = {}
     runs = []
     shapes = {tuple(shape_of(one.config).values()): one.config for one in planned}
     with Bar("counting operations", len(shapes), "shapes") as bar:
-        for shape, config in shapes.items():
-            per_step[shape] = _gflop_per_step(config)
+        for shape, some in shapes.items():
+            per_step[shape] = _gflop_per_step(some)
             bar.advance(1)
     for one in planned:
         shape = shape_of(one.config)
         gflop = per_step[tuple(shape.values())]
         per_example = gflop / one.config.data.batch_size
         runs.append(SweptRun(one.name, shape, str(one.config.length), gflop * _num_steps(one.config), per_example))
-    return Sweep(kind, dict(centre), tuple(runs))
+    return Sweep(kind, shape_of(config), tuple(runs), experiment.fields(config))
 
 
 def gflop_per_example(config: ExperimentConfig) -> float:
@@ -187,21 +206,29 @@ def save(sweep: Sweep, output: Path) -> Sweep:
     """Writes ``sweep.json``, with the runs of earlier commands in the same folder; returns the sweep.
 
     Raises:
-        UserError: the folder holds a sweep of another kind or centre.
+        UserError: the folder holds a sweep of another kind, centre or configuration.
     """
-    if (output / "sweep.json").exists():
-        earlier = load(output)
-        if (earlier.kind, earlier.centre) != (sweep.kind, sweep.centre):
-            raise UserError(
-                f"{output} holds a {earlier.kind} sweep of centre {shown_shape(_floats(earlier.centre))}; "
-                "give another --output"
-            )
-        names = {run.name for run in sweep.runs}
-        kept = tuple(run for run in earlier.runs if run.name not in names)
-        sweep = dataclasses.replace(sweep, runs=(*kept, *sweep.runs))
+    path = output / "sweep.json"
     output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / "sweep.json", json.dumps(dataclasses.asdict(sweep), indent=1) + "\n")
+    # Several processes may extend a sweep at once.
+    with locked(output / "sweep.lock"):
+        if path.exists():
+            sweep = _merged(load(output), sweep, output)
+        write_atomically(path, json.dumps(dataclasses.asdict(sweep), indent=1) + "\n")
     return sweep
+
+
+def _merged(earlier: Sweep, sweep: Sweep, output: Path) -> Sweep:
+    if (earlier.kind, earlier.centre) != (sweep.kind, sweep.centre):
+        raise UserError(
+            f"{output} holds a {earlier.kind} sweep of centre {shown_shape(_floats(earlier.centre))}; "
+            "give another --output"
+        )
+    if earlier.config:
+        grid_runs.check_same_fields(output / "sweep.json", earlier.config, sweep.config, _VARIED)
+    names = {run.name for run in sweep.runs}
+    kept = tuple(run for run in earlier.runs if run.name not in names)
+    return dataclasses.replace(sweep, runs=(*kept, *sweep.runs))
 
 
 def load(output: Path) -> Sweep:
