@@ -35,6 +35,10 @@ class Unwritable(UserError):
     code = TRY_AGAIN
 
 
+class DoesNotFit(UserError):
+    """A step of training that needs more memory than a device has."""
+
+
 class DataError(UserError):
     """Data that cannot be used; a command may know another way out (``ways_out`` in `lit_het.cli.main`).
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.apps import grid
+from lit_het.apps.directions import direction_of
 from lit_het.apps.grid import Axis
 from lit_het.runs.parsing import parse_config
 
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="metric that sorts the settings, such as supervised/minival/top1",
     )
+    parser.add_argument(
+        "--direction", choices=("lower", "higher"), help="values that are better; default: by the metric's name"
+    )
     parser.add_argument("--show", nargs="+", default=[], metavar="NAME", help="further metrics in the table")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for runs and the table")
     parser.add_argument(
@@ -63,10 +67,11 @@ def _sweep(options: argparse.Namespace) -> None:
     axes = [Axis.parse(text) for text in options.grid]
     planned = grid.plan(config, axes, options.seeds, options.output)
     first, step = options.part
+    direction = options.direction or direction_of(options.metric)  # before the training
     if not options.table:
         grid.run(planned[first::step], options.output, (options.metric, *options.show))
     if options.table or step == 1:
-        grid.table(planned, options.output, options.metric, options.show)
+        grid.table(planned, options.output, options.metric, options.show, direction)
         print(f"table: {options.output / 'table.md'} and table.json")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lit_het import library_logs
+from lit_het.apps.directions import Direction, direction_of
 from lit_het.apps.grid_runs import (
     Planned,
     Result,
@@ -33,9 +34,6 @@ from lit_het.errors import UserError, counted
 from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
 from lit_het.runs.flags import with_flags
-
-# Parts of the names of metrics that are better if lower.
-_LOWER_IS_BETTER = ("loss", "nll", "ece", "brier", "error", "fpr")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +149,9 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
         message(f"{counted(missing, 'run')} in progress in other processes; repeat the command for the whole table")
 
 
-def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence[str]) -> list[Row]:
+def table(
+    planned: Sequence[Planned], output: Path, metric: str, shown: Sequence[str], direction: Direction | None = None
+) -> list[Row]:
     """Writes ``table.md`` and ``table.json`` of the finished runs, the best setting first; returns the rows.
 
     Args:
@@ -159,10 +159,12 @@ def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence
         output: folder of the grid.
         metric: metric that sorts the settings.
         shown: further metrics.
+        direction: "lower" or "higher" values of the metric are better; None for what its name tells.
 
     Raises:
-        UserError: no run is finished, or a run lacks a metric.
+        UserError: no run is finished, a run lacks a metric, or the direction is unknown.
     """
+    sign = 1 if (direction or direction_of(metric)) == "lower" else -1
     results = []
     for one in planned:
         path = result_path(output, one.name)
@@ -172,7 +174,6 @@ def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence
     if not results:
         raise UserError(f"{output}: no run is finished; start without --table")
     rows = summarize(results, (metric, *shown))
-    sign = 1 if lower_is_better(metric) else -1
     rows.sort(key=lambda row: (math.isnan(row.figures[metric].mean), sign * row.figures[metric].mean))
     cells = [
         (*row.setting.values(), *(found.shown(4) for found in row.figures.values()), shown_seeds(row)) for row in rows
@@ -220,11 +221,6 @@ def write_table(
 def shown_seeds(row: Row) -> str:
     """Returns the seeds of a row as a cell."""
     return ", ".join(map(str, row.seeds))
-
-
-def lower_is_better(metric: str) -> bool:
-    """Returns whether a metric is better if lower, by its name."""
-    return any(part in metric.rpartition("/")[2] for part in _LOWER_IS_BETTER)
 
 
 def _name(setting: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from flax import traverse_util
 from lit_het import parameters, untrusted
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.errors import UserError
+from lit_het.errors import DoesNotFit, UserError
 from lit_het.eval.saved_runs import differences
 from lit_het.files import write_atomically
 from lit_het.runs.checks import CHANGEABLE_FIELDS
@@ -118,6 +118,7 @@ def run_unless_done(one: Planned, output: Path, names: Sequence[str], watch: Wat
         watch: sees every evaluation during the training; it may raise `GivenUp`.
 
     Raises:
+        DoesNotFit: a step does not fit into memory.
         UserError: as `run`.
     """
     path, config = result_path(output, one.name), one.config
@@ -137,6 +138,8 @@ def run_unless_done(one: Planned, output: Path, names: Sequence[str], watch: Wat
             note = f"failed: {error}"
         except GivenUp as error:
             figures, stopped_at, note = _last_figures(config.run_dir), error.step, str(error)
+        except DoesNotFit as error:
+            raise DoesNotFit(f"{one.name}: {error}") from error
         except UserError as error:
             raise UserError(f"{one.name}: {error}") from error
         result = Result(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from lit_het.apps.grid import lower_is_better
+from lit_het.apps.directions import direction_of
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError, counted
@@ -28,8 +28,9 @@ State: TypeAlias = Literal["running", "finished", "given up", "failed"]
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 # Settings of a grid are listed and shuffled.
 _MOST_LISTED = 100_000
-# So often a setting that was tried before is drawn again.
+# So often a setting that was tried before is drawn again: by the method, then at random.
 _DRAWS = 10
+_RANDOM_DRAWS = 100
 # The first trials of `bayes` are random. The number does not depend on the budget, which may be raised.
 _RANDOM_TRIALS = 10
 
@@ -65,10 +66,13 @@ class Range:
     whole: bool
 
     def text(self, value: int | float) -> str:
-        """Returns a value as in a flag, with four digits."""
+        """Returns a value as in a flag, with four digits; with more where the range is narrow."""
         if self.whole:
             return str(int(value))
-        return f"{min(max(float(f'{value:.4g}'), self.low), self.high):.12g}"
+        # Four digits of 0.9991 would leave few values of a range from 0.999 to 0.9999.
+        width = self.high - self.low
+        decimals = 3 - math.floor(math.log10(min(abs(value) or width, width)))
+        return repr(float(min(max(round(value, decimals), self.low), self.high))).removesuffix(".0")
 
 
 Field: TypeAlias = Choices | Range
@@ -126,7 +130,7 @@ class Search:
     @property
     def minimizes(self) -> bool:
         """Whether lower values of the metric are better."""
-        return lower_is_better(self.metric) if self.lower is None else self.lower
+        return direction_of(self.metric) == "lower" if self.lower is None else self.lower
 
     def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
         """Returns trials, the best first and those without a value last."""
@@ -246,7 +250,7 @@ def num_settings(fields: Sequence[Field]) -> int | float:
 
 
 def next_setting(search: Search, trials: Sequence[Trial]) -> dict[str, str] | None:
-    """Returns the setting of the next trial; None if all were tried.
+    """Returns the setting of the next trial; None if all were tried, or no other is found.
 
     It depends on nothing but the arguments, so that a search that was interrupted goes on as if it had not been. With
     ``bayes`` it is that of a tree-structured Parzen estimator (Bergstra et al. 2011), whose first trials are random.
@@ -268,7 +272,11 @@ def next_setting(search: Search, trials: Sequence[Trial]) -> dict[str, str] | No
     # Few settings are left, or the estimator insists on one.
     if size <= _MOST_LISTED:
         return _untried(fields, tried, _seed(seed, len(trials), _DRAWS))
-    return _drawn(search, trials, "random", _seed(seed, len(trials), _DRAWS))
+    for draw in range(_DRAWS, _DRAWS + _RANDOM_DRAWS):
+        setting = _drawn(search, (), "random", _seed(seed, len(trials), draw))  # earlier trials do not matter to it
+        if _key(setting) not in tried:
+            return setting
+    return None
 
 
 def _key(setting: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

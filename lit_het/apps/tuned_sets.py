@@ -8,7 +8,9 @@ from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.shards import expand
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.runs.calibration_split import split
+from lit_het.tasks.classification import ClassificationConfig
 
 # Of a large data set, `split` holds out the fewest: the others are taken to be trained on.
 _MANY_SAMPLES = 10**9
@@ -26,14 +28,16 @@ def check_sets(config: ExperimentConfig, metric: str) -> None:
     Raises:
         UserError: no evaluation has such a metric, or its images are those of the training or of another set.
     """
-    kind, _, rest = metric.partition("/")
-    if kind == "train":
+    if metric.startswith("train/"):
         return
     sets = [evaluation.data for evaluation in config.evaluations]
-    validation = [data for data in sets if rest.startswith(f"{data.name}/")]
+    named = [
+        (f"{_kind(evaluation, config)}/{evaluation.data.name}", evaluation.data) for evaluation in config.evaluations
+    ]
+    validation = [data for name, data in named if metric.startswith(f"{name}/")]
     if not validation:
         names = (
-            ", ".join(dict.fromkeys(data.name for data in sets)) or "nothing, as the configuration has no evaluations"
+            ", ".join(dict.fromkeys(name for name, _ in named)) or "nothing, as the configuration has no evaluations"
         )
         raise UserError(f"--metric {metric}: these runs have no such metric; they evaluate {names}")
     training = [(config.data.shards, split(config, _MANY_SAMPLES).training)]
@@ -51,6 +55,15 @@ def check_sets(config: ExperimentConfig, metric: str) -> None:
                     f"--metric {metric}: {data.name} and {other.name} are the same images ({data.shards}), and a set "
                     "that chooses settings is no test; leave one out, or give it other images"
                 )
+
+
+def _kind(evaluation: EvaluationConfig, config: ExperimentConfig) -> str:
+    """Returns the kind of an evaluation, as the names of its metrics begin."""
+    [command] = [name for name, one in EVALUATIONS.items() if type(evaluation) is one]
+    # Classifiers are evaluated on their own classes by the same command.
+    if command == "zero-shot" and isinstance(config.task, ClassificationConfig):
+        return "supervised"
+    return command.replace("-", "_")
 
 
 def _overlap(data: ImageSet, shards: tuple[str, ...], portion: Portion) -> bool:

@@ -17,12 +17,13 @@ import cattrs
 
 from lit_het import untrusted
 from lit_het.apps import grid_runs, search_space, tuning_page
+from lit_het.apps.directions import direction_of
 from lit_het.apps.grid_runs import GivenUp, Planned
 from lit_het.apps.search_space import Search, Trial
 from lit_het.apps.tuned_sets import check_sets
 from lit_het.configs import experiment
 from lit_het.console import Bar, message
-from lit_het.errors import UserError, counted
+from lit_het.errors import DoesNotFit, UserError, counted
 from lit_het.files import locked, write_atomically
 from lit_het.training.metric_log import read_metrics
 
@@ -33,7 +34,8 @@ def tune(search: Search, budget: int) -> list[Trial]:
     """Trains runs until so many were tried; writes ``table.md``, ``trials.json`` and ``page.html``.
 
     Finished runs are not repeated and interrupted ones are resumed; runs of other processes are left to them. A setting
-    whose configuration is invalid, or whose loss or metric is not finite, counts as failed.
+    whose configuration is invalid, whose step does not fit into memory, or whose loss or metric is not finite, counts
+    as failed.
 
     Args:
         search: what to search.
@@ -57,8 +59,15 @@ def tune(search: Search, budget: int) -> list[Trial]:
                 message(f"{planned.name}: {setting}")
                 watch = _watch(search, planned) if search.prune else None
                 names = (search.metric, *search.shown)
-                message(f"{planned.name}: {grid_runs.run_unless_done(planned, search.output, names, watch)}")
-            if grid_runs.result_path(search.output, planned.name).exists():
+                failed = False
+                try:
+                    note = grid_runs.run_unless_done(planned, search.output, names, watch)
+                except DoesNotFit as error:  # or every start would try the trial again, and no other
+                    failed, problem = True, str(error).removeprefix(f"{planned.name}: ")
+                    _write_setting(search, _number(planned), planned.setting, problem)
+                    note = f"failed: {problem}"
+                message(f"{planned.name}: {note}")
+            if failed or grid_runs.result_path(search.output, planned.name).exists():
                 bar.advance(1)
     with _locked(search.output):  # the last process has all trials
         trials = read_trials(search)
@@ -80,6 +89,8 @@ def _check(search: Search, budget: int) -> None:
         if field.field in ("seed", "data.seed", "run-dir") or field.field.startswith("evaluations"):
             raise UserError(f"--field {field.field}: every run has its own run directory, and --seed; search others")
     check_sets(search.config, search.metric)
+    if search.lower is None:
+        direction_of(search.metric)  # refuses a metric whose name does not tell
     if search.prune:
         search_space.require_optuna()
         if not search.config.cadence.evaluate_steps or search.metric.startswith("train/"):
@@ -131,7 +142,7 @@ def _next(search: Search, budget: int) -> Planned | None:
                 return None
             setting = search_space.next_setting(search, trials)
             if setting is None:
-                message(f"all {counted(len(trials), 'setting')} were tried")
+                message(f"{counted(len(trials), 'setting')} tried; no other is left")
                 return None
             _add(search, len(trials), setting)
 
@@ -144,6 +155,10 @@ def _add(search: Search, number: int, setting: Mapping[str, str]) -> None:
     except UserError as error:
         problem = str(error)
         message(f"trial {number} failed: {problem}")
+    _write_setting(search, number, setting, problem)
+
+
+def _write_setting(search: Search, number: int, setting: Mapping[str, str], problem: str) -> None:
     content = {"number": number, "setting": dict(setting), "problem": problem}
     write_atomically(_settings_path(search, number), json.dumps(content, ensure_ascii=False) + "\n")
 
@@ -160,6 +175,11 @@ def _planned(search: Search, trial: Trial) -> Planned:
 def _name(search: Search, number: int) -> str:
     """Returns the name of the run of a trial."""
     return f"trial{number:04d}_seed{search.seed}"
+
+
+def _number(planned: Planned) -> int:
+    """Returns the number of the trial of a run. Two trials of an earlier version may have the same setting."""
+    return int(planned.name.removeprefix("trial").partition("_")[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,12 +239,12 @@ def _history(run_dir: Path, metric: str) -> dict[int, float]:
 
 def _watch(search: Search, planned: Planned) -> grid_runs.Watch:
     """Returns a function that gives up a run which is worse than the median of the finished ones at the same step."""
+    number = _number(planned)
 
     def watch(step: int, metrics: Mapping[str, float]) -> None:
         if search.metric not in metrics:
             return
         trials = read_trials(search)
-        [number] = [trial.number for trial in trials if trial.setting == planned.setting]
         # The record may not be written yet, where the disk is full.
         history = {**trials[number].history, step: float(metrics[search.metric])}
         trials[number] = dataclasses.replace(trials[number], history=history)

@@ -45,8 +45,7 @@ def add_to(commands: Any) -> None:
     tune.add_argument(
         "--direction",
         choices=("lower", "higher"),
-        help="which values of the metric are better; default: lower if its name contains loss, nll, ece, brier, error "
-        "or fpr",
+        help="values of the metric that are better; default: by its name",
     )
     tune.add_argument("--show", nargs="+", default=[], metavar="NAME", help="further metrics in the table")
     tune.add_argument("--budget", type=int, metavar="N", help="number of runs, those of other processes included")

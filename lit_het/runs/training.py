@@ -25,7 +25,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.data_pipelines.watchdog import watched as reads_watched
 from lit_het.durations import RunLength
-from lit_het.errors import Unwritable, UserError, counted
+from lit_het.errors import DoesNotFit, Unwritable, UserError, counted
 from lit_het.files import cache_folder
 from lit_het.runs.calibration_split import Split, split
 from lit_het.runs.checks import (
@@ -177,7 +177,7 @@ def _train_on(
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            raise UserError(
+            raise DoesNotFit(
                 f"a step does not fit into the memory of a device ({str(error).splitlines()[0]}); lower "
                 "--data.batch-size or raise --task.microbatches, and see lit-het plan"
             ) from error

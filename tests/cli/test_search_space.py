@@ -155,11 +155,57 @@ def test_a_running_trial_is_not_suggested_to_another_process(tmp_path):
     assert next_setting(search, [*trials, running]) not in (None, running.setting)
 
 
+@pytest.mark.parametrize("method", ["bayes", "random"])
+def test_a_narrow_range_has_no_repeats(tmp_path, method):
+    narrow = (Range(DECAY, 0.999, 0.9999, logarithmic=False, whole=False),)
+    trials = searched(search_of(tmp_path, narrow, method=method), 16, lambda setting: float(setting[DECAY]))
+    assert len({trial.setting[DECAY] for trial in trials}) == 16
+
+
+def test_a_search_ends_when_only_repeats_are_left(tmp_path):
+    last = math.nextafter(math.nextafter(1.0, 2.0), 2.0)
+    three = (Range(RATE, 1.0, last, logarithmic=False, whole=False),)
+    trials = searched(search_of(tmp_path, three, method="random"), 9, lambda _: 1.0)
+    assert 1 < len(trials) == len({trial.setting[RATE] for trial in trials}) <= 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower"),
+    [
+        ("supervised/val/nll", True),
+        ("captioning/val/perplexity", True),
+        ("captioning/val/log_perplexity", True),
+        ("supervised/val/noisy/aurc", True),
+        ("supervised/val/excess_aurc", True),
+        ("supervised/val/set_size90", True),
+        ("retrieval/val/image_to_text_median_rank", True),
+        ("out_of_distribution/val/near/other/entropy/fpr95", True),
+        ("train/loss", True),
+        ("train/distillation_loss", True),
+        ("supervised/val/top1", False),
+        ("few_shot/val/10_shot", False),
+        ("retrieval/val/text_to_image_recall1", False),
+    ],
+)
+def test_the_name_of_a_metric_tells_which_values_are_better(tmp_path, metric, lower):
+    assert dataclasses.replace(search_of(tmp_path), metric=metric).minimizes == lower
+
+
+@pytest.mark.parametrize("metric", ["train/gradient_norm", "supervised/val/coverage90", "train/nothing_known"])
+def test_a_metric_whose_name_does_not_tell_needs_a_direction(tmp_path, metric):
+    search = dataclasses.replace(search_of(tmp_path), metric=metric)
+    with pytest.raises(UserError, match=f"^--metric {metric}: add --direction lower or higher"):
+        assert search.minimizes
+    assert dataclasses.replace(search, lower=True).minimizes
+
+
 def test_values_have_four_digits_and_stay_in_their_range():
     field = Range(RATE, 0.00012345, 0.5, logarithmic=True, whole=False)
     assert field.text(0.0034567) == "0.003457"
     assert field.text(0.00012345) == "0.00012345", "0.0001234 lies below"
     assert Range("length", 1, 10**6, False, True).text(123456) == "123456"
+    assert Range(DECAY, 0.999, 0.9999, False, False).text(0.99912345678) == "0.9991235"
+    assert [Range(DECAY, -1.0, 2.0, False, False).text(value) for value in (0.0, 2.0)] == ["0", "2"]
 
 
 def test_a_trial_below_the_median_of_five_finished_ones_is_hopeless(tmp_path):

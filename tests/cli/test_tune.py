@@ -16,7 +16,7 @@ from lit_het.apps.search_space import Choices, Range, Search
 from lit_het.cli.main import main
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.data_pipelines.portions import Portion
-from lit_het.errors import UserError
+from lit_het.errors import DoesNotFit, UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.runs.training import train
@@ -201,6 +201,32 @@ def test_runs_that_are_not_finite_have_failed_and_are_not_repeated(config, tmp_p
     assert all(math.isfinite(trial["value"] or 0.0) for trial in trials_in(tmp_path))
 
 
+def test_a_run_that_does_not_fit_into_memory_has_failed_and_does_not_block_the_search(
+    config, tmp_path, trained, monkeypatch
+):
+    stub = grid_runs.train_unless_done
+
+    def too_large(config, **_):
+        stub(config)
+        if config.schedule.learning_rate == 0.1:
+            raise DoesNotFit("a step does not fit")
+
+    monkeypatch.setattr(grid_runs, "train_unless_done", too_large)
+    search = Search(config, (Choices(RATE, ("0.1", "0.005", "0.0001")),), NLL, tmp_path, method="grid")
+    found = {trial.setting[RATE]: (trial.state, trial.note) for trial in tuning.tune(search, 3)}
+    assert found == {"0.1": ("failed", "a step does not fit"), "0.005": ("finished", ""), "0.0001": ("finished", "")}
+    assert len(tuning.tune(search, 3)) == len(trained) == 3
+
+
+def test_a_trial_is_watched_by_its_name_where_two_have_the_same_setting(config, tmp_path, trained):
+    search = Search(config, (Range(RATE, 1e-4, 1e-1, True, False),), NLL, tmp_path, prune=True)
+    first, *_ = tuning.tune(search, 1)
+    tuning._write_setting(search, 1, first.setting, "")
+    planned = tuning._next(search, 2)
+    assert planned.name == "trial0001_seed0"
+    tuning._watch(search, planned)(2, {NLL: 1.0})
+
+
 def test_a_combination_that_is_invalid_has_failed(config, tmp_path, trained):
     fields = (Choices("data.portion", (":50%", "50%:")), Choices("calibration", ("None", "98%:")))
     search = Search(config, fields, NLL, tmp_path, method="grid")
@@ -265,7 +291,10 @@ def test_runs_below_the_median_are_given_up(config, tmp_path, trained, monkeypat
         (("--field", "optimizer.layer-decay=1..0"), "the lower end must be below the upper one"),
         (("--field", "seed=0..9"), "--field seed: every run has"),
         (("--field", f"{RATE}=1,2"), "once for each field"),
-        (("--metric", "zero_shot/val/nll"), "these runs have no such metric; they evaluate held_out"),
+        (("--metric", "supervised/val/nll"), "these runs have no such metric; they evaluate supervised/held_out"),
+        (("--metric", "bogus/held_out/nll"), "these runs have no such metric; they evaluate supervised/held_out"),
+        (("--metric", "zero_shot/held_out/nll"), "these runs have no such metric; they evaluate supervised/held_out"),
+        (("--metric", "train/gradient_norm"), "--metric train/gradient_norm: add --direction lower or higher"),
         (("--output", __file__), "is a file; --output takes a folder"),
         (("--prune", "--cadence.evaluate-steps", "0"), "set --cadence.evaluate-steps"),
         (("--prune", "--metric", "train/loss"), "name the metric of one"),
@@ -284,7 +313,7 @@ def test_a_command_without_its_arguments_says_which(capsys, file):
 
 
 def test_a_metric_that_the_runs_lack_is_reported_after_the_first(file, tmp_path, trained, capsys):
-    flags = arguments(file, tmp_path, "--metric", "supervised/held_out/nl")
+    flags = arguments(file, tmp_path, "--metric", "supervised/held_out/nl", "--direction", "lower")
     assert main(flags) == 1
     assert "--metric supervised/held_out/nl: these runs have no such metric; they have" in capsys.readouterr().err
     assert len(trained) == 1

@@ -87,7 +87,7 @@ def test_an_interrupted_run_is_resumed(finished, arguments):
     assert len(read_metrics(finished / "runs" / name / "metrics.jsonl")) == 2
 
 
-def test_figures_are_means_with_standard_errors_over_seeds_and_higher_is_better_unless_named_otherwise(tmp_path):
+def test_figures_are_means_with_standard_errors_over_seeds_and_the_name_tells_which_are_better(tmp_path):
     config = glyph_classifier.get_config()
     axes = [Axis("length", ("5 steps", "6 steps"))]
     planned = grid.plan(config, axes, [0, 1], tmp_path)
@@ -102,6 +102,7 @@ def test_figures_are_means_with_standard_errors_over_seeds_and_higher_is_better_
     planned, results = planned[:2], tmp_path / "results"
     assert grid.table(planned, tmp_path, "minival/top1", [])[0].setting == {"length": "6 steps"}
     assert grid.table(planned, tmp_path, "minival/nll", [])[0].setting == {"length": "5 steps"}
+    assert grid.table(planned, tmp_path, "minival/nll", [], "higher")[0].setting == {"length": "6 steps"}
     assert {path.stem for path in results.iterdir()} >= {"length=5_steps_seed0", "length=6_steps_seed0"}
     with pytest.raises(UserError, match=r"--metric minival/top5: .* they have minival/nll, minival/top1"):
         grid.table(planned, tmp_path, "minival/top5", [])
@@ -114,6 +115,7 @@ def test_figures_are_means_with_standard_errors_over_seeds_and_higher_is_better_
         (("--grid", "seed"), "write FIELD=VALUE,VALUE"),
         (("--grid", "seed=1,,2"), "write FIELD=VALUE,VALUE"),
         (("--grid", "schedule.learning-rate=3"), "two axes have the same field"),
+        (("--metric", "train/gradient_norm"), "--metric train/gradient_norm: add --direction lower or higher"),
         (("--metric", "minival/top1"), "these runs have no such metric; they have train/"),
         (("--grid", "optimizer.layer-decay=1.0,0.9", "--table"), "no run is finished; start without --table"),
     ],

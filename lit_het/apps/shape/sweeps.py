@@ -16,13 +16,13 @@ import jax
 
 from lit_het import untrusted
 from lit_het.apps import grid_runs
+from lit_het.apps.directions import direction_of
 from lit_het.apps.grid_runs import Planned
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError, counted
-from lit_het.eval.report.naming import split, style_of
 from lit_het.files import locked, write_atomically
 from lit_het.runs.plan import Step
 from lit_het.shape_law.observations import Observation, check_spokes, shown_shape
@@ -292,20 +292,6 @@ def training_times(sweep: Sweep, output: Path) -> list[tuple[float, float]]:
         if path.exists() and (result := grid_runs.read_result(path)).figures:
             found.append((run.gflop, result.seconds / 3600))
     return found
-
-
-def direction_of(metric: str) -> str:
-    """Returns whether "lower" or "higher" values of a metric are better.
-
-    Raises:
-        UserError: its name does not tell.
-    """
-    higher = style_of(split(metric.split("/", 2)[-1])[1]).higher_is_better
-    if higher is None and metric.rpartition("/")[2] == "loss":
-        higher = False
-    if higher is None:
-        raise UserError(f"--metric {metric}: add --direction lower or higher, for the values that are better")
-    return "higher" if higher else "lower"
 
 
 def loss_name(metric: str, direction: str | None = None) -> str:
