@@ -223,6 +223,7 @@ def test_a_trial_is_watched_by_its_name_where_two_have_the_same_setting(config, 
     first, *_ = tuning.tune(search, 1)
     tuning._write_setting(search, 1, first.setting, "")
     planned = tuning._next(search, 2)
+    assert planned is not None
     assert planned.name == "trial0001_seed0"
     tuning._watch(search, planned)(2, {NLL: 1.0})
 
