@@ -12,7 +12,7 @@ from lit_het.errors import FieldError, UserError, require_at_least
 
 _MOST_PENALTY = 8
 # Keys and values of so many beams of one image are held at once.
-_MOST_TEXTS = 1024
+_MOST_TEXTS = 4096
 _LEAST_TEMPERATURE = 1e-3
 
 

@@ -207,7 +207,7 @@ def test_what_a_translation_model_cannot_do_is_said_in_one_line(trained, tmp_pat
         model.translate(["alpha", " ".join(WORDS[:5] * 2)])
     with pytest.raises(UserError, match="text 2 is blank; leave it out"):
         model.translate(["alpha", " "])
-    with pytest.raises(UserError, match="num_texts = 1000000000 is more than 1024"):
+    with pytest.raises(UserError, match="num_texts = 1000000000 is more than 4096"):
         model.translate("alpha", num_texts=10**9)
     with pytest.raises(UserError, match="samples = 1000000000 must be from 0 to 10,000"):
         model.translate("alpha", samples=10**9)

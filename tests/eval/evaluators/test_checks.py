@@ -83,7 +83,7 @@ def test_a_text_tower_without_tokenizer(by_names, digits, sets, encoder):
 def test_a_classifier_for_retrieval(digits, sets, encoder):
     evaluator = RetrievalConfig(digits).build(sets)
     evaluator.check(encoder)
-    with pytest.raises(UserError, match="retrieval needs a run with a text tower"):
+    with pytest.raises(UserError, match="retrieval needs an image-text model"):
         evaluator.check(classifier(3))
 
 
