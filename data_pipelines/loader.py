@@ -35,8 +35,8 @@ from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.order import Chosen, HeldOut, Mixed, Order, Sequential, Shuffled, WindowShuffled
-from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, without
-from lit_het.data_pipelines.storage import Unreadable, absolute, canonical
+from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, common_shards, without
+from lit_het.data_pipelines.storage import Unreadable, absolute
 from lit_het.data_pipelines.tables import ShardTable
 from lit_het.errors import UserError, counted
 from lit_het.held_out import group
@@ -319,11 +319,7 @@ def _check_held_out(config: LoaderConfig, data_sets: Sequence[Sequence[str]]) ->
         for other, others in sets:
             if other is one or not (isinstance(one, WeightedShards) and one.held_out):
                 continue
-            files, other_files = ({*map(canonical, some)} for some in (shards, others))
-            # Portions of different lists of shards are of different samples, and may have some in common.
-            if (common := sorted(files & other_files)) and (
-                files != other_files or one.portion.overlaps(other.portion)
-            ):
+            if common := common_shards(shards, one.portion, others, other.portion):
                 raise UserError(
                     f"{common[0]} is held out and trained on; give both data sets the same shards, and a `portion` "
                     "without common samples, or give them different shards"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from lit_het.data_pipelines.storage import canonical
 from lit_het.errors import FieldError
 
 
@@ -106,3 +107,11 @@ class ConcatenatedRanges(Sequence[int]):
             if common:
                 return common
         return range(0)
+
+
+def common_shards(shards: Sequence[str], portion: Portion, others: Sequence[str], other_portion: Portion) -> list[str]:
+    """Returns the shards, however their paths are written, of which two portions may have samples in common."""
+    files, other_files = ({*map(canonical, some)} for some in (shards, others))
+    # Portions of different lists of shards are of different samples, and may have some in common.
+    apart = files == other_files and not portion.overlaps(other_portion)
+    return [] if apart else sorted(files & other_files)

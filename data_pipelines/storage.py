@@ -2,6 +2,7 @@
 
 import functools
 import os
+import posixpath
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -211,7 +212,10 @@ def absolute(address: str) -> str:
 
 def canonical(address: str) -> str:
     """Returns the one spelling of an address, or a command as it is, to compare with others."""
-    return address if is_pipe(address) else absolute(address)
+    if not is_remote(address):
+        return address if is_pipe(address) else absolute(address)
+    scheme, _, path = address.partition("://")
+    return f"{scheme}://{posixpath.normpath(path)}"
 
 
 class _RetriedFile:

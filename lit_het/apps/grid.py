@@ -56,9 +56,19 @@ class Axis:
             UserError: the text has another form, or contains a value twice.
         """
         field, _, values = text.partition("=")
-        axis = Axis(field.strip().lstrip("-"), tuple(value.strip() for value in values.split(",")))
+        usage = f"--grid {text}: write FIELD=VALUE,VALUE, such as schedule.learning-rate=0.01,0.03"
+        return Axis.read(field.strip().lstrip("-"), values, usage)
+
+    @staticmethod
+    def read(field: str, values: str, usage: str) -> "Axis":
+        """Returns the axis of a field with the values ``VALUE,VALUE``.
+
+        Raises:
+            UserError: with the usage, where there is no field, or a value is missing or repeated.
+        """
+        axis = Axis(field, tuple(value.strip() for value in values.split(",")))
         if not axis.field or not all(axis.values) or len(set(axis.values)) < len(axis.values):
-            raise UserError(f"--grid {text}: write FIELD=VALUE,VALUE, such as schedule.learning-rate=0.01,0.03")
+            raise UserError(usage)
         return axis
 
 

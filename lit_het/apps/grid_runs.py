@@ -207,12 +207,23 @@ def read_result(path: Path) -> Result:
     Raises:
         UserError: the file is not a result.
     """
+    with explained(path, "is not a result of a run", "delete it to repeat the run"):
+        return CONVERTER.structure(untrusted.read_json(path), Result)
+
+
+@contextlib.contextmanager
+def explained(path: Path, problem: str, way_out: str) -> Iterator[None]:
+    """Turns any error of reading a file with `CONVERTER` into one line.
+
+    Raises:
+        UserError: the file, the problem, its reason and the way out.
+    """
     try:
-        return _CONVERTER.structure(untrusted.read_json(path), Result)
+        yield
     # cattrs passes on any exception of a conversion, such as that of a number from a string.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path} is not a result of a run ({reason}); delete it to repeat the run") from error
+        raise UserError(f"{path} {problem} ({reason}); {way_out}") from error
 
 
 def check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
@@ -259,4 +270,5 @@ def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in found.items() if not field.endswith(".data.batch_size")}
 
 
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
+CONVERTER = cattrs.Converter(forbid_extra_keys=True)
+"""Of JSON files of grids, sweeps and searches."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from lit_het.apps.directions import direction_of
+from lit_het.apps.grid import Axis
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError, counted
@@ -33,19 +34,6 @@ _DRAWS = 10
 _RANDOM_DRAWS = 100
 # The first trials of `bayes` are random. The number does not depend on the budget, which may be raised.
 _RANDOM_TRIALS = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Choices:
-    """A field with the values to choose from.
-
-    Attributes:
-        field: dotted path, as in a flag.
-        values: as in a flag.
-    """
-
-    field: str
-    values: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +63,7 @@ class Range:
         return repr(float(min(max(round(value, decimals), self.low), self.high))).removesuffix(".0")
 
 
-Field: TypeAlias = Choices | Range
+Field: TypeAlias = Axis | Range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,12 +145,8 @@ def parse_field(text: str, config: ExperimentConfig) -> Field:
     field, values = field.strip().lstrip("-").replace("_", "-"), values.strip()
     if ".." in values and "," not in values:
         return _parse_range(text, field, values, config)
-    choices = Choices(field, tuple(value.strip() for value in values.split(",")))
-    if not field or not all(choices.values) or len({*choices.values}) < len(choices.values):
-        raise UserError(
-            f"--field {text}: write FIELD=LOW..HIGH, FIELD=LOW..HIGH:log or FIELD=VALUE,VALUE with different values"
-        )
-    return choices
+    usage = f"--field {text}: write FIELD=LOW..HIGH, FIELD=LOW..HIGH:log or FIELD=VALUE,VALUE with different values"
+    return Axis.read(field, values, usage)
 
 
 def _parse_range(text: str, field: str, values: str, config: ExperimentConfig) -> Range:
@@ -202,7 +186,7 @@ def check_fields(search: Search) -> None:
     if not fields or len({*names}) < len(names):
         raise UserError("give --field FIELD=..., once for each field to search")
     ends = {
-        field.field: field.values if isinstance(field, Choices) else (field.text(field.low), field.text(field.high))
+        field.field: field.values if isinstance(field, Axis) else (field.text(field.low), field.text(field.high))
         for field in fields
     }
     first = {name: values[0] for name, values in ends.items()}
@@ -243,7 +227,7 @@ def require_optuna() -> None:
 def num_settings(fields: Sequence[Field]) -> int | float:
     """Returns the number of settings of fields; infinite with a range that is not one of integers."""
     counts = (
-        len(field.values) if isinstance(field, Choices) else field.high - field.low + 1 if field.whole else math.inf
+        len(field.values) if isinstance(field, Axis) else field.high - field.low + 1 if field.whole else math.inf
         for field in fields
     )
     return math.prod(counts)
@@ -290,7 +274,7 @@ def _seed(*numbers: int) -> int:
 def _untried(fields: Sequence[Field], tried: set[tuple[tuple[str, str], ...]], seed: int) -> dict[str, str] | None:
     """Returns the first setting that was not tried, in an order that depends on the seed."""
     values = (
-        field.values if isinstance(field, Choices) else map(str, range(int(field.low), int(field.high) + 1))
+        field.values if isinstance(field, Axis) else map(str, range(int(field.low), int(field.high) + 1))
         for field in fields
     )
     settings = [
@@ -306,7 +290,7 @@ def _drawn(search: Search, trials: Sequence[Trial], method: Method, seed: int) -
     sampler = RandomSampler(seed) if method == "random" else TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
     params = _study(search, trials, sampler).ask(_distributions(search.fields)).params
     return {
-        field.field: params[field.field] if isinstance(field, Choices) else field.text(params[field.field])
+        field.field: params[field.field] if isinstance(field, Axis) else field.text(params[field.field])
         for field in search.fields
     }
 
@@ -316,7 +300,7 @@ def _distributions(fields: Sequence[Field]) -> dict[str, "BaseDistribution"]:
 
     found: dict[str, BaseDistribution] = {}
     for field in fields:
-        if isinstance(field, Choices):
+        if isinstance(field, Axis):
             found[field.field] = CategoricalDistribution(field.values)
         elif field.whole:
             found[field.field] = IntDistribution(int(field.low), int(field.high), log=field.logarithmic)
@@ -343,7 +327,7 @@ def _frozen(fields: Sequence[Field], trial: Trial, distributions: dict[str, "Bas
     params: dict[str, Any] = {}
     for field in fields:
         value = trial.setting[field.field]
-        params[field.field] = value if isinstance(field, Choices) else int(value) if field.whole else float(value)
+        params[field.field] = value if isinstance(field, Axis) else int(value) if field.whole else float(value)
     return create_trial(
         state=states.get(trial.state, TrialState.PRUNED),
         value=trial.value if trial.state == "finished" else None,

@@ -1,10 +1,7 @@
 """Which images a search may choose settings by: none that runs are trained on, and none that another figure is of."""
 
-import os
-
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.portions import Portion, common_shards
 from lit_het.data_pipelines.shards import expand
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
@@ -68,15 +65,11 @@ def _kind(evaluation: EvaluationConfig, config: ExperimentConfig) -> str:
 
 def _overlap(data: ImageSet, shards: tuple[str, ...], portion: Portion) -> bool:
     """Returns whether a set has images in common with a portion of shards."""
-    one, other = _files((data.shards,)), _files(shards)
-    # Portions of different lists of shards cannot be compared.
-    return bool(one & other) and (one != other or data.portion.overlaps(portion))
+    return bool(common_shards(_expanded((data.shards,)), data.portion, _expanded(shards), portion))
 
 
-def _files(shards: tuple[str, ...]) -> set[str]:
-    """Returns the tar files of shards, however their paths are written; of pipes, the commands."""
+def _expanded(shards: tuple[str, ...]) -> list[str]:
     try:
-        found = expand(shards)
+        return expand(shards)
     except UserError:  # it is reported where the shards are opened
-        found = list(shards)
-    return {address if storage.is_pipe(address) else os.path.normpath(storage.absolute(address)) for address in found}
+        return list(shards)

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cattrs
-
 from lit_het import untrusted
 from lit_het.apps import grid_runs, search_space, tuning_page
 from lit_het.apps.directions import direction_of
@@ -199,13 +197,10 @@ def read_trials(search: Search) -> list[Trial]:
     """
     trials = []
     for number, path in enumerate(sorted((search.output / "settings").glob("*.json"))):
-        try:
-            found = _CONVERTER.structure(untrusted.read_json(path), _Setting)
+        with grid_runs.explained(path, "is not a setting of this search", "give another --output"):
+            found = grid_runs.CONVERTER.structure(untrusted.read_json(path), _Setting)
             if found.number != number or found.setting.keys() != {field.field for field in search.fields}:
                 raise ValueError(f"trial {number} of these fields is expected")
-        except Exception as error:  # cattrs passes on any exception of a conversion
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"{path} is not a setting of this search ({reason}); give another --output") from error
         trials.append(_read_trial(search, found))
     return trials
 
@@ -280,6 +275,3 @@ def _record(search: Search, trial: Trial) -> dict[str, Any]:
         "run": str(search.output / "runs" / _name(search, trial.number)),
         "figures": {name: value if math.isfinite(value) else None for name, value in trial.figures.items()},
     }
-
-
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)

@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 
 from lit_het.apps import grid
-from lit_het.apps.search_space import Choices, Field, Range, Search, Trial
+from lit_het.apps.grid import Axis
+from lit_het.apps.search_space import Field, Range, Search, Trial
 from lit_het.eval.report import figures
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.page import Html, Section, facts, render_page, side_by_side
@@ -76,7 +77,7 @@ def _progress(search: Search, finished: Sequence[Trial]) -> Html:
 
 def _over_field(field: Field, finished: Sequence[Trial], metric: str) -> Html:
     settings, ticks = [trial.setting[field.field] for trial in finished], None
-    if isinstance(field, Choices):
+    if isinstance(field, Axis):
         places = [field.values.index(setting) for setting in settings]
         ticks = {float(place): value for place, value in enumerate(field.values)}
     elif field.logarithmic:

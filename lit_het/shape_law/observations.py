@@ -144,6 +144,6 @@ def _check_number(dimensions: Sequence[str], index: Sequence[int], excluded: int
             )
 
 
-def shown_shape(shape: Mapping[str, float]) -> str:
+def shown_shape(shape: Mapping[str, int | float]) -> str:
     """Returns a shape as text: ``width 608, depth 10``."""
     return ", ".join(f"{name} {value:g}" for name, value in shape.items())

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lit_het.apps import search_space
-from lit_het.apps.search_space import Choices, Range, Search, Trial, next_setting, parse_field
+from lit_het.apps.grid import Axis
+from lit_het.apps.search_space import Range, Search, Trial, next_setting, parse_field
 from lit_het.configs import glyph_classifier
 from lit_het.errors import UserError
 
@@ -17,9 +18,9 @@ RATE, DECAY, HEAD = "schedule.learning-rate", "optimizer.layer-decay", "task.hea
 FIELDS = (
     Range(RATE, 1e-4, 1e-1, logarithmic=True, whole=False),
     Range(DECAY, 0.5, 1.0, logarithmic=False, whole=False),
-    Choices(HEAD, ("deterministic", "het_xl")),
+    Axis(HEAD, ("deterministic", "het_xl")),
 )
-SIZES = (Range("data.batch-size", 1, 3, logarithmic=False, whole=True), Choices(HEAD, ("deterministic", "het_xl")))
+SIZES = (Range("data.batch-size", 1, 3, logarithmic=False, whole=True), Axis(HEAD, ("deterministic", "het_xl")))
 
 
 def search_of(tmp_path, fields=FIELDS, **options):
@@ -50,8 +51,8 @@ def test_ranges_and_values_are_parsed():
     assert parse_field(f"{RATE}=1..2", CONFIG) == Range(RATE, 1, 2, False, False), "the field has decimals"
     assert parse_field("data.batch-size=16..64:log", CONFIG) == Range("data.batch-size", 16, 64, True, True)
     assert parse_field("length=500..2000", CONFIG) == Range("length", 500, 2000, False, True)
-    assert parse_field(f"{HEAD}=deterministic, het_xl", CONFIG) == Choices(HEAD, ("deterministic", "het_xl"))
-    assert parse_field("data.shards=../a,../b", CONFIG) == Choices("data.shards", ("../a", "../b"))
+    assert parse_field(f"{HEAD}=deterministic, het_xl", CONFIG) == Axis(HEAD, ("deterministic", "het_xl"))
+    assert parse_field("data.shards=../a,../b", CONFIG) == Axis("data.shards", ("../a", "../b"))
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ def test_other_fields_are_refused(text, expected):
     [
         ((), {}, "give --field"),
         ((FIELDS[0], FIELDS[0]), {}, "once for each field"),
-        ((Choices("schedule.rate", ("1",)),), {}, r"--field schedule.rate=1: unknown flag --schedule.rate"),
-        ((Choices(HEAD, ("deterministic", "hat")),), {}, "--field task.head=hat: --task.head hat is not one of"),
+        ((Axis("schedule.rate", ("1",)),), {}, r"--field schedule.rate=1: unknown flag --schedule.rate"),
+        ((Axis(HEAD, ("deterministic", "hat")),), {}, "--field task.head=hat: --task.head hat is not one of"),
         ((Range("data.batch-size", 0, 3, False, True),), {}, "batch-size 0 must be at least 1"),
         (FIELDS, {"method": "grid"}, f"--method grid tries every value, and {RATE} has a range"),
         ((Range("length", 1, 1e6, False, True),), {"method": "grid"}, "has 1,000,000 settings"),

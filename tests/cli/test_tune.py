@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from lit_het.apps import grid_runs, tuning
+from lit_het.apps.grid import Axis
 from lit_het.apps.grid_runs import GivenUp
-from lit_het.apps.search_space import Choices, Range, Search
+from lit_het.apps.search_space import Range, Search
 from lit_het.cli.main import main
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.data_pipelines.portions import Portion
@@ -188,7 +189,7 @@ def test_runs_that_are_not_finite_have_failed_and_are_not_repeated(config, tmp_p
             write_metrics(config, math.inf)
 
     monkeypatch.setattr(grid_runs, "train_unless_done", diverges)
-    search = Search(config, (Choices(RATE, ("0.1", "0.005", "0.0001")),), NLL, tmp_path, method="grid")
+    search = Search(config, (Axis(RATE, ("0.1", "0.005", "0.0001")),), NLL, tmp_path, method="grid")
     trials = tuning.tune(search, 5)
     notes = {trial.setting[RATE]: (trial.state, trial.note) for trial in trials}
     assert notes == {
@@ -212,7 +213,7 @@ def test_a_run_that_does_not_fit_into_memory_has_failed_and_does_not_block_the_s
             raise DoesNotFit("a step does not fit")
 
     monkeypatch.setattr(grid_runs, "train_unless_done", too_large)
-    search = Search(config, (Choices(RATE, ("0.1", "0.005", "0.0001")),), NLL, tmp_path, method="grid")
+    search = Search(config, (Axis(RATE, ("0.1", "0.005", "0.0001")),), NLL, tmp_path, method="grid")
     found = {trial.setting[RATE]: (trial.state, trial.note) for trial in tuning.tune(search, 3)}
     assert found == {"0.1": ("failed", "a step does not fit"), "0.005": ("finished", ""), "0.0001": ("finished", "")}
     assert len(tuning.tune(search, 3)) == len(trained) == 3
@@ -229,7 +230,7 @@ def test_a_trial_is_watched_by_its_name_where_two_have_the_same_setting(config, 
 
 
 def test_a_combination_that_is_invalid_has_failed(config, tmp_path, trained):
-    fields = (Choices("data.portion", (":50%", "50%:")), Choices("calibration", ("None", "98%:")))
+    fields = (Axis("data.portion", (":50%", "50%:")), Axis("calibration", ("None", "98%:")))
     search = Search(config, fields, NLL, tmp_path, method="grid")
     states = {tuple(trial.setting.values()): trial.state for trial in tuning.tune(search, 4)}
     assert states.pop(("50%:", "98%:")) == "failed", "the same samples are held out and trained on"

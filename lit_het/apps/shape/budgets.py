@@ -102,7 +102,7 @@ def scaled(
     found = scale(start.shape, start.compute, budget, exponents, multiples)
     if start.warning:
         print(f"warning: {start.warning}")
-    print(f"shape: {shown_shape(_floats(found.shape))}")
+    print(f"shape: {shown_shape(found.shape)}")
     print(f"before rounding: {', '.join(f'{name} {value:.1f}' for name, value in found.exact.items())}")
     shown = ", ".join(f"{name} {value:.3g}" for name, value in exponents.items())
     print(
@@ -112,7 +112,3 @@ def scaled(
         cost = sweeps.gflop_per_example(sweeps.with_shape(config, found.shape))
         print(f"{cost:.4g} GFLOP of training per example: {budget / cost:.4g} examples for {budget:.4g} GFLOP")
     return found
-
-
-def _floats(shape: Mapping[str, int]) -> dict[str, float]:
-    return {name: float(value) for name, value in shape.items()}

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cattrs
 from rich.console import Console
 
 from lit_het import untrusted
+from lit_het.apps import grid_runs
 from lit_het.apps.report import WIDTH_OF_FILES
 from lit_het.apps.shape import sweeps
 from lit_het.errors import UserError, counted
@@ -151,12 +151,8 @@ def read(path: Path) -> Saved:
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"{path} is missing; run lit-het shape fit, or give numbers such as width=0.22")
-    try:
-        return _CONVERTER.structure(untrusted.read_json(path), Saved)
-    # cattrs passes on any exception of a conversion, such as that of a number from a string.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path} is not a fit ({reason}); repeat lit-het shape fit") from error
+    with grid_runs.explained(path, "is not a fit", "repeat lit-het shape fit"):
+        return grid_runs.CONVERTER.structure(untrusted.read_json(path), Saved)
 
 
 def _varied(sweep: sweeps.Sweep) -> set[str]:
@@ -208,6 +204,3 @@ def _saved_grid(chosen: Selection, metric: str) -> Saved:
         "excluded": chosen.excluded,
     }
     return Saved("grid", metric, {}, {}, dict(chosen.start.shape), chosen.start.compute, detail)
-
-
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import cattrs
 import jax
 
 from lit_het import untrusted
@@ -221,8 +220,7 @@ def save(sweep: Sweep, output: Path) -> Sweep:
 def _merged(earlier: Sweep, sweep: Sweep, output: Path) -> Sweep:
     if (earlier.kind, earlier.centre) != (sweep.kind, sweep.centre):
         raise UserError(
-            f"{output} holds a {earlier.kind} sweep of centre {shown_shape(_floats(earlier.centre))}; "
-            "give another --output"
+            f"{output} holds a {earlier.kind} sweep of centre {shown_shape(earlier.centre)}; give another --output"
         )
     if earlier.config:
         grid_runs.check_same_fields(output / "sweep.json", earlier.config, sweep.config, _VARIED)
@@ -240,12 +238,8 @@ def load(output: Path) -> Sweep:
     path = output / "sweep.json"
     if not path.is_file():
         raise UserError(f"{path} is missing; give the --output of lit-het shape star or grid")
-    try:
-        return _CONVERTER.structure(untrusted.read_json(path), Sweep)
-    # cattrs passes on any exception of a conversion, such as that of a number from a string.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path} does not describe a sweep ({reason}); repeat lit-het shape star or grid") from error
+    with grid_runs.explained(path, "does not describe a sweep", "repeat lit-het shape star or grid"):
+        return grid_runs.CONVERTER.structure(untrusted.read_json(path), Sweep)
 
 
 def observations(sweep: Sweep, output: Path, metric: str, direction: str | None = None) -> list[Observation]:
@@ -327,6 +321,3 @@ def _gflop_per_step(config: ExperimentConfig) -> float:
 
 def _floats(shape: Mapping[str, int]) -> dict[str, float]:
     return {name: float(value) for name, value in shape.items()}
-
-
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
