@@ -183,7 +183,7 @@ def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_image(upstr
     )
     assert main(["evaluate", "--checkpoint", str(upstream), "--config", str(suite)]) == 1
     said = capsys.readouterr().err
-    assert "retrieval needs a run with a text tower" in said
+    assert "retrieval needs an image-text model" in said
     assert "reading shapes:" not in said
 
 

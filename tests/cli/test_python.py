@@ -134,7 +134,7 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
     assert set(classifier.classify(squares[0], names)) == set(names)
     assert classifier.encode_images(squares).shape == (3, 64)
     assert (classifier.noise(squares) > 0).all()
-    with pytest.raises(lit_het.UserError, match="has no text tower: it encodes images only"):
+    with pytest.raises(lit_het.UserError, match="embeds no texts: it is no image-text model"):
         classifier.encode_texts("a cat")
 
 
