@@ -15,7 +15,7 @@ import jax
 
 from lit_het.apps import grid
 from scripts.temperature import parts, tables
-from scripts.temperature.data import prepare
+from scripts.temperature.data import counted, prepare
 from scripts.temperature.methods import methods
 from scripts.temperature.runs import Runner
 
@@ -36,7 +36,8 @@ def study(options: argparse.Namespace) -> None:
     # Heads of equal shapes share a program, and most seeds and temperatures do.
     jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    runner = Runner(options.output, prepare(options.output), trains=not options.table)
+    counts = counted(options.output) if options.table else prepare(options.output)
+    runner = Runner(options.output, counts, trains=not options.table)
     for part in options.part:
         if part == "methods":
             rows = methods(runner, options.seeds, options.budget)
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shown = "; ".join(f"{name}: Table {text}" for name, text in PARTS.items()).replace("%", "%%")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=shown)
     parser.add_argument(
-        "--budget", type=int, default=12, help="trials of a Bayesian optimization, 30 in the paper; 0 for none"
+        "--budget", type=int, default=30, help="trials of a Bayesian optimization; 0 for none; default: %(default)s"
     )
     parser.add_argument("--table", action="store_true", help="train nothing; write the tables of finished runs")
     options = parser.parse_args(arguments)

@@ -11,6 +11,7 @@ from lit_het.apps.quickstart import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.shards import expand, write_shards
+from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train_unless_done
@@ -51,8 +52,20 @@ def prepare(root: Path) -> dict[str, int]:
     train_unless_done(config)
     sets = (FIT, VALIDATION, ALL, TEST)
     embed(config.run_dir, config, str(root / "embeddings"), EmbedOptions(tuple(str(data / name) for name in sets)))
-    counts = json.loads((data / "counts.json").read_text())
-    found = json.loads((data / "glyphs.json").read_text())
+    return counted(root)
+
+
+def counted(root: Path) -> dict[str, int]:
+    """Returns the number of images of each set.
+
+    Raises:
+        UserError: the folder has no study yet.
+    """
+    try:
+        counts = json.loads((root / "data" / "counts.json").read_text())
+        found = json.loads((root / "data" / "glyphs.json").read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"no file {error.filename}; start once without --table") from error
     return {**counts, ALL: found["num_train_images"], TEST: found["num_held_out_typeface_images"]}
 
 

@@ -3,18 +3,17 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from lit_het.errors import UserError
+from lit_het.apps import search_space
 from lit_het.heads.temperature import BoundedTemperature
 from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
 from scripts.temperature.data import ALL, FIT
-from scripts.temperature.runs import HEAD, Runner, Setting, fixed, with_temperature
+from scripts.temperature.runs import BATCH_SIZE, HEAD, Runner, Setting, fixed, with_temperature
 from scripts.temperature.tables import Row
 
 # Those of App. G.1.
 GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)
 RANGE = BoundedTemperature()
 LEARNED = Setting("simple_training", with_temperature(HEAD, RANGE))
-_RANDOM_TRIALS = 4
 
 # Of a search with three folds, with two, and after training on all; of a gradient on rows of a validation set, on 12.5
 # and on 25 % of every batch.
@@ -56,20 +55,16 @@ def search_bayes(runner: Runner, shards: str, metric: str, seed: int, budget: in
 
     The search has no state of its own: the same seed asks for the same τ again, and finished runs are not repeated.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise UserError(f"Bayesian optimization needs optuna ({error}): pip install 'lit-het[tune]'") from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
-    search = optuna.create_study(direction="minimize", sampler=sampler)
-    found = []
-    for _ in range(budget):
-        trial = search.ask()
-        tau = trial.suggest_float("tau", RANGE.minimum, RANGE.maximum, log=True)
-        # With four digits, as in the names of runs.
-        found.append(of_temperature(runner, float(f"{tau:.4g}"), shards, seed))
-        search.tell(trial, found[-1][metric])
+    field = search_space.Range("task.head.temperature.initial", RANGE.minimum, RANGE.maximum, True, False)
+    base = runner.configuration(Setting("", with_temperature(HEAD, fixed(1.0)), shards))
+    search = search_space.Search(base, (field,), metric, runner.root, lower=True, seed=seed)
+    search_space.check_fields(search)
+    trials, found = [], []
+    for number in range(budget):
+        setting = search_space.next_setting(search, trials)
+        assert setting is not None, "a range has always another value"
+        found.append(of_temperature(runner, float(setting[field.field]), shards, seed))
+        trials.append(search_space.Trial(number, setting, "finished", found[-1][metric]))
     return min(found, key=lambda one: one[metric])
 
 
@@ -96,6 +91,9 @@ def methods(runner: Runner, seeds: list[int], budget: int) -> list[Row]:
     slow = dataclasses.replace(LEARNED, name="simple_training_rate1", temperature_rate=1.0)
     less = dataclasses.replace(LEARNED, name="simple_training_fit", shards=FIT)
     rows += [
+        Row(f"Simple training, batches of {size}", "", "", _trained(runner, _smaller(size), seeds)) for size in (56, 48)
+    ]
+    rows += [
         Row("Simple training, learning rate of τ that of the model", "", "", _trained(runner, slow, seeds)),
         Row("Simple training on 14 typefaces", "", "", _trained(runner, less, seeds)),
     ]
@@ -114,6 +112,12 @@ def _online(runner: Runner, method: Method, seeds: list[int]) -> dict[str, dict[
         " (25 %)": Setting(f"{method}_25", head, ALL, TemperatureGradient(method, 0.25)),
     }
     return {part: _trained(runner, setting, seeds) for part, setting in settings.items()}
+
+
+def _smaller(size: int) -> Setting:
+    """Returns simple training on as many rows and steps as the others have if some of 64 rows are held out."""
+    epochs = LEARNED.epochs * (2 - size / BATCH_SIZE) * size / BATCH_SIZE
+    return dataclasses.replace(LEARNED, name=f"simple_training_batch{size}", batch_size=size, epochs=epochs)
 
 
 def _trained(runner: Runner, setting: Setting, seeds: list[int]) -> dict[int, Figures]:

@@ -56,6 +56,7 @@ class Setting:
         is_validated: whether these are further rows from the typeface of validation.
         epochs: over the training typefaces; held-out rows of batches are made up for by further ones (App. G.3).
         temperature_rate: of a learned τ.
+        batch_size: of all rows but those of validation.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Setting:
     is_validated: bool = False
     epochs: float = 2.0
     temperature_rate: float = TEMPERATURE_RATE
+    batch_size: int = BATCH_SIZE
 
 
 def with_temperature(head: ClassificationHeadConfig, temperature: TemperatureConfig) -> ClassificationHeadConfig:
@@ -114,15 +116,15 @@ class Runner:
 
     def configuration(self, setting: Setting) -> ExperimentConfig:
         """Returns the run of a setting."""
-        data, size = self.data(setting.shards), BATCH_SIZE
+        data, size = self.data(setting.shards), setting.batch_size
         share = 0.0
         if setting.is_validated:
             # An eighth more rows, so that as many are trained on as without.
             more = WeightedShards((str(self.root / "data" / VALIDATION),), 1 / 8, held_out=True)
-            data, size = dataclasses.replace(data, mixture=(more,)), BATCH_SIZE * 9 // 8
+            data, size = dataclasses.replace(data, mixture=(more,)), size * 9 // 8
         elif setting.gradient is not None:
             share = setting.gradient.held_out or 0.0
-        steps = round(setting.epochs * self.counts[setting.shards] / BATCH_SIZE * (1 + share))
+        steps = round(setting.epochs * self.counts[setting.shards] / setting.batch_size * (1 + share))
         learned = isinstance(setting.head.temperature, BoundedTemperature)
         groups = (ParameterGroup("head/temperature/.*", setting.temperature_rate),) if learned else ()
         tower = tower_config(self.root)

@@ -34,7 +34,7 @@ def runner(tmp_path):
 
 def test_methods_search_for_the_best_temperature_and_train_on_as_many_rows(runner):
     rows = {row.title: row for row in methods.methods(runner, [0, 1], budget=5)}
-    assert len(rows) == 15
+    assert len(rows) == 17
     for title in ("Grid search", "Grid search (2 folds)", "Grid search (+ retrain)"):
         assert [found["temperature"] for found in rows[title].by_seed.values()] == [0.8, 0.8]
     best = rows["Bayesian optimization"].by_seed[0]["temperature"]
@@ -43,9 +43,17 @@ def test_methods_search_for_the_best_temperature_and_train_on_as_many_rows(runne
     built = runner.built
     assert built["simple_training"].length.amount == round(2 * 16_000 / BATCH_SIZE)
     assert built["simple_25"].length.amount == round(2.5 * 16_000 / BATCH_SIZE)
+    control, held_out = built["simple_training_batch48"], built["simple_25"]
+    assert control.length.amount == pytest.approx(held_out.length.amount, abs=1)
+    assert control.data.batch_size == held_out.data.batch_size * (1 - held_out.held_out)
     assert built["luketina_val"].length.amount == round(2 * 15_000 / BATCH_SIZE)
     assert built["luketina_val"].held_out * built["luketina_val"].data.batch_size == pytest.approx(BATCH_SIZE / 8)
     assert "Bayesian optimization" not in {row.title for row in methods.methods(runner, [0], budget=0)}
+
+
+def test_tables_of_a_study_that_was_not_begun_are_refused(tmp_path, capsys):
+    assert study_temperature.main(["--output", str(tmp_path), "--table"]) == 1
+    assert "start once without --table" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", [name for name in study_temperature.PARTS if name not in ("methods", "pairs")])
