@@ -93,7 +93,7 @@ class ZeroShot:
             figures=found,
             errors=errors,
             chance={name: value for name, value in chance.items() if name in found},
-            draw=lambda: self._draw(model, {part or "plain": predictions for part, predictions in parts.items()}),
+            draw=lambda: self._draw(model, {part or "plain": one for part, one in parts.items()}, aligned),
             calibrated=str(model.calibration or ""),
         )
 
@@ -105,11 +105,15 @@ class ZeroShot:
             by_image = scores.soft_nll(predictions.log_probabilities, self.soft_labels[predictions.positions])
             yield {"soft_nll": float(by_image.mean())}, {"soft_nll": standard_error(by_image)}
 
-    def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
+    def _draw(
+        self, model: EvaluatedModel, parts: Mapping[str, Predictions], aligned: Float[np.ndarray, "n _"]
+    ) -> Drawing:
+        """Returns what a report draws: predictions, and the spectrum and the alignment of noise ``[n 2]``, if any."""
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
         features = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
         spectrum = image_quantity(model, quantities.noise_spectrum, features)
-        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": spectrum})
+        of_noise = {"spectrum": spectrum, "kernel_alignment": aligned}
+        return dataclasses.replace(drawing, arrays={**drawing.arrays, **of_noise})
 
 
 def _several_labels(

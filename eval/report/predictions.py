@@ -37,6 +37,7 @@ def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
             _confidence(shown),
             _top_names(shown),
             _spectrum(shown),
+            _alignment(shown),
         )
         if section.body
     ]
@@ -255,6 +256,21 @@ def _spectrum(shown: Sequence[Titled]) -> Section:
         "directions have most of the variance."
     )
     return Section("Spectrum of the noise", (drawing,), note)
+
+
+def _alignment(shown: Sequence[Titled]) -> Section:
+    body = []
+    for title, record in shown:
+        cosines = record.drawing.arrays.get("kernel_alignment", np.zeros(0))
+        if cosines.size:
+            of_learned, of_random = cosines.T
+            groups = {"random W": of_random, "learned W": of_learned}
+            body.append(figures.distribution(title, groups, "cosine of the smallest angle"))
+    note = (
+        "The angle between the row spaces of W and of the noise of HET heads (HET-XL App. I.1). Were the cosines near "
+        "1, noise before the kernel (HET-XL) could stand for it; those of a W of standard normals are the chance level."
+    )
+    return Section("Alignment of W and the noise", tuple(body), note)
 
 
 def _foldable(parts: Sequence[tuple[str, Html]]) -> tuple[Html, ...]:

@@ -52,6 +52,7 @@ def test_there_is_a_section_for_everything_that_was_measured(page: str):
         "Confidence",
         "Top class names",
         "Spectrum of the noise",
+        "Alignment of W and the noise",
         "Retrieval",
         "Few-shot",
         "Linear probe",

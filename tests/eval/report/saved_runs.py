@@ -51,6 +51,7 @@ def predictions(seed: int = 0) -> Drawing:
             "top_probabilities": np.stack([confidence, 1 - confidence], axis=1),
             "image": generator.integers(0, 256, (NUM_IMAGES, 8, 8, 3), np.uint8),
             "spectrum": -np.sort(-generator.uniform(0.0, 1.0, (NUM_IMAGES, 5)), axis=1),
+            "kernel_alignment": generator.uniform(0.2, 0.9, (NUM_IMAGES, 2)),
         },
         {"class_names": NAMES},
     )
