@@ -25,6 +25,7 @@ from lit_het.apps.shape import budgets, fits, running, sweeps
 from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import Duration
+from lit_het.errors import UserError, counted
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.significance import welch
 from lit_het.eval.suite import ZeroShotConfig
@@ -111,11 +112,16 @@ def compare(config: ExperimentConfig, output: Path, seeds: Sequence[int]) -> dic
         steps = round(budget / own / config.data.batch_size)
         planned = sweeps.plan(config, [one], [Duration(steps)], seeds, output / "compared")
         grid.run(planned, output / "compared", (METRIC,))
-        results = [grid_runs.read_result(grid_runs.result_path(output / "compared", run.name)) for run in planned]
+        of_all = [grid_runs.read_result(grid_runs.result_path(output / "compared", run.name)) for run in planned]
+        # A run that diverged has no metrics.
+        results = [result for result in of_all if METRIC in result.figures]
+        if len(results) < 2:
+            raise UserError(f"{counted(len(results), 'run')} of {name} did not diverge; give more --seeds")
         found[name] = {
             "shape": one,
             "steps": steps,
             "gflop": own * config.data.batch_size * steps,
+            "diverged": len(of_all) - len(results),
             "num_parameters": results[0].num_parameters,
             "seconds": [result.seconds for result in results],
             **{metric: [result.figures[metric] for result in results] for metric in (METRIC, TOP1)},

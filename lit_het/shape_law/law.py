@@ -99,37 +99,14 @@ class Law:
         log_ratio = math.log(curve.alpha * curve.a) - math.log(curve.beta * curve.b)
         return np.asarray(np.exp((log_ratio + self.c * np.log(t)) / (curve.a + curve.b)))
 
-    def frontier(self, dimension: str) -> "Frontier":
-        """Returns the constants of Eq. 5 for one dimension.
+    def frontier(self, dimension: str, t: Numbers) -> Float[np.ndarray, "..."]:
+        """Returns the least f at compute ``t`` ``[...]`` in GFLOP: ``F x^-a + G t^-c + ε`` at x = x*(t) (Eq. 5).
 
         At the optimum ``β x^b t^-c = (α a / b) x^-a``, so that F = α (1 + a / b) and G = ξ; the paper leaves both open.
         """
-        curve = self.curve(dimension)
-        return Frontier(curve.alpha * (1 + curve.a / curve.b), curve.a, curve.xi, self.c, curve.epsilon)
-
-
-@dataclasses.dataclass(frozen=True)
-class Frontier:
-    """The best f at each compute: ``F x^-a + G t^-c + ε`` with x = x*(t) (Eq. 5).
-
-    Attributes:
-        size_weight: F.
-        a: exponent of the dimension.
-        compute_weight: G.
-        c: exponent of compute.
-        epsilon: ε.
-    """
-
-    size_weight: float
-    a: float
-    compute_weight: float
-    c: float
-    epsilon: float
-
-    def value(self, x: Numbers, t: Numbers) -> Float[np.ndarray, "..."]:
-        """Returns Eq. 5 for optimal ``x`` ``[...]`` and their compute ``t`` ``[...]`` in GFLOP."""
-        x, t = np.asarray(x, np.float64), np.asarray(t, np.float64)
-        return np.asarray(self.size_weight * x**-self.a + self.compute_weight * t**-self.c + self.epsilon)
+        curve, x, t = self.curve(dimension), self.optimum(dimension, t), np.asarray(t, np.float64)
+        of_size = curve.alpha * (1 + curve.a / curve.b) * x**-curve.a
+        return np.asarray(of_size + curve.xi * t**-self.c + curve.epsilon)
 
 
 def _require_positive(config: object, *fields: str) -> None:

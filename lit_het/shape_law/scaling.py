@@ -13,8 +13,6 @@ MULTIPLE = 16
 LARGEST = 2**31 - 1
 # s of SoViT Sec. 4.1, for classification; Sec. 4.2 finds 0.25, 0.49 and 0.62 for captions and questions.
 PUBLISHED_EXPONENTS = {"width": 0.22, "depth": 0.45, "mlp": 0.6}
-# The optimal small shape of Sec. 3.
-PUBLISHED_START = {"width": 608.0, "depth": 10.0, "mlp": 928.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +36,15 @@ def scale(
     budget: float,
     exponents: Mapping[str, float],
     multiples: Mapping[str, int],
-    weights: Mapping[str, float] | None = None,
 ) -> Scaled:
-    """Returns the shape ``x0 τ^(s_k w_k)`` for a budget ``t = τ t0``.
+    """Returns the shape ``x0 τ^(s_k / D)`` for a budget ``t = τ t0``.
 
     Args:
         start: x0, a shape that is optimal at ``start_compute``.
         start_compute: t0 in GFLOP.
         budget: t in GFLOP.
-        exponents: s by dimension; dimensions without one retain their value.
+        exponents: s of the D dimensions that grow; others retain their value.
         multiples: the number of which the rounded value is a multiple, by dimension; 1 where there is none.
-        weights: w by dimension, with sum 1; None for 1 / D.
 
     Raises:
         UserError: the budget is below ``start_compute``, an exponent belongs to no dimension, a number is not
@@ -65,10 +61,9 @@ def scale(
     for name in exponents:
         if name not in start:
             raise UserError(f"{name} is no dimension of the start; it has {', '.join(start)}")
-    shares = _shares(exponents, weights)
     factor = budget / start_compute
     exact = {
-        name: value * _power(factor, exponents.get(name, 0.0) * shares.get(name, 0.0)) for name, value in start.items()
+        name: value * _power(factor, exponents.get(name, 0.0) / max(1, len(exponents))) for name, value in start.items()
     }
     return Scaled(exact, {name: rounded(value, multiples.get(name, 1)) for name, value in exact.items()}, factor)
 
@@ -84,11 +79,6 @@ def rounded(value: float, multiple: int = 1) -> int:
             f"a size of {value:g} is too large, above {LARGEST}; give a smaller budget, exponents, factors or start"
         )
     return multiple * max(1, math.floor(value / multiple + 0.5))
-
-
-def implied_factor(start: float, value: float, exponent: float, weight: float) -> float:
-    """Returns ln τ for which ``start`` scales to ``value``."""
-    return math.log(value / start) / (exponent * weight)
 
 
 def gflop(amount: float, unit: str = "GFLOP", gflop_per_hour: float | None = None) -> float:
@@ -125,11 +115,3 @@ def _power(base: float, exponent: float) -> float:
         return base**exponent
     except OverflowError:
         return math.inf
-
-
-def _shares(exponents: Mapping[str, float], weights: Mapping[str, float] | None) -> Mapping[str, float]:
-    if weights is None:
-        return dict.fromkeys(exponents, 1 / len(exponents)) if exponents else {}
-    if weights.keys() != exponents.keys() or min(weights.values()) < 0 or not math.isclose(sum(weights.values()), 1):
-        raise UserError(f"weights must be at least 0, of sum 1, and of {', '.join(exponents)}")
-    return weights

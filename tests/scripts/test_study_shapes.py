@@ -1,5 +1,6 @@
 """The study of shapes: it trains both sweeps and the comparison once, and records all figures."""
 
+import dataclasses
 import json
 
 import pytest
@@ -63,3 +64,24 @@ def test_the_study_compares_equal_computes_and_is_not_repeated(trained, tmp_path
     trained.clear()
     assert study_shapes.main(flags) == 0
     assert not trained
+
+
+def test_runs_of_the_comparison_that_diverge_are_counted_or_refused(trained, tmp_path, capsys, monkeypatch):
+    results, read = tmp_path / "shapes.json", grid_runs.read_result
+
+    def diverged(seeds):
+        def read_result(path):
+            result = read(path)
+            has_diverged = path.parents[1].name == "compared" and result.seed in seeds
+            return dataclasses.replace(result, figures={}) if has_diverged else result
+
+        monkeypatch.setattr(grid_runs, "read_result", read_result)
+
+    flags = ["--output", str(tmp_path / "runs"), "--data", str(tmp_path), "--results", str(results)]
+    diverged({2})
+    assert study_shapes.main(flags) == 0
+    found = json.loads(results.read_text())["compared"]["shapes"]
+    assert [(one["diverged"], len(one[METRIC])) for one in found.values()] == [(1, 2)] * 3
+    diverged({1, 2})
+    assert study_shapes.main(flags) == 1
+    assert "1 run of predicted did not diverge; give more --seeds" in capsys.readouterr().err

@@ -159,7 +159,7 @@ def predictions_figure(fit: Fit, loss: str) -> Html:
 
 
 def isoflop_figure(fit: Fit, name: str, loss: str) -> Html:
-    """Returns the law of one dimension at a few computes, with its optima (Fig. 4, middle)."""
+    """Returns the law of one dimension at a few computes, with its optima and their frontier (Fig. 4, middle)."""
     star = fit.star
     rows = star.of(name)
     sizes = np.geomspace(star.x[rows].min(), star.x[rows].max(), _POINTS)
@@ -170,7 +170,14 @@ def isoflop_figure(fit: Fit, name: str, loss: str) -> Html:
         best = float(fit.law.optimum(name, compute))
         if sizes[0] <= best <= sizes[-1]:
             best_x.append(best)
-            best_y.append(float(fit.law.value(name, best, compute)))
+            best_y.append(float(fit.law.frontier(name, compute)))
+    between = np.geomspace(star.t[rows].min(), star.t[rows].max(), _POINTS)
+    optima = fit.law.optimum(name, between)
+    inside = (sizes[0] <= optima) & (optima <= sizes[-1])
+    if inside.any():
+        lines["frontier (Eq. 5)"] = Line(
+            _logs(optima[inside]), fit.law.frontier(name, between[inside]).tolist(), colour=None
+        )
     if best_x:
         lines["optimum"] = Line(_logs(best_x), best_y, colour=len(_QUANTILES), joined=False, bold=True)
     caption = "" if best_x else "No optimum lies within the sizes of the sweep."
