@@ -149,11 +149,13 @@ def predictions_figure(fit: Fit, loss: str) -> Html:
     for colour, name in enumerate(star.dimensions):
         rows = star.of(name)
         lines[name] = Line(star.f[rows].tolist(), predicted[rows].tolist(), colour=colour, joined=False)
-    for number, one in enumerate(star.at_centre):
+    measured, at_centre = [], []
+    for one in star.at_centre:
         values = list(fits.at_centre(fit.law, star, one.compute).values())
-        lines["centre, never fitted" if not number else f"centre {number + 1}"] = Line(
-            [one.loss] * len(values), values, colour=len(star.dimensions), joined=False, bold=True
-        )
+        measured += [one.loss] * len(values)
+        at_centre += values
+    if measured:
+        lines["centre, never fitted"] = Line(measured, at_centre, colour=len(star.dimensions), joined=False, bold=True)
     caption = f"Standard deviation of the relative error: {fit.relative_error:.2%}."
     return figures.plot("Predicted against measured", lines, f"measured {loss}", "predicted", caption=caption)
 
