@@ -52,14 +52,22 @@ class ZeroShot:
 
         For images with several labels those of `lit_het.eval.multi_label`, as trained.
         """
-        without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
-        kind = "supervised" if model.text is None else "zero_shot"
-        if features.labels.ndim == 2:
-            if not self.recognition.has_class_probabilities(model):
-                found = scores.multi_label_figures(class_scores(without_noise, features), features.labels)
-                return Evaluation(kind, self.opened.config.name, found)
-            return Evaluation(kind, self.opened.config.name, *_several_labels(without_noise, with_noise, features))
+        evaluated = (self._several_labels if features.labels.ndim == 2 else self._single_label)(model, features)
+        # Of as many images as the spectrum: each takes a decomposition.
+        aligned = image_quantity(model, quantities.kernel_alignment, features.values[:SPECTRUM_IMAGES])
+        return _with_alignment(evaluated, aligned) if aligned.size else evaluated
+
+    def _several_labels(self, model: EvaluatedModel, features: Features) -> Evaluation:
+        kind, name = _kind(model), self.opened.config.name
+        without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
+        if self.recognition.has_class_probabilities(model):
+            return Evaluation(kind, name, *_figures_of_several_labels(without_noise, with_noise, features))
+        found = scores.multi_label_figures(class_scores(without_noise, features), features.labels)
+        return Evaluation(kind, name, found)
+
+    def _single_label(self, model: EvaluatedModel, features: Features) -> Evaluation:
+        without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         quiet = self.recognition.predict(without_noise, features)
         calibrated, factor = scores.calibrated(quiet, self.opened.config.name)
         parts = {"": quiet, CALIBRATED: calibrated}
@@ -75,25 +83,19 @@ class ZeroShot:
                     errors |= of_part(part, part_errors)
                 bar.advance(1)
         found[f"{CALIBRATED}/temperature_factor"] = factor
-        # Of as many images as the spectrum: each takes a decomposition.
-        aligned = image_quantity(model, quantities.kernel_alignment, features.values[:SPECTRUM_IMAGES])
-        if aligned.size:
-            found["kernel_alignment"] = float(aligned[:, 0].mean())
-            errors["kernel_alignment"] = standard_error(aligned[:, 0])
         if self.relabels is not None:
             acceptable = [self.relabels[position] for position in quiet.positions]
             found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, acceptable)
         chance = dict(scores.chance(quiet.num_classes))
         # A uniform guess is as often wrong among its most confident answers as among all, and as far from any label.
         chance |= {"aurc": 1 - chance["top1"], "soft_nll": chance["nll"]}
-        chance |= {"kernel_alignment": float(aligned[:, 1].mean())} if aligned.size else {}
         return Evaluation(
-            kind=kind,
+            kind=_kind(model),
             name=self.opened.config.name,
             figures=found,
             errors=errors,
             chance={name: value for name, value in chance.items() if name in found},
-            draw=lambda: self._draw(model, {part or "plain": one for part, one in parts.items()}, aligned),
+            draw=lambda: self._draw(model, {part or "plain": one for part, one in parts.items()}),
             calibrated=str(model.calibration or ""),
         )
 
@@ -105,18 +107,35 @@ class ZeroShot:
             by_image = scores.soft_nll(predictions.log_probabilities, self.soft_labels[predictions.positions])
             yield {"soft_nll": float(by_image.mean())}, {"soft_nll": standard_error(by_image)}
 
-    def _draw(
-        self, model: EvaluatedModel, parts: Mapping[str, Predictions], aligned: Float[np.ndarray, "n _"]
-    ) -> Drawing:
-        """Returns what a report draws: predictions, and the spectrum and the alignment of noise ``[n 2]``, if any."""
+    def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
         features = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
         spectrum = image_quantity(model, quantities.noise_spectrum, features)
-        of_noise = {"spectrum": spectrum, "kernel_alignment": aligned}
-        return dataclasses.replace(drawing, arrays={**drawing.arrays, **of_noise})
+        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": spectrum})
 
 
-def _several_labels(
+def _kind(model: EvaluatedModel) -> str:
+    return "supervised" if model.text is None else "zero_shot"
+
+
+def _with_alignment(evaluated: Evaluation, aligned: Float[np.ndarray, "n two"]) -> Evaluation:
+    """Returns an evaluation with the alignment of noise: the cosines of the learned W and of a random one."""
+    name, (learned, random) = "kernel_alignment", aligned.T
+
+    def draw() -> Drawing:
+        drawing = evaluated.draw()
+        return dataclasses.replace(drawing, arrays={**drawing.arrays, name: aligned})
+
+    return dataclasses.replace(
+        evaluated,
+        figures={**evaluated.figures, name: float(learned.mean())},
+        errors={**evaluated.errors, name: standard_error(learned)},
+        chance={**evaluated.chance, name: float(random.mean())},
+        draw=draw,
+    )
+
+
+def _figures_of_several_labels(
     without_noise: Predictor, with_noise: Predictor, features: Features
 ) -> tuple[dict[str, float], dict[str, float]]:
     predictors = {"": without_noise, NOISY: with_noise}

@@ -26,21 +26,10 @@ Titled = tuple[str, Record]
 def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
     """Returns the sections for which classification records have data to draw."""
     shown = [(title, record) for title, record in drawn if "confidence" in record.drawing.arrays]
-    if not shown:
-        return []
-    return [
-        section
-        for section in (
-            _calibration(shown),
-            _selective(shown),
-            _worst_classes(shown),
-            _confidence(shown),
-            _top_names(shown),
-            _spectrum(shown),
-            _alignment(shown),
-        )
-        if section.body
-    ]
+    parts = (_calibration, _selective, _worst_classes, _confidence, _top_names, _spectrum) if shown else ()
+    # Images with several labels have no predictions to draw, but noise.
+    sections = [*(part(shown) for part in parts), _alignment(drawn)]
+    return [section for section in sections if section.body]
 
 
 def _calibration(shown: Sequence[Titled]) -> Section:

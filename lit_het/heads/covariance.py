@@ -143,17 +143,20 @@ class Noise:
         return jnp.zeros((self.scale.shape[0], 0, self.scale.shape[1]))
 
     def rows(self) -> Float[Array, "n _ q"]:
-        """Returns the rows of V(x) and d(x): rank-one noise is their linear combination with ``[ξ, η]``.
+        """Returns Q(x) of the low-rank part ``Qᵀ Q`` of Σ: the rows of V(x), and d(x) if the second term is rank one.
+
+        Rank-one noise is their linear combination with ``[ξ, η]``.
+        """
+        return self.low_rank() if self.is_diagonal else jnp.concatenate([self.low_rank(), self.scale[:, None]], axis=1)
+
+    def project(self, kernel: Float[Array, "q k"]) -> "Noise":
+        """Returns the noise ``kernelᵀ ε``, the same samples in another space, by r + 1 products per example.
 
         Raises:
-            ValueError: the second term is diagonal, so that there are no such rows.
+            ValueError: the second term is diagonal, so that it has no rows.
         """
         if self.is_diagonal:
             raise ValueError("a diagonal term has no low-rank factors")
-        return jnp.concatenate([self.low_rank(), self.scale[:, None]], axis=1)
-
-    def project(self, kernel: Float[Array, "q k"]) -> "Noise":
-        """Returns the noise ``kernelᵀ ε``, the same samples in another space, by r + 1 products per example."""
         n, _, q = (rows := self.rows()).shape
         projected = (rows.reshape(-1, q) @ kernel).reshape(n, -1, kernel.shape[1])
         return Noise(projected[:, -1], projected[:, :-1], None, None, is_diagonal=False)
@@ -177,7 +180,7 @@ class Noise:
         # 1 where all keys are equal: there is no difference to be aligned with.
         centred = weight * (keys - jnp.sum(weight * keys, axis=0, keepdims=True) / jnp.maximum(jnp.sum(weight), 1))
         covariance = centred.T @ centred
-        rows = self.low_rank() if self.is_diagonal else self.rows()
+        rows = self.rows()
         along = jnp.einsum("nrq,qp,nrp->n", rows, covariance, rows)
         if self.is_diagonal:
             along = along + self.scale**2 @ jnp.diagonal(covariance)
@@ -186,7 +189,7 @@ class Noise:
 
     def effective_rank(self) -> Float[Array, " n"]:
         """Returns the participation ratio ``(tr Σ)² / tr Σ²``, the number of directions that share the noise."""
-        rows = self.low_rank() if self.is_diagonal else self.rows()
+        rows = self.rows()
         squares = jnp.sum(jnp.einsum("nrq,npq->nrp", rows, rows) ** 2, axis=(1, 2))
         if self.is_diagonal:
             diagonal = self.scale**2

@@ -73,13 +73,16 @@ class HetClassifier(nnx.Module):
         """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
         return self.covariance.spectrum(features)
 
-    def kernel_alignment(self, features: Float[Array, "b d"]) -> Float[Array, "b two"]:
-        """Returns the cosine of the smallest principal angle between the row spaces of W and V(x) (HET-XL App. I.1).
+    def kernel_alignment(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
+        """Returns the cosine of the smallest principal angle between the row spaces of W and Q(x) (HET-XL App. I.1).
 
-        Near 1, noise of the form ``W ε`` (HET-XL) could stand for that of this head. The second column is that of a W
-        of standard normals.
+        ``Qᵀ Q`` is the low-rank part of Σ: with a rank-one second term all of it. Near 1, noise of the form ``Wᵀ ε``
+        (HET-XL) could stand for that of this head. The second column is that of a W of standard normals.
+        Without factors there are no columns: diagonal noise spans everything.
         """
-        factors = self.covariance(features).low_rank()
+        factors = self.covariance(features).rows()
+        if not factors.shape[1]:
+            return jnp.zeros((features.shape[0], 0))
         of_factors = jnp.linalg.qr(factors.swapaxes(1, 2))[0]
         kernel = self.logits.kernel[...]
         random = nnx.initializers.normal(1.0)(jax.random.key(0), kernel.shape)

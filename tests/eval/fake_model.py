@@ -22,12 +22,14 @@ class FakeModel:
         logits: features ``[b f]``, S and class embeddings to logits of every member ``[b m k]``.
         embeddings: features to embeddings ``[b d]``.
         noise_norm: features to noise norms.
+        alignment: features to the cosines of HET heads.
     """
 
     features: ImageFeatures
     logits: Callable[[np.ndarray, int, np.ndarray | None], np.ndarray]
     embeddings: Callable[[np.ndarray], np.ndarray] = lambda features: features
     noise_norm: Callable[[np.ndarray], np.ndarray] = lambda features: np.zeros(len(features), np.float32)
+    alignment: Callable[[np.ndarray], np.ndarray] = lambda features: np.zeros((len(features), 0))
     text: TextEncoder | None = None
     num_classes: int | None = None
     has_noise: bool = False
@@ -60,8 +62,10 @@ class FakeModel:
                 found = self.embeddings(features)
             case quantities.noise_norm:
                 found = self.noise_norm(features)
-            case quantities.noise_spectrum | quantities.kernel_alignment:
+            case quantities.noise_spectrum:
                 found = np.zeros((len(features), 0))
+            case quantities.kernel_alignment:
+                found = self.alignment(features)
             case quantities.scores | quantities.log_normalizer:
                 found = self.logits(features, 0, classes)[:, 0]
                 found = special.logsumexp(found, axis=1) if quantity is quantities.log_normalizer else found

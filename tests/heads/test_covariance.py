@@ -131,9 +131,10 @@ def test_projected_noise_is_the_projection_of_the_noise(config):
     np.testing.assert_allclose(jnp.einsum("ntr,nrq->ntq", normals, module(x).rows()), noise, rtol=1e-5, atol=1e-5)
 
 
-def test_a_diagonal_term_has_no_rows_and_cannot_be_projected():
+def test_a_diagonal_term_adds_no_rows_and_cannot_be_projected():
     noise = make(CONFIGS[1])(features())
-    for change in (lambda: noise.rows(), lambda: noise.project(jnp.eye(Q)), lambda: noise.take(np.arange(Q))):
+    np.testing.assert_array_equal(noise.rows(), noise.low_rank())
+    for change in (lambda: noise.project(jnp.eye(Q)), lambda: noise.take(np.arange(Q))):
         with pytest.raises(ValueError, match="a diagonal term"):
             change()
 

@@ -22,19 +22,36 @@ FEATURES = jnp.asarray(np.random.default_rng(0).normal(size=(5, D)), jnp.float32
 TOWER = ViTConfig(8, 4, EncoderConfig(width=D, depth=1, mlp_width=8, num_heads=2), pooling="mean")
 
 
-def head_of(form: Literal["full", "efficient"] = "full"):
-    return HetConfig(CovarianceConfig(R, form, initial_noise_norm=0.5)).build(D, K, nnx.Rngs(0))
+def head_of(
+    form: Literal["full", "efficient"] = "full",
+    second_term: Literal["rank_one", "diagonal"] = "rank_one",
+    rank: int = R,
+):
+    covariance = CovarianceConfig(rank, form, second_term, initial_noise_norm=0.5)
+    return HetConfig(covariance).build(D, K, nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("form", ["full", "efficient"])
-def test_the_cosine_is_that_of_scipys_smallest_angle(form: Literal["full", "efficient"]):
+def test_the_cosine_is_that_of_scipys_smallest_angle_to_the_row_space_of_the_covariance(
+    form: Literal["full", "efficient"],
+):
     head = head_of(form)
     found = np.asarray(head.kernel_alignment(FEATURES))
-    kernel, factors = np.asarray(head.logits.kernel[...]), np.asarray(head.covariance(FEATURES).low_rank())
+    kernel = np.asarray(head.logits.kernel[...])
     random = np.asarray(jax.random.normal(jax.random.key(0), kernel.shape))
+    # Σ = Vᵀ V + d dᵀ has r + 1 eigenvalues that are not 0.
+    spaces = np.linalg.eigh(np.asarray(head.covariance.covariance(FEATURES), np.float64))[1][:, :, -(R + 1) :]
     for column, rows in enumerate((kernel, random)):
-        angles = [scipy.linalg.subspace_angles(rows.T, one.T).min() for one in factors]
-        np.testing.assert_allclose(found[:, column], np.cos(angles), atol=1e-5)
+        angles = [scipy.linalg.subspace_angles(rows.T, space).min() for space in spaces]
+        np.testing.assert_allclose(found[:, column], np.cos(angles), atol=1e-4)
+
+
+def test_of_a_diagonal_second_term_the_factors_count():
+    head = head_of(second_term="diagonal")
+    factors = np.asarray(head.covariance(FEATURES).low_rank())
+    angles = [scipy.linalg.subspace_angles(np.asarray(head.logits.kernel[...]).T, one.T).min() for one in factors]
+    np.testing.assert_allclose(head.kernel_alignment(FEATURES)[:, 0], np.cos(angles), atol=1e-4)
+    assert head_of(rank=0).kernel_alignment(FEATURES).shape == (5, 0)
 
 
 @pytest.mark.parametrize(("is_inside", "expected"), [(True, 1.0), (False, 0.0)])

@@ -231,6 +231,18 @@ def test_noise_samples_of_several_labels_need_probabilities_of_every_class(sever
     evaluator.check(replace(encoder, has_class_probabilities=True))
 
 
+def test_the_alignment_of_noise_is_measured_and_drawn_with_one_label_or_several(several, write_set, sets, make_encoder):
+    encoder = make_encoder(VECTORS, dict(zip(("tench", "cup", "fork"), np.eye(3), strict=True)))
+    cosines = np.array([[0.5, 0.25], [0.7, 0.25], [0.6, 0.25]])
+    model = replace(encoder, alignment=lambda _: cosines)
+    for data in (several, write_set("one", [{"cls": number} for number in range(3)], ("tench", "cup", "fork"))):
+        found = ZeroShotConfig(data).build(sets)(model)
+        assert found.figures["kernel_alignment"] == pytest.approx(0.6)
+        assert found.errors["kernel_alignment"] == pytest.approx(0.1 / 3**0.5)
+        assert found.chance["kernel_alignment"] == pytest.approx(0.25)
+        np.testing.assert_allclose(found.draw().arrays["kernel_alignment"], cosines)
+
+
 def test_the_drawing_indexes_its_images_by_row(write_set, sets, perfect):
     data = write_set("glyphs", [{"cls": number} for number in (0, 1, 2, 4, 3)], NAMES)
     drawing = ZeroShotConfig(data).build(sets)(perfect).draw()
