@@ -7,6 +7,7 @@ relative noise. The other parameters are not published: `law` chooses them such 
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -37,9 +38,9 @@ def law() -> Law:
     """Returns a law with the published c and s."""
     curves = {}
     for name, (size, a) in _CHOSEN.items():
-        b, alpha = C / S[name] - a, 0.12 * size**a
-        beta = alpha * a * _COMPUTE**C / (b * size ** (a + b))
-        curves[name] = Curve(alpha, a, beta, b, xi=0.05 * _COMPUTE**C, epsilon=0.15)
+        b, log_alpha, log_t = C / S[name] - a, math.log(0.12) + a * math.log(size), C * math.log(_COMPUTE)
+        log_beta = log_alpha + math.log(a / b) + log_t - (a + b) * math.log(size)
+        curves[name] = Curve(log_alpha, a, log_beta, b, log_xi=math.log(0.05) + log_t, epsilon=0.15)
     return Law(C, curves)
 
 

@@ -18,27 +18,32 @@ Numbers: TypeAlias = Float[np.ndarray, "..."] | float
 class Curve:
     """The parameters of one dimension in ``f(x, t) = α x^-a + (β x^b + ξ) t^-c + ε``, all above 0.
 
+    The weights are logarithms: those of a steep curve are beyond the range of floats.
+
     Attributes:
-        alpha: α, weight of the loss of a small model.
+        log_alpha: log α, weight of the loss of a small model.
         a: exponent of the dimension where compute is unbounded.
-        beta: β, weight of the loss of few training examples.
+        log_beta: log β, weight of the loss of few training examples.
         b: exponent by which a larger model needs more compute.
-        xi: ξ, weight of the loss of little compute that no shape changes.
+        log_xi: log ξ, weight of the loss of little compute that no shape changes.
         epsilon: ε, the loss that remains.
 
     Raises:
         FieldError: a parameter is not positive and finite.
     """
 
-    alpha: float
+    log_alpha: float
     a: float
-    beta: float
+    log_beta: float
     b: float
-    xi: float
+    log_xi: float
     epsilon: float
 
     def __post_init__(self) -> None:
-        _require_positive(self, *(field.name for field in dataclasses.fields(self)))
+        _require_positive(self, "a", "b", "epsilon")
+        for field in ("log_alpha", "log_beta", "log_xi"):
+            if not math.isfinite(getattr(self, field)):
+                raise FieldError(self, field, f"{getattr(self, field)} must be finite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +85,11 @@ class Law:
         Raises:
             UserError: the law has no such dimension.
         """
-        curve, x, t = self.curve(dimension), np.asarray(x, np.float64), np.asarray(t, np.float64)
-        few_examples = (curve.beta * x**curve.b + curve.xi) * t**-self.c
-        return np.asarray(curve.alpha * x**-curve.a + few_examples + curve.epsilon)
+        curve, log_x, log_t = self.curve(dimension), np.log(x), np.log(t)
+        # Far from the sizes of a sweep a steep curve is infinite.
+        with np.errstate(over="ignore"):
+            few_examples = np.exp(curve.log_beta + curve.b * log_x - self.c * log_t) + self._few_steps(curve, log_t)
+            return np.asarray(np.exp(curve.log_alpha - curve.a * log_x) + few_examples + curve.epsilon)
 
     def scaling_exponent(self, dimension: str) -> float:
         """Returns ``s = c / (a + b)`` of Eq. 4: the optimum grows as t^s."""
@@ -95,18 +102,22 @@ class Law:
         It is the only one: f falls before it and rises after it (App. A.1).
         """
         curve = self.curve(dimension)
-        # Logarithms, because the ratio may be beyond the range of floats.
-        log_ratio = math.log(curve.alpha * curve.a) - math.log(curve.beta * curve.b)
-        return np.asarray(np.exp((log_ratio + self.c * np.log(t)) / (curve.a + curve.b)))
+        log_ratio = curve.log_alpha + math.log(curve.a) - curve.log_beta - math.log(curve.b)
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp((log_ratio + self.c * np.log(t)) / (curve.a + curve.b)))
 
     def frontier(self, dimension: str, t: Numbers) -> Float[np.ndarray, "..."]:
         """Returns the least f at compute ``t`` ``[...]`` in GFLOP: ``F x^-a + G t^-c + ε`` at x = x*(t) (Eq. 5).
 
         At the optimum ``β x^b t^-c = (α a / b) x^-a``, so that F = α (1 + a / b) and G = ξ; the paper leaves both open.
         """
-        curve, x, t = self.curve(dimension), self.optimum(dimension, t), np.asarray(t, np.float64)
-        of_size = curve.alpha * (1 + curve.a / curve.b) * x**-curve.a
-        return np.asarray(of_size + curve.xi * t**-self.c + curve.epsilon)
+        curve, log_x, log_t = self.curve(dimension), np.log(self.optimum(dimension, t)), np.log(t)
+        log_f = curve.log_alpha + math.log1p(curve.a / curve.b)
+        return np.asarray(np.exp(log_f - curve.a * log_x) + self._few_steps(curve, log_t) + curve.epsilon)
+
+    def _few_steps(self, curve: Curve, log_t: Numbers) -> Numbers:
+        """Returns ``ξ t^-c``."""
+        return np.exp(curve.log_xi - self.c * log_t)
 
 
 def _require_positive(config: object, *fields: str) -> None:

@@ -88,14 +88,14 @@ class Residuals:
         for number, name in enumerate(self._star.dimensions):
             exponents = Exponents.of(log_c, *parameters[1 + 2 * number : 3 + 2 * number])
             _, _, shares = self._solve(number, parameters)
-            log_shares = np.log(shares * self._scale)
+            log_shares = np.log(shares * self._scale).tolist()
             log_t = math.exp(log_c) * math.log(self._least_t)
             curves[name] = Curve(
-                alpha=math.exp(log_shares[_ALPHA] + exponents.a * math.log(self._smallest[number])),
+                log_alpha=log_shares[_ALPHA] + exponents.a * math.log(self._smallest[number]),
                 a=exponents.a,
-                beta=math.exp(log_shares[_BETA] - exponents.b * math.log(self._largest[number]) + log_t),
+                log_beta=log_shares[_BETA] - exponents.b * math.log(self._largest[number]) + log_t,
                 b=exponents.b,
-                xi=math.exp(log_shares[_XI] + log_t),
+                log_xi=log_shares[_XI] + log_t,
                 epsilon=math.exp(log_shares[_EPSILON]),
             )
         return Law(math.exp(log_c), curves)

@@ -1,5 +1,7 @@
 """The law of one dimension: its optimum, its frontier and its only minimum."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ T = np.geomspace(1e10, 1e13, 4)
 
 
 def test_the_law_is_equation_2():
-    curve = Curve(alpha=2.0, a=0.5, beta=3.0, b=0.25, xi=5.0, epsilon=0.1)
+    curve = Curve(log_alpha=math.log(2.0), a=0.5, log_beta=math.log(3.0), b=0.25, log_xi=math.log(5.0), epsilon=0.1)
     value = Law(0.5, {"width": curve}).value("width", 16.0, 100.0)
     assert value == pytest.approx(2 / 4 + (3 * 2 + 5) / 10 + 0.1)
 
@@ -50,17 +52,24 @@ def test_the_law_is_quasiconvex(dimension):
     assert np.all(between <= ends * (1 + 1e-12))
 
 
-def test_huge_powers_do_not_overflow():
-    curve = Curve(alpha=1e200, a=60.0, beta=1e-200, b=60.0, xi=1.0, epsilon=1.0)
-    assert np.isfinite(Law(0.5, {"width": curve}).optimum("width", 1e12))
+def test_steep_curves_do_not_overflow():
+    """The exponents that fit noisy runs best may be in the hundreds."""
+    curve = Curve(log_alpha=3000.0, a=400.0, log_beta=-3000.0, b=400.0, log_xi=0.0, epsilon=1.0)
+    steep = Law(0.5, {"width": curve})
+    best = steep.optimum("width", 1e12)
+    assert best == pytest.approx(math.exp((6000 + 0.5 * math.log(1e12)) / 800))
+    assert steep.frontier("width", 1e12) == pytest.approx(steep.value("width", best, 1e12))
+    assert steep.value("width", 1e5, 1e12) == math.inf
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_parameters_are_positive(value):
-    with pytest.raises(FieldError, match=r"Curve: xi = .* must be above 0 and finite"):
-        Curve(1.0, 1.0, 1.0, 1.0, value, 1.0)
+    with pytest.raises(FieldError, match=r"Curve: epsilon = .* must be above 0 and finite"):
+        Curve(1.0, 1.0, 1.0, 1.0, 1.0, value)
     with pytest.raises(FieldError, match=r"Law: c = .* must be above 0"):
         Law(value, {})
+    with pytest.raises(FieldError, match=r"Curve: log_xi = -inf must be finite"):
+        Curve(1.0, 1.0, 1.0, 1.0, -math.inf, 1.0)
 
 
 def test_an_unknown_dimension_is_named():

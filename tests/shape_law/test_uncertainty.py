@@ -73,6 +73,12 @@ def test_the_interval_is_narrow_where_the_noise_is_small():
     assert tight.s["width"].profile == pytest.approx((S["width"], S["width"]), rel=0.005)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_noisy_runs_have_intervals_though_their_best_curves_are_steep(seed):
+    found = exponents(fit(simulate(law(), 0.1, seed)), resamples=40)
+    assert all(np.isfinite(one.bootstrap).all() for one in (found.c, *found.s.values()))
+
+
 def test_resamples_are_repeatable_and_differ_by_seed(found):
     one, again, other = (bootstrap(found.fit, 3, seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one["s", "width"], again["s", "width"])
