@@ -222,7 +222,8 @@ def explained(path: Path, problem: str, way_out: str) -> Iterator[None]:
         yield
     # cattrs passes on any exception of a conversion, such as that of a number from a string.
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [str(error)]
+        reason = " ".join(reasons[0].split())[:300]
         raise UserError(f"{path} {problem} ({reason}); {way_out}") from error
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from lit_het.cli.prepare import positive
 from lit_het.errors import UserError
 from lit_het.paths import locate_training
+from lit_het.shape_law import UNITS
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
-
-UNITS = ("GFLOP", "core-hours", "GPU-hours", "TPU-hours")
 
 
 def add_to(commands: Any) -> None:
@@ -66,11 +65,11 @@ def _add_sweep(parser: Any, command: Any) -> None:
     )
     parser.add_argument(
         "--factors",
-        type=float,
         nargs="+",
         default=[],
-        metavar="F",
-        help="values of the dimensions without --vary, as factors of the centre or configuration",
+        metavar="F|LOW..HIGH:N",
+        help="values of the dimensions without --vary, as factors of the centre or configuration: numbers, or N that "
+        "are exponentially spaced, such as 0.3..0.85:6",
     )
     parser.add_argument(
         "--multiple",
@@ -175,12 +174,36 @@ def numbers(texts: Sequence[str], flag: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for text in texts:
         name, _, values = text.partition("=")
+        if name in found:
+            raise UserError(f"{flag} {text}: {name} is given twice; write {name}=N,N")
         try:
-            found[name] = [*found.get(name, []), *map(float, values.split(","))]
+            found[name] = [*map(float, values.split(","))]
         except ValueError as error:
             raise UserError(f"{flag} {text}: write DIM=NUMBER, such as width=608") from error
         if not all(map(math.isfinite, found[name])):
             raise UserError(f"{flag} {text}: numbers must be finite")
+    return found
+
+
+def factors(texts: Sequence[str]) -> list[float]:
+    """Reads numbers, and ``LOW..HIGH:N`` for N exponentially spaced ones.
+
+    Raises:
+        UserError: a text has another form.
+    """
+    found: list[float] = []
+    for text in texts:
+        ends, _, count = text.partition(":")
+        low, _, high = ends.partition("..")
+        try:
+            given = [float(value) for value in ((low, high) if high else (low,))]
+            number = int(count) if high else 1
+        except ValueError as error:
+            raise UserError(f"--factors {text}: write a number, or LOW..HIGH:N such as 0.3..0.85:6") from error
+        if high and not (0 < given[0] < given[1] < math.inf and number > 1):
+            raise UserError(f"--factors {text}: write LOW..HIGH:N with 0 < LOW < HIGH and N of at least 2")
+        ratio = given[-1] / given[0]
+        found += [given[0] * ratio ** (place / max(1, number - 1)) for place in range(number)]
     return found
 
 
@@ -226,7 +249,7 @@ def _sweep(kind: Any, options: argparse.Namespace, flags: list[str]) -> None:
         options.metric,
         centre=centre,
         vary=vary,
-        factors=options.factors,
+        factors=factors(options.factors),
         multiple=options.multiple,
         lengths=options.lengths or [str(config.length)],
         seeds=options.seeds,

@@ -74,7 +74,8 @@ def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> St
 
     Raises:
         UserError: a run has other dimensions, differs from the centre in several of them, or is not smaller than the
-            centre; compute is not positive or a metric negative; or there are fewer runs than parameters.
+            centre; compute is not positive or a metric negative; or there are fewer points, each a size with a compute,
+            than parameters.
     """
     dimensions = tuple(centre)
     usable = [one for one in observations if math.isfinite(one.loss) and one.loss != 0]
@@ -87,7 +88,8 @@ def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> St
         else:
             spokes.append((dimensions.index(varied), one.shape[varied], one.compute, one.loss))
     excluded = len(observations) - len(usable)
-    _check_number(dimensions, [spoke[0] for spoke in spokes], excluded)
+    # Other seeds of a run tell of its noise, but not of the curve.
+    _check_number(dimensions, [number for number, _, _ in {spoke[:3] for spoke in spokes}], excluded)
     index, x, t, f = (np.array(values) for values in zip(*spokes, strict=True))
     return Star(dimensions, index.astype(np.int64), x, t, f, dict(centre), tuple(at_centre), excluded)
 
@@ -127,20 +129,22 @@ def _varied(one: Observation, centre: Mapping[str, float]) -> str | None:
 
 
 def _check_number(dimensions: Sequence[str], index: Sequence[int], excluded: int) -> None:
+    """Checks that there are more points than parameters, given the dimension of each."""
     needed = 1 + PARAMETERS_PER_DIMENSION * len(dimensions)
     left_out = f" ({counted(excluded, 'run')} without a finite metric above 0 left out)" if excluded else ""
+    advice = "train more sizes or lengths"
     # One more, so that an error is left to estimate.
     if len(index) <= needed:
         raise UserError(
-            f"{counted(len(index), 'run')}{left_out}, but the law of {counted(len(dimensions), 'dimension')} has "
-            f"{needed} parameters; train more sizes or lengths"
+            f"{counted(len(index), 'different run')}{left_out}, but the law of "
+            f"{counted(len(dimensions), 'dimension')} has {needed} parameters; {advice}"
         )
     for number, dimension in enumerate(dimensions):
         count = index.count(number)
         if count <= PARAMETERS_PER_DIMENSION:
             raise UserError(
-                f"{counted(count, 'run')}{left_out} of {dimension}, but it has {PARAMETERS_PER_DIMENSION} parameters "
-                "of its own; train more sizes or lengths"
+                f"{counted(count, 'different run')}{left_out} of {dimension}, but it has "
+                f"{PARAMETERS_PER_DIMENSION} parameters of its own; {advice}"
             )
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 
 from lit_het.errors import UserError
+from lit_het.shape_law import UNITS
 from lit_het.shape_law.observations import shown_shape
 
 # Sizes of matrix products that hardware divides well; the published widths and MLP sizes are multiples of 16.
@@ -86,7 +87,7 @@ def gflop(amount: float, unit: str = "GFLOP", gflop_per_hour: float | None = Non
 
     Args:
         amount: how much.
-        unit: "GFLOP", or hours of a device: "core-hours", "GPU-hours" or "TPU-hours".
+        unit: one of `lit_het.shape_law.UNITS`: GFLOP, or hours of a device.
         gflop_per_hour: what one device computes in an hour; only for hours. The paper found GFLOP and TPU core-hours
             to correlate with 0.99 (Fig. 4).
 
@@ -94,12 +95,11 @@ def gflop(amount: float, unit: str = "GFLOP", gflop_per_hour: float | None = Non
         UserError: an unknown unit, hours without ``gflop_per_hour``, ``gflop_per_hour`` for GFLOP, or a number that is
             not positive.
     """
-    hours = ("core-hours", "gpu-hours", "tpu-hours")
-    if unit.lower() not in ("gflop", *hours):
-        raise UserError(f"unknown unit {unit!r} of a budget; give GFLOP, core-hours, GPU-hours or TPU-hours")
+    if unit not in UNITS:
+        raise UserError(f"unknown unit {unit!r} of a budget; give one of {', '.join(UNITS)}")
     if not 0 < amount < math.inf:
         raise UserError(f"budget {amount:g} must be above 0 and finite")
-    if unit.lower() == "gflop":
+    if unit == "GFLOP":
         if gflop_per_hour is not None:
             raise UserError("a budget in GFLOP needs no GFLOP per hour; leave it out, or give hours")
         return amount

@@ -5,7 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lit_het.errors import UserError
-from lit_het.shape_law.observations import Observation
+from lit_het.shape_law.observations import Observation, shown_shape
+
+# A start is to be optimal "for a good range of compute" (App. B.3), not at an isolated point.
+GOOD_SPAN = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +52,23 @@ class Selection:
     @property
     def warning(self) -> str:
         """Why the shape may not be optimal, or empty."""
-        if not self.boundary:
-            return ""
-        return (
-            f"the optimal shape lies on the boundary of the grid in {', '.join(self.boundary)}: "
-            "add smaller and larger values, and fit again"
-        )
+        if self.boundary:
+            return (
+                f"the optimal shape lies on the boundary of the grid in {', '.join(self.boundary)}: "
+                "add smaller and larger values, and fit again"
+            )
+        if self.start.span < GOOD_SPAN:
+            return (
+                f"the shape is optimal only up to {self.start.span:.3g} times its least compute, which may be chance "
+                f"(less than {GOOD_SPAN:g}): add lengths, shapes or seeds, and fit again"
+            )
+        widest = max(self.frontier, key=lambda stretch: stretch.span)
+        if widest.span > self.start.span:
+            return (
+                f"{shown_shape(widest.shape)}, on the boundary of the grid, is optimal over a wider range of compute: "
+                "add smaller and larger values, and fit again"
+            )
+        return ""
 
 
 def select(observations: Sequence[Observation]) -> Selection:

@@ -14,6 +14,7 @@ from lit_het.apps.grid_runs import Result
 from lit_het.apps.shape import sweeps
 from lit_het.apps.shape.sweeps import Sweep, SweptRun
 from lit_het.cli.main import main
+from lit_het.cli.shape import factors
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.shape_law.observations import Observation
 from scripts.cover_shape_law import CENTRE, S, law, simulate
@@ -172,8 +173,12 @@ def test_a_sweep_without_a_configuration_is_kept_from_other_runs_of_the_same_nam
 
 
 def test_a_grid_takes_further_lengths_and_seeds(trained, tmp_path):
-    assert main([*trained, "width=16", "--lengths", "1 steps", "--seeds", "0", "1"]) == 0
+    assert main([*trained, "width=16", "--lengths", "3 steps", "--seeds", "0", "1"]) == 0
     assert len(sweeps.load(tmp_path / "grid").runs) == 3
+
+
+def test_factors_may_be_exponentially_spaced():
+    assert factors(["0.25..1:3", "2"]) == pytest.approx([0.25, 0.5, 1.0, 2.0])
 
 
 def test_commands_that_extend_a_sweep_wait_for_each_other(tmp_path):
@@ -271,6 +276,10 @@ def test_several_metrics_are_compared_by_their_exponents(fitted, tmp_path, capsy
         (["star"], "nothing varies: give --vary width=... depth=... mlp=..., or --factors"),
         (["star", "--centre", "heads=2", "--vary", "width=8"], "heads is no dimension of a shape"),
         (["grid", "--vary", "width=8", "--lengths", "3 weeks"], "--lengths '3 weeks' is not a duration"),
+        (["grid", "--vary", "width=8", "--plan", "--lengths", "6 steps", "1 steps"], "warmup 1 steps must be shorter"),
+        (["grid", "--vary", "width=8", "width=16"], "--vary width=16: width is given twice"),
+        (["star", "--factors", "0.3..0.2:4"], "--factors 0.3..0.2:4: write LOW..HIGH:N with 0 < LOW < HIGH"),
+        (["star", "--factors", "0.3..0.8"], "--factors 0.3..0.8: write a number, or LOW..HIGH:N"),
         (["grid", "--vary", "width=8", "--lengths", "3 epochs"], "length 3 epochs: give steps or examples"),
         (["grid", "--vary", "width=9"], "encoder.width = 9 is not a multiple of encoder.num_heads"),
     ],
@@ -331,9 +340,11 @@ def test_start_and_exponents_are_fits_of_one_metric(fitted, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["sweep", "fit"])
 def test_damaged_files_are_one_line(fitted, tmp_path, capsys, name):
-    (tmp_path / f"{name}.json").write_text('{"kind": 3}')
+    (tmp_path / f"{name}.json").write_text('{"kind": "star"}')
     command = ["fit", str(tmp_path), "--metric", ERROR]
     if name == "fit":
         command = ["scale", "--budget", "1", "--start", str(tmp_path)]
     problem = "is not a fit" if name == "fit" else "does not describe a sweep"
-    assert problem in fails_with(capsys, "shape", *command)
+    told = fails_with(capsys, "shape", *command)
+    assert f"{problem} (required field missing @ $." in told
+    assert "repeat lit-het shape" in told

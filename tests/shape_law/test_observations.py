@@ -35,12 +35,16 @@ def test_runs_without_a_finite_metric_above_0_are_left_out_and_counted():
 @pytest.mark.parametrize(
     ("observations", "message"),
     [
-        (sweep((1.0,)), "10 runs, but the law of 2 dimensions has 13 parameters; train more sizes or lengths"),
+        (
+            sweep((1.0,)),
+            "10 different runs, but the law of 2 dimensions has 13 parameters; train more",
+        ),
         (
             [*sweep((1.0,)), Observation({**CENTRE, "width": 50.0}, 1.0, math.nan)],
-            r"10 runs \(1 run without a finite metric above 0 left out\), but the law",
+            r"10 different runs \(1 run without a finite metric above 0 left out\), but the law",
         ),
-        (sweep((1.0, 2.0, 3.0))[:20], "5 runs of depth, but it has 6 parameters of its own"),
+        (sweep((1.0,)) * 3, "10 different runs, but the law"),
+        (sweep((1.0, 2.0, 3.0))[:20], "5 different runs of depth, but it has 6 parameters of its own"),
         (
             [Observation({"width": 5.0, "depth": 5.0}, 1.0, 0.5)],
             "differs from the centre .* in width, depth; vary only",

@@ -56,6 +56,18 @@ def test_a_shape_on_the_boundary_is_a_warning_and_not_chosen_before_one_inside()
     assert "lies on the boundary of the grid in width" in outside.warning
 
 
+def test_a_shape_that_is_optimal_at_a_point_is_a_warning():
+    isolated = select([observed(2, 1, 1, 0.9), observed(4, 1, 2, 0.5), observed(8, 1, 2.02, 0.4)])
+    assert isolated.start.shape["width"] == 4.0
+    assert "optimal only up to 1.01 times its least compute" in isolated.warning
+
+
+def test_a_shape_on_the_boundary_that_is_optimal_over_a_wider_range_is_a_warning():
+    found = select([observed(2, 1, 1, 0.9), observed(4, 1, 2, 0.5), observed(8, 1, 6, 0.4), observed(8, 1, 60, 0.3)])
+    assert found.start.shape["width"] == 4.0
+    assert "width 8, depth 1, on the boundary of the grid, is optimal over a wider range" in found.warning
+
+
 def test_nothing_is_smaller_than_1():
     found = select(grid(best=(4.0, 1.0)))
     assert found.start.shape == {"width": 4.0, "depth": 1.0}

@@ -161,7 +161,8 @@ def plan(
     """Returns the runs of all shapes and lengths, ordered by seed.
 
     Raises:
-        UserError: a shape is impossible, or the length is in epochs, whose compute depends on the data.
+        UserError: a shape is impossible, the length is in epochs, whose compute depends on the data, or the schedule
+            does not fit into it.
     """
     planned = []
     for seed, shape, length in itertools.product(dict.fromkeys(seeds), shapes, dict.fromkeys(lengths)):
@@ -169,7 +170,7 @@ def plan(
         setting = {**{name: str(value) for name, value in shape.items()}, "length": str(length)}
         name = "_".join([*(f"{name}{value}" for name, value in shape.items()), str(length).replace(" ", "_")])
         planned.append(grid_runs.plan_run(changed, setting, name, seed, output))
-        _num_steps(changed)
+        _check_schedule(changed)
     return planned
 
 
@@ -192,7 +193,8 @@ def describe(kind: Kind, config: ExperimentConfig, planned: Sequence[Planned]) -
         shape = shape_of(one.config)
         gflop = per_step[tuple(shape.values())]
         per_example = gflop / one.config.data.batch_size
-        runs.append(SweptRun(one.name, shape, str(one.config.length), gflop * _num_steps(one.config), per_example))
+        num_steps = _run_length(one.config).num_steps
+        runs.append(SweptRun(one.name, shape, str(one.config.length), gflop * num_steps, per_example))
     return Sweep(kind, shape_of(config), tuple(runs), experiment.fields(config))
 
 
@@ -238,7 +240,7 @@ def load(output: Path) -> Sweep:
     path = output / "sweep.json"
     if not path.is_file():
         raise UserError(f"{path} is missing; give the --output of lit-het shape star or grid")
-    with grid_runs.explained(path, "does not describe a sweep", "repeat lit-het shape star or grid"):
+    with grid_runs.explained(path, "does not describe a sweep", "delete it and repeat lit-het shape star or grid"):
         return grid_runs.CONVERTER.structure(untrusted.read_json(path), Sweep)
 
 
@@ -307,10 +309,18 @@ def _encoder(config: ExperimentConfig) -> EncoderConfig:
     return tower.encoder
 
 
-def _num_steps(config: ExperimentConfig) -> int:
+def _run_length(config: ExperimentConfig) -> RunLength:
     if config.length.unit == "epochs":
         raise UserError(f"length {config.length}: give steps or examples, so that the compute is known before training")
-    return RunLength.resolve(config.length, config.data.batch_size, None).num_steps
+    return RunLength.resolve(config.length, config.data.batch_size, None)
+
+
+def _check_schedule(config: ExperimentConfig) -> None:
+    """Checks a run that may be the last of many: its schedule is otherwise built when it begins."""
+    length = _run_length(config)
+    # Epochs are known when the data are read.
+    if not any("epoch" in str(value) for value in experiment.fields(config.schedule).values()):
+        config.schedule.build(length)
 
 
 def _gflop_per_step(config: ExperimentConfig) -> float:
