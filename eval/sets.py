@@ -3,11 +3,12 @@
 import dataclasses
 import os
 import posixpath
+from collections.abc import Sequence
 
 import tyro
 
 from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.portions import ALL, Portion, common_shards
 from lit_het.data_pipelines.shards import expand
 from lit_het.errors import UserError, require_at_least
 from lit_het.eval.prompts import CLASS_NAMES_FILE, WORDS_FILE
@@ -70,6 +71,17 @@ class ImageSet:
         if storage.is_remote(self.directory):
             return self.directory if self.split == "." else f"{self.directory}/{self.split}"
         return os.path.normpath(f"{self.directory}/{self.split}")
+
+    def overlaps(self, shards: Sequence[str], portion: Portion) -> bool:
+        """Returns whether the set may have images in common with a portion of shards, by their paths, not contents."""
+        return bool(common_shards(_expanded([self.shards]), self.portion, _expanded(shards), portion))
+
+
+def _expanded(shards: Sequence[str]) -> list[str]:
+    try:
+        return expand(shards)
+    except UserError:  # it is reported where the shards are opened
+        return list(shards)
 
 
 def require_one_label(config: ImageSet) -> None:

@@ -54,25 +54,32 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--features", type=int, default=1024, help="d")
-    parser.add_argument("--classes", type=int, default=21843, help="k")
-    parser.add_argument("--factors", type=int, default=50, help="r")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--features", type=positive, default=1024, help="d")
+    parser.add_argument("--classes", type=positive, default=21843, help="k")
+    parser.add_argument("--factors", type=positive, default=50, help="r")
+    parser.add_argument("--batch", type=positive, default=16)
     parser.add_argument("--samples", type=positive, nargs="+", default=[1, 4, 16, 64, 256, 1000], help="S")
-    parser.add_argument("--block-size", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=60.0, help="budget of a variant; at least 1 round")
+    parser.add_argument("--block-size", type=positive, default=1024)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--seconds", type=_above_zero, default=60.0, help="budget of a variant; at least 1 round")
     parser.add_argument("--orders", action=argparse.BooleanOptionalAction, default=True, help="compare orders")
-    parser.add_argument("--order-features", type=int, default=2048)
-    parser.add_argument("--order-batch", type=int, default=4)
-    parser.add_argument("--order-samples", type=int, default=1000)
-    parser.add_argument("--memory-batch", type=int, default=64)
-    parser.add_argument("--memory-samples", type=int, nargs=2, default=[16, 1000])
+    parser.add_argument("--order-features", type=positive, default=2048)
+    parser.add_argument("--order-batch", type=positive, default=4)
+    parser.add_argument("--order-samples", type=positive, default=1000)
+    parser.add_argument("--memory-batch", type=positive, default=64)
+    parser.add_argument("--memory-samples", type=positive, nargs=2, default=[16, 1000])
     parser.add_argument("--grid", action="store_true", help="maps of time, memory and operations over S and the batch")
     parser.add_argument("--grid-batches", type=positive, nargs="+", default=[4, 16, 64, 512, 6144], metavar="B")
-    parser.add_argument("--memory-gib", type=float, default=16, help="of the maps' device (a TPU v3 core has 16)")
+    parser.add_argument("--memory-gib", type=_above_zero, default=16, help="of the maps' device (a TPU v3 core has 16)")
     parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     return parser.parse_args()
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and finite")
+    return value
 
 
 def _compare_heads(options: argparse.Namespace, report: Report) -> dict[str, list[tuple[float, float, float]]]:

@@ -1,10 +1,7 @@
 """Which images a search may choose settings by: none that runs are trained on, and none that another figure is of."""
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.portions import Portion, common_shards
-from lit_het.data_pipelines.shards import expand
 from lit_het.errors import UserError
-from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.runs.calibration_split import split
 from lit_het.tasks.classification import ClassificationConfig
@@ -41,13 +38,13 @@ def check_sets(config: ExperimentConfig, metric: str) -> None:
     training += [(data_set.shards, data_set.portion) for data_set in config.data.mixture]
     for data in validation:
         for shards, portion in training:
-            if _overlap(data, shards, portion):
+            if data.overlaps(shards, portion):
                 raise UserError(
                     f"--metric {metric}: {data.name} has images that the runs are trained on ({data.shards}); evaluate "
                     "other images, or hold some out with --data.portion"
                 )
         for other in sets:
-            if other.name != data.name and _overlap(data, (other.shards,), other.portion):
+            if other.name != data.name and data.overlaps((other.shards,), other.portion):
                 raise UserError(
                     f"--metric {metric}: {data.name} and {other.name} are the same images ({data.shards}), and a set "
                     "that chooses settings is no test; leave one out, or give it other images"
@@ -61,15 +58,3 @@ def _kind(evaluation: EvaluationConfig, config: ExperimentConfig) -> str:
     if command == "zero-shot" and isinstance(config.task, ClassificationConfig):
         return "supervised"
     return command.replace("-", "_")
-
-
-def _overlap(data: ImageSet, shards: tuple[str, ...], portion: Portion) -> bool:
-    """Returns whether a set has images in common with a portion of shards."""
-    return bool(common_shards(_expanded((data.shards,)), data.portion, _expanded(shards), portion))
-
-
-def _expanded(shards: tuple[str, ...]) -> list[str]:
-    try:
-        return expand(shards)
-    except UserError:  # it is reported where the shards are opened
-        return list(shards)

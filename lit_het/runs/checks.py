@@ -247,6 +247,17 @@ def report_copies(config: ExperimentConfig, num_samples: int) -> None:
     )
 
 
+def report_reused(config: ExperimentConfig) -> None:
+    """Says so if images by which τ is trained are evaluated, too."""
+    for one in config.data.mixture:
+        for evaluation in config.evaluations if one.held_out else ():
+            if evaluation.data.overlaps(one.shards, one.portion):
+                message(
+                    f"{evaluation.data.name} has images that are held out to train τ ({one.shards[0]}): its figures "
+                    "are no test; evaluate other images for one"
+                )
+
+
 def unseen_pixels(tower: ImageTowerConfig) -> str | None:
     """Returns what a ViT does with images that its patches do not divide, and what to choose; None if they do."""
     if not isinstance(tower, ViTConfig) or not (rest := tower.image_size % tower.patch_size):

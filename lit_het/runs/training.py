@@ -36,6 +36,7 @@ from lit_het.runs.checks import (
     check_source,
     report_copies,
     report_fast_start,
+    report_reused,
     unseen_pixels,
 )
 from lit_het.runs.directory import checkpoint_dir, config_path
@@ -110,6 +111,7 @@ def _train_on(
     if isinstance(loader, Loader):
         report_copies(config, loader.num_samples)
     report_fast_start(config)
+    report_reused(config)
     if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
         message(remark)
     task = config.task.build()

@@ -14,6 +14,9 @@ from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.data_config import WeightedShards
 from lit_het.durations import Duration
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
+from lit_het.runs.checks import report_reused
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.opening import open_run
@@ -81,6 +84,17 @@ def test_a_classifier_with_a_locked_tower_trains_on_stored_embeddings_as_on_imag
     for one, other in zip(records(images), records(stored), strict=True):
         assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
         assert one["train/held_out_loss"] == pytest.approx(other["train/held_out_loss"], rel=1e-4)
+
+
+def test_figures_of_images_that_train_the_temperature_are_no_test(lit_config, data, held_out, capsys):
+    more = (WeightedShards((str(held_out),), 1.0, held_out=True),)
+    config = with_gradient(lit_config, held_out=None, mixture=more)
+    same, other = (ZeroShotConfig(ImageSet(path.name, f"{path}/", split=".")) for path in (held_out, data / "train"))
+    report_reused(dataclasses.replace(config, evaluations=(other,)))
+    assert not capsys.readouterr().err
+    report_reused(dataclasses.replace(config, evaluations=(same, other)))
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{held_out.name} has images that are held out to train τ ({held_out}): its figures are no test" in line
 
 
 def test_flags_set_it(config_file, capsys, tmp_path):
