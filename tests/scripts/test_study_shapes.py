@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from lit_het.apps import grid_runs
 from lit_het.apps.shape import sweeps
+from lit_het.eval.significance import estimate
 from lit_het.shape_law import uncertainty
 from scripts import study_shapes
 from scripts.study_shapes import METRIC, TOP1
@@ -85,3 +87,17 @@ def test_runs_of_the_comparison_that_diverge_are_counted_or_refused(trained, tmp
     diverged({1, 2})
     assert study_shapes.main(flags) == 1
     assert "1 run of predicted did not diverge; give more --seeds" in capsys.readouterr().err
+
+
+def test_the_table_of_the_document_has_the_recorded_figures():
+    root = Path(__file__).parents[2]
+    shapes = json.loads((root / "docs/results/shapes.json").read_text())["compared"]["shapes"]
+    lines = (root / "docs/shape_law.md").read_text().splitlines()
+    for name, one in shapes.items():
+        shape = ", ".join(map(str, one["shape"].values()))
+        cells = [f"{name}: {shape}", f"{one['steps']:,}", f"{one['gflop']:.1f}"]
+        cells += [estimate(one[metric]).shown(3) for metric in (METRIC, TOP1)]
+        if "test" in one:
+            low, high = one["test"]["interval"]
+            cells += [f"{one['test']['difference']:.3f}", f"{low:.3f} to {high:.3f}", f"{one['test']['p_value']:.2f}"]
+        assert any(line.startswith(f"| {' | '.join(cells)} |") for line in lines), cells
