@@ -31,6 +31,7 @@ def test_exponents_are_recovered_within_their_intervals(found):
 
 
 def test_intervals_of_90_percent_contain_the_truth_in_85_to_95_percent_of_200_sweeps():
+    """Of other sweeps than docs/shape_law.md reports; the standard error of a share is 2 %."""
     statistics = np.array([_statistics(fit(simulate(law(), 0.01, seed))) for seed in range(1000, 1200)])
     for level, least, most in ((0.9, 0.85, 0.95), (0.5, 0.4, 0.6)):
         shares = np.mean(statistics < stats.f.ppf(level, 1, 35), axis=0)
