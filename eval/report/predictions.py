@@ -257,7 +257,8 @@ def _alignment(shown: Sequence[Titled]) -> Section:
             body.append(figures.distribution(title, groups, "cosine of the smallest angle"))
     note = (
         "The angle between the row spaces of W and of the noise of HET heads (HET-XL App. I.1). Were the cosines near "
-        "1, noise before the kernel (HET-XL) could stand for it; those of a W of standard normals are the chance level."
+        "1, noise before the kernel (HET-XL) could stand for it; those of a W of standard normals are the chance "
+        "level. Noise that moves all logits alike counts, too."
     )
     return Section("Alignment of W and the noise", tuple(body), note)
 
