@@ -193,17 +193,17 @@ def factors(texts: Sequence[str]) -> list[float]:
     """
     found: list[float] = []
     for text in texts:
-        ends, _, count = text.partition(":")
-        low, _, high = ends.partition("..")
+        ends, is_spaced, count = text.partition(":")
         try:
-            given = [float(value) for value in ((low, high) if high else (low,))]
-            number = int(count) if high else 1
+            if not is_spaced:
+                found.append(float(text))
+                continue
+            (low, high), number = map(float, ends.split("..")), int(count)
         except ValueError as error:
             raise UserError(f"--factors {text}: write a number, or LOW..HIGH:N such as 0.3..0.85:6") from error
-        if high and not (0 < given[0] < given[1] < math.inf and number > 1):
+        if not (0 < low < high < math.inf and number > 1):
             raise UserError(f"--factors {text}: write LOW..HIGH:N with 0 < LOW < HIGH and N of at least 2")
-        ratio = given[-1] / given[0]
-        found += [given[0] * ratio ** (place / max(1, number - 1)) for place in range(number)]
+        found += [low * (high / low) ** (place / (number - 1)) for place in range(number)]
     return found
 
 

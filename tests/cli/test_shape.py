@@ -279,6 +279,8 @@ def test_several_metrics_are_compared_by_their_exponents(fitted, tmp_path, capsy
         (["grid", "--vary", "width=8", "--plan", "--lengths", "6 steps", "1 steps"], "warmup 1 steps must be shorter"),
         (["grid", "--vary", "width=8", "width=16"], "--vary width=16: width is given twice"),
         (["star", "--factors", "0.3..0.2:4"], "--factors 0.3..0.2:4: write LOW..HIGH:N with 0 < LOW < HIGH"),
+        (["star", "--factors", "0.3:6"], "--factors 0.3:6: write a number, or LOW..HIGH:N"),
+        (["star", "--factors", "0"], "--factors must be above 0 and finite"),
         (["star", "--factors", "0.3..0.8"], "--factors 0.3..0.8: write a number, or LOW..HIGH:N"),
         (["grid", "--vary", "width=8", "--lengths", "3 epochs"], "length 3 epochs: give steps or examples"),
         (["grid", "--vary", "width=9"], "encoder.width = 9 is not a multiple of encoder.num_heads"),
