@@ -25,6 +25,20 @@ def add_to(commands: Any) -> None:
         "Needs the extra: pip install 'lit-het[tune]'.",
         add_help=False,
     )
+    _add_what(tune)
+    _add_how(tune)
+    tune.add_argument("-h", "--help", action="store_true", help="show this text; with --config also every field")
+    tune.set_defaults(
+        command=_tune,
+        name="tune",
+        parser=tune,
+        takes_fields=True,
+        ways_out=ALLOW_BAD_SAMPLES,
+        if_stopped="the same command continues",
+    )
+
+
+def _add_what(tune: Any) -> None:
     tune.add_argument(
         "--config", type=Path, help="a Python file with get_config(), or the name of a shipped configuration"
     )
@@ -48,6 +62,9 @@ def add_to(commands: Any) -> None:
         help="values of the metric that are better; default: by its name",
     )
     tune.add_argument("--show", nargs="+", default=[], metavar="NAME", help="further metrics in the table")
+
+
+def _add_how(tune: Any) -> None:
     tune.add_argument("--budget", type=int, metavar="N", help="number of runs, those of other processes included")
     tune.add_argument("--output", type=Path, metavar="DIR", help="folder for runs, table.md, page.html and trials.json")
     tune.add_argument(
@@ -68,15 +85,6 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="give up runs that are worse than the median of the others at the same evaluation; needs "
         "--cadence.evaluate-steps",
-    )
-    tune.add_argument("-h", "--help", action="store_true", help="show this text; with --config also every field")
-    tune.set_defaults(
-        command=_tune,
-        name="tune",
-        parser=tune,
-        takes_fields=True,
-        ways_out=ALLOW_BAD_SAMPLES,
-        if_stopped="the same command continues",
     )
 
 
