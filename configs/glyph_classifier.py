@@ -2,7 +2,8 @@
 
 Small enough to be trained many times: docs/temperature.md compares temperatures and heads on it. Training sees 15
 typefaces, ``data/held_out_typeface`` is a sixteenth: new images of the same characters. Some characters look the same
-in every typeface, so that no classifier can reach 100 %.
+in every typeface, so that no classifier can reach 100 %. ``glyph_classifier.py:minival=5`` holds images out on which
+``lit-het tune`` and ``lit-het shape`` can compare runs.
 """
 
 from pathlib import Path
@@ -11,7 +12,10 @@ from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.portions import Portion
 from lit_het.durations import Duration
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
@@ -30,8 +34,16 @@ HEAD = HetXLConfig(
 )
 
 
-def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> ExperimentConfig:
-    """Returns the run; ``root / "data"`` contains the data that ``lit-het quickstart`` writes."""
+def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD, minival: int = 0) -> ExperimentConfig:
+    """Returns the run; ``root / "data"`` contains the data that ``lit-het quickstart`` writes.
+
+    Args:
+        root: folder of the data and the run.
+        head: the head.
+        minival: percent of the training images that are evaluated instead, for searches of settings and shapes.
+    """
+    folder = str(root / "data" / "train")
+    evaluations = (ZeroShotConfig(ImageSet("minival", folder, ".", Portion(100 - minival))),) if minival else ()
     return ExperimentConfig(
         run_dir=root / "glyph_classifier",
         task=ClassificationConfig(
@@ -47,7 +59,8 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> Expe
             num_classes=NUM_NAMES,
         ),
         data=LoaderConfig(
-            shards=(str(root / "data" / "train"),),
+            shards=(folder,),
+            portion=Portion(0, 100 - minival),
             image_size=32,
             batch_size=64,
             threads=1,
@@ -59,4 +72,5 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> Expe
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=3e-5),
         schedule=Schedule(learning_rate=2e-3, warmup=Duration(50)),
         cadence=Cadence(log_steps=25, save_steps=1000),
+        evaluations=evaluations,
     )

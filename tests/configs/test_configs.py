@@ -59,6 +59,7 @@ WITH_ARGUMENTS = {
         for model in ("vit", "vmoe", "e3")
     ]
     + [f"model={model}" for model in get_args(fine_tune_experts.Model)],
+    "glyph_classifier": ["minival=0", "minival=5"],
     "imagenet_experts": ["model=vmoe", "model=e3"],
 }
 RECIPES = [
