@@ -154,7 +154,7 @@ def draw(found: Mapping[tuple[str, str], Mapping[int, Sequence[float]]], path: P
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study; user errors are printed as one line, with exit code 1."""
-    parser = study_parser(__doc__, steps=1000)
+    parser = study_parser(__doc__, steps=2500)
     parser.set_defaults(output=Path("runs/sequence_length"), seeds=[0, 1, 2])
     options = parser.parse_args(arguments)
     return grid.run_main("study_sequence_length", lambda: run_seeds(options, train, conclude))
