@@ -14,6 +14,7 @@ from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.portions import Portion
 from lit_het.durations import Duration
+from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.covariance import CovarianceConfig
@@ -41,7 +42,12 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD, minival
         root: folder of the data and the run.
         head: the head.
         minival: percent of the training images that are evaluated instead, for searches of settings and shapes.
+
+    Raises:
+        UserError: ``minival`` is no percentage below 100.
     """
+    if not 0 <= minival < 100:
+        raise UserError(f"minival = {minival} must be a percentage from 0 to 99")
     folder = str(root / "data" / "train")
     evaluations = (ZeroShotConfig(ImageSet("minival", folder, ".", Portion(100 - minival))),) if minival else ()
     return ExperimentConfig(

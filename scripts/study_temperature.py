@@ -15,7 +15,7 @@ import jax
 
 from lit_het.apps import grid
 from scripts.temperature import parts, tables
-from scripts.temperature.data import counted, prepare
+from scripts.temperature.data import counts_of, prepare
 from scripts.temperature.methods import methods
 from scripts.temperature.runs import Runner
 
@@ -36,7 +36,7 @@ def study(options: argparse.Namespace) -> None:
     # Heads of equal shapes share a program, and most seeds and temperatures do.
     jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    counts = counted(options.output) if options.table else prepare(options.output)
+    counts = counts_of(options.output) if options.table else prepare(options.output)
     runner = Runner(options.output, counts, trains=not options.table)
     for part in options.part:
         if part == "methods":

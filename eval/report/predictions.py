@@ -256,9 +256,9 @@ def _alignment(shown: Sequence[Titled]) -> Section:
             groups = {"random W": of_random, "learned W": of_learned}
             body.append(figures.distribution(title, groups, "cosine of the smallest angle"))
     note = (
-        "The angle between the row spaces of W and of the noise of HET heads (HET-XL App. I.1). Were the cosines near "
-        "1, noise before the kernel (HET-XL) could stand for it; those of a W of standard normals are the chance "
-        "level. Noise that moves all logits alike counts, too."
+        "The smallest angle between the row spaces of W and of the noise of HET heads (HET-XL App. I.1). Near 1, at "
+        "least one direction of the noise lies in the row space of W; one that moves all logits alike counts, too. The "
+        "cosines of a W of standard normals are the chance level."
     )
     return Section("Alignment of W and the noise", tuple(body), note)
 

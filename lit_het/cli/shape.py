@@ -175,7 +175,7 @@ def numbers(texts: Sequence[str], flag: str) -> dict[str, list[float]]:
     for text in texts:
         name, _, values = text.partition("=")
         if name in found:
-            raise UserError(f"{flag} {text}: {name} is given twice; write {name}=N,N")
+            raise UserError(f"{flag} {text}: {name} is given twice; write all its numbers in one place")
         try:
             found[name] = [*map(float, values.split(","))]
         except ValueError as error:

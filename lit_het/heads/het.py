@@ -76,9 +76,9 @@ class HetClassifier(nnx.Module):
     def kernel_alignment(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns the cosine of the smallest principal angle between the row spaces of W and Q(x) (HET-XL App. I.1).
 
-        ``Qᵀ Q`` is the low-rank part of Σ: with a rank-one second term all of it. Near 1, noise of the form ``Wᵀ ε``
-        (HET-XL) could stand for that of this head. The second column is that of a W of standard normals.
-        Without factors there are no columns: diagonal noise spans everything.
+        ``Qᵀ Q`` is the low-rank part of Σ: with a rank-one second term all of it. Near 1, at least one direction of the
+        noise lies in the row space of W, as all those of noise ``Wᵀ ε`` (HET-XL) do. The second column is that of a W
+        of standard normals. Without factors there are no columns: diagonal noise spans everything.
         """
         factors = self.covariance(features).rows()
         if not factors.shape[1]:

@@ -29,7 +29,7 @@ class Curve:
         epsilon: ε, the loss that remains.
 
     Raises:
-        FieldError: a parameter is not positive and finite.
+        FieldError: an exponent or ε is not positive and finite, or a logarithm not finite.
     """
 
     log_alpha: float
@@ -101,19 +101,23 @@ class Law:
 
         It is the only one: f falls before it and rises after it (App. A.1).
         """
-        curve = self.curve(dimension)
-        log_ratio = curve.log_alpha + math.log(curve.a) - curve.log_beta - math.log(curve.b)
         with np.errstate(over="ignore"):
-            return np.asarray(np.exp((log_ratio + self.c * np.log(t)) / (curve.a + curve.b)))
+            return np.asarray(np.exp(self._log_optimum(self.curve(dimension), np.log(t))))
 
     def frontier(self, dimension: str, t: Numbers) -> Float[np.ndarray, "..."]:
         """Returns the least f at compute ``t`` ``[...]`` in GFLOP: ``F x^-a + G t^-c + ε`` at x = x*(t) (Eq. 5).
 
         At the optimum ``β x^b t^-c = (α a / b) x^-a``, so that F = α (1 + a / b) and G = ξ; the paper leaves both open.
         """
-        curve, log_x, log_t = self.curve(dimension), np.log(self.optimum(dimension, t)), np.log(t)
+        curve, log_t = self.curve(dimension), np.log(t)
         log_f = curve.log_alpha + math.log1p(curve.a / curve.b)
-        return np.asarray(np.exp(log_f - curve.a * log_x) + self._few_steps(curve, log_t) + curve.epsilon)
+        log_x = self._log_optimum(curve, log_t)
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(log_f - curve.a * log_x) + self._few_steps(curve, log_t) + curve.epsilon)
+
+    def _log_optimum(self, curve: Curve, log_t: Numbers) -> Numbers:
+        log_ratio = curve.log_alpha + math.log(curve.a) - curve.log_beta - math.log(curve.b)
+        return (log_ratio + self.c * log_t) / (curve.a + curve.b)
 
     def _few_steps(self, curve: Curve, log_t: Numbers) -> Numbers:
         """Returns ``ξ t^-c``."""

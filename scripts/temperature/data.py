@@ -52,10 +52,10 @@ def prepare(root: Path) -> dict[str, int]:
     train_unless_done(config)
     sets = (FIT, VALIDATION, ALL, TEST)
     embed(config.run_dir, config, str(root / "embeddings"), EmbedOptions(tuple(str(data / name) for name in sets)))
-    return counted(root)
+    return counts_of(root)
 
 
-def counted(root: Path) -> dict[str, int]:
+def counts_of(root: Path) -> dict[str, int]:
     """Returns the number of images of each set.
 
     Raises:

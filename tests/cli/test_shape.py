@@ -277,7 +277,10 @@ def test_several_metrics_are_compared_by_their_exponents(fitted, tmp_path, capsy
         (["star", "--centre", "heads=2", "--vary", "width=8"], "heads is no dimension of a shape"),
         (["grid", "--vary", "width=8", "--lengths", "3 weeks"], "--lengths '3 weeks' is not a duration"),
         (["grid", "--vary", "width=8", "--plan", "--lengths", "6 steps", "1 steps"], "warmup 1 steps must be shorter"),
-        (["grid", "--vary", "width=8", "width=16"], "--vary width=16: width is given twice"),
+        (
+            ["grid", "--vary", "width=8", "width=16"],
+            "--vary width=16: width is given twice; write all",
+        ),
         (["star", "--factors", "0.3..0.2:4"], "--factors 0.3..0.2:4: write LOW..HIGH:N with 0 < LOW < HIGH"),
         (["star", "--factors", "0.3:6"], "--factors 0.3:6: write a number, or LOW..HIGH:N"),
         (["star", "--factors", "0"], "--factors must be above 0 and finite"),

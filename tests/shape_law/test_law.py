@@ -63,7 +63,7 @@ def test_steep_curves_do_not_overflow():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_parameters_are_positive(value):
+def test_impossible_parameters_are_refused(value):
     with pytest.raises(FieldError, match=r"Curve: epsilon = .* must be above 0 and finite"):
         Curve(1.0, 1.0, 1.0, 1.0, 1.0, value)
     with pytest.raises(FieldError, match=r"Law: c = .* must be above 0"):
