@@ -27,13 +27,14 @@ from lit_het.durations import Duration
 from lit_het.eval.evaluators.zero_shot import SPECTRUM_IMAGES
 from lit_het.eval.significance import estimate
 from lit_het.files import write_atomically
-from lit_het.heads.covariance import MINIMUM_SCALE, CovarianceConfig
+from lit_het.heads.covariance import MINIMUM_SCALE
 from lit_het.heads.het import HetConfig
 from lit_het.heads.temperature import BoundedTemperature
 from lit_het.runs.training import train_unless_done
 from scripts.study import run_seeds, study_parser
 
-HEAD = HetConfig(CovarianceConfig(num_factors=8, form="efficient"), BoundedTemperature(initial=1.0))
+_HET_XL = glyph_classifier.HEAD
+HEAD = HetConfig(_HET_XL.covariance, BoundedTemperature(initial=1.0), _HET_XL.sampling)
 COLUMNS = ("all noise", "rows less their mean", "constant vector")
 
 
