@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import posixpath
 from collections.abc import Sequence
 
 import tyro
@@ -111,8 +110,7 @@ def require_other_split(config: ImageSet, train_split: str) -> None:
 
 def have_same_shards(one: ImageSet, other: ImageSet) -> bool:
     """Returns whether the shards of two sets are in the same folder, also where its path is written differently."""
-    folders = (posixpath.normpath(storage.absolute(config.shards)) for config in (one, other))
-    return len({*folders}) == 1
+    return storage.canonical(one.shards) == storage.canonical(other.shards)
 
 
 def parse_set(argument: str, like: ImageSet) -> ImageSet:

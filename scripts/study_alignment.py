@@ -7,14 +7,15 @@ images of another typeface: of all noise, and without what moves all logits alik
 """
 
 import dataclasses
+import io
+import itertools
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import scipy.linalg
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from PIL import Image
 
 import lit_het
@@ -32,6 +33,7 @@ from lit_het.heads.covariance import MINIMUM_SCALE
 from lit_het.heads.het import HetConfig
 from lit_het.heads.temperature import BoundedTemperature
 from lit_het.runs.training import train_unless_done
+from scripts.noise.pairs import samples_of
 from scripts.study import run_seeds, study_parser
 
 _HET_XL = glyph_classifier.HEAD
@@ -81,18 +83,6 @@ def _cosine(basis: Float[np.ndarray, "k d"], rows: Float[np.ndarray, "r k"]) -> 
     return float(np.linalg.norm(basis.T @ scipy.linalg.orth(rows.T, rcond=1e-6), 2))
 
 
-def read_images(folder: Path, number: int) -> list[UInt8[np.ndarray, "h w 3"]]:
-    """Returns the first images of the shards in a folder."""
-    images = []
-    for shard in expand(folder):
-        with tarfile.open(shard) as tar:
-            for member in tar:
-                content = tar.extractfile(member)
-                if content is not None and member.name.endswith(".jpg") and len(images) < number:
-                    images.append(np.asarray(Image.open(content).convert("RGB")))
-    return images
-
-
 def train(root: Path, data: Path, seed: int, steps: int) -> None:
     """Trains the run of a seed, unless it is done."""
     train_unless_done(configuration(root, data, seed, steps))
@@ -100,7 +90,9 @@ def train(root: Path, data: Path, seed: int, steps: int) -> None:
 
 def conclude(output: Path, data: Path, seeds: Sequence[int], _: int) -> None:
     """Writes and prints the table."""
-    images = read_images(data / TYPEFACE, SPECTRUM_IMAGES)
+    samples = itertools.chain.from_iterable(map(samples_of, expand(data / TYPEFACE)))
+    first = itertools.islice(samples, SPECTRUM_IMAGES)
+    images = [np.asarray(Image.open(io.BytesIO(sample["image"])).convert("RGB")) for sample in first]
     means: dict[str, list[np.ndarray]] = {"learned": [], "random": []}
     for seed in seeds:
         model = lit_het.load(output / f"seed{seed}" / "het")

@@ -70,7 +70,7 @@ def read_pairs(
         addresses = shards.expand(patterns)
         with Bar(f"embedding for {cache.name}", len(addresses), "shards") as bar:
             for address in addresses:
-                samples = list(_samples(address))
+                samples = list(samples_of(address))
                 for start in range(0, len(samples), _BLOCK):
                     block = samples[start : start + _BLOCK]
                     images = [preprocessing.apply(sample["image"], image_size) for sample in block]
@@ -93,7 +93,7 @@ def read_pairs(
         return PairSet(stored["features"], captions, tuple(names.tolist()), columns)
 
 
-def _samples(address: str) -> Iterator[dict[str, bytes]]:
+def samples_of(address: str) -> Iterator[dict[str, bytes]]:
     """Yields the members of every sample of a shard by extension; the image is under "image"."""
     sample: dict[str, bytes] = {}
     last = ""

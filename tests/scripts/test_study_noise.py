@@ -117,7 +117,7 @@ def test_icons_are_named_by_their_font_and_a_style_and_names_are_held_out(tmp_pa
     known = (tmp_path / "data" / "train" / "classnames.txt").read_text().splitlines()
     assert names == [f"letter {c}" for c in string.ascii_lowercase]
     assert len(set(names) - set(known)) == 3  # one in ten
-    found = {part: list(noise._samples(expand(tmp_path / "data" / part)[0])) for part in PARTS}
+    found = {part: list(noise.samples_of(expand(tmp_path / "data" / part)[0])) for part in PARTS}
     for part, samples in found.items():
         styles = {json.loads(sample["json"])["typeface"] for sample in samples}
         captions = {sample["txt"].decode() for sample in samples}
