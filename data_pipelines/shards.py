@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
-from webdataset.writer import TarWriter, default_handlers, encode_based_on_extension
 
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
@@ -101,6 +100,9 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
     Raises:
         UserError: a key is empty or has a dot in its base name.
     """
+    # Only where shards are written: webdataset imports PyTorch, which takes seconds, wherever it is installed.
+    from webdataset.writer import TarWriter
+
     count = 0
     with path.open("wb") as file:
         # Without times, equal samples give equal bytes and so equal digests.
@@ -119,6 +121,8 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
 
 def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
     """Returns a sample as bytes; webdataset's own encoder would compress the bytes of a ``.gz`` again."""
+    from webdataset.writer import default_handlers, encode_based_on_extension
+
     finished = {name: content for name, content in sample.items() if isinstance(content, bytes)}
     rest = {name: content for name, content in sample.items() if name not in finished}
     return {**encode_based_on_extension(rest, default_handlers), **finished}

@@ -18,8 +18,6 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from webdataset.filters import shuffle
-
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.batches import RawSample, Tokenizer, batch_maker, input_of, rows_per_process
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
@@ -167,6 +165,9 @@ class _ShardReader:
         self._random = random.Random(str(seed))
         self._lock, self._is_stopped = threading.Lock(), False
         self._pipe: Pipe | None = None
+        # Only for streams: webdataset imports PyTorch, which takes seconds, wherever it is installed.
+        from webdataset.filters import shuffle
+
         self.samples: Generator[RawSample] = shuffle(buffer, initial=buffer, rng=self._random)(
             _counted(self._in_order(), buffer, advance)
         )

@@ -1,13 +1,15 @@
 """Initial parameters of a run."""
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import Array, Key
 
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
+from lit_het.programs import shared
 from lit_het.runs.pretrained import load_pretrained, load_weights
 from lit_het.tasks.union import AnyTask
 from lit_het.towers.vit import ViTConfig
@@ -42,9 +44,16 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
             "--pretrained.run RUN or --task.image-tower.weights, or leave it out"
         )
 
-    def draw(key: Any) -> dict[str, Any]:
-        return {path: array for path, array in parameters.flatten(task.initialize(key)).items() if path not in loaded}
-
-    places = {path: shape.sharding for path, shape in like.items() if path not in loaded}
-    drawn = jax.jit(draw, out_shardings=places)(key)
+    drawn = _drawing(task, mesh, frozenset(like.keys() - loaded.keys()))(key)
     return parameters.partition(parameters.unflatten({**drawn, **loaded}), task.locked)
+
+
+@shared
+def _drawing(task: AnyTask, mesh: Mesh, paths: frozenset[str]) -> Callable[[Key[Array, ""]], dict[str, Array]]:
+    """Returns the function of a key that draws the parameters at these paths, on the mesh."""
+
+    def draw(key: Key[Array, ""]) -> dict[str, Array]:
+        return {path: array for path, array in parameters.flatten(task.initialize(key)).items() if path in paths}
+
+    places = parameters.flatten(sharding.tree_shardings(task.shapes, mesh))
+    return jax.jit(draw, out_shardings={path: places[path] for path in paths})

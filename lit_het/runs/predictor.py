@@ -14,6 +14,7 @@ from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.gaussian import GaussianContrastiveConfig, variances_of_texts
 from lit_het.heads.sampling import in_pairs
+from lit_het.programs import shared
 from lit_het.runs.writer import Writer
 from lit_het.tasks.captioning import CaptioningTask, captioner_params, captioning_of
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
@@ -21,6 +22,12 @@ from lit_het.tasks.given_texts import WritingTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.tasks.union import AnyTask
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
+
+
+@shared
+def _compiled(task: AnyTask, mesh: Mesh) -> dict[Hashable, Callable[..., Any]]:
+    """Returns the compiled functions of a task by their keys: a model that is opened again compiles nothing again."""
+    return {}
 
 
 class Programs:
@@ -35,7 +42,7 @@ class Programs:
 
     def __init__(self, task: AnyTask, mesh: Mesh, tokenizer: Tokenizer | None, prompts: Sequence[str] = ()):
         self.task, self._mesh, self._tokenizer, self._prompts = task, mesh, tokenizer, prompts
-        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        self._compiled = _compiled(task, mesh)
         config = task.config
         captioning = captioning_of(config) if isinstance(config, ContrastiveConfig) else None
         # Of the decoder of an image-text model, which reads the tokens of images.

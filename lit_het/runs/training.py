@@ -8,7 +8,8 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -27,6 +28,7 @@ from lit_het.data_pipelines.watchdog import watched as reads_watched
 from lit_het.durations import RunLength
 from lit_het.errors import DoesNotFit, Unwritable, UserError, counted
 from lit_het.files import cache_folder
+from lit_het.programs import shared
 from lit_het.runs.calibration_split import Split, split
 from lit_het.runs.checks import (
     check_data,
@@ -51,12 +53,12 @@ from lit_het.tasks.patch_sizes import losses
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
-from lit_het.training.loop import NonFinite
+from lit_het.training.loop import Cadence, NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
-from lit_het.training.step import initial_state, jit_step, make_train_step
+from lit_het.training.step import TrainStep, initial_state, jit_step, make_train_step
 from lit_het.training.tracking import Tracker, require
-from lit_het.types import Batch, TrainState
+from lit_het.types import Batch, Params, TrainState
 
 if TYPE_CHECKING:
     from lit_het.data_pipelines.stream import Stream
@@ -116,17 +118,14 @@ def _train_on(
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
-    start = distilled_from(config, run)
-    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
+    programs = _programs(_decides_the_step(config), run, mesh)
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
     locked = parameters.cast(locked, compute_type_of(config.task))
     # Cached, and computed only if needed: it hashes the whole tower.
     tower = functools.cache(functools.partial(tower_fingerprint, config, locked))
     check_embeddings(loader, task, tower, lambda: tower_fingerprint(config, locked, tokenizer))
-    initial = functools.partial(initial_state, optimizer=optimizer, averages=config.average_decay is not None)
-    places = sharding.tree_shardings(jax.eval_shape(initial, trainable), mesh)
-    state = jax.jit(initial, out_shardings=places)(trainable)
+    state = programs.initial(trainable)
 
     retention = Retention(config.cadence.keep, config.cadence.keep_steps)
     with Checkpoints(
@@ -150,20 +149,9 @@ def _train_on(
         watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
         try:
             evaluate = opened_evaluations(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
-            step = make_train_step(
-                task,
-                optimizer,
-                config.seed,
-                config.average_decay,
-                distilled_from=start,
-                skips_nonfinite=config.on_nonfinite == "skip",
-                signal_to_noise=config.optimizer.signal_to_noise,
-                losses=losses(config.task),
-                gradient_of=config.gradient_of(run),
-            )
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(
-                    jit_step(step, state),
+                    programs.step,
                     state,
                     locked,
                     _to_devices(batches, task, mesh),
@@ -194,6 +182,43 @@ def _train_on(
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         message(f"{shard}: {counted(count, 'sample')} skipped: {cause}", on_all_processes=True)
     return state, samples
+
+
+class _Programs(NamedTuple):
+    """Compiled functions: the trainable parameters to the first state, and the step."""
+
+    initial: Callable[[Params], TrainState]
+    step: TrainStep
+
+
+def _decides_the_step(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the configuration without what makes no difference to a step."""
+    nothing: dict[str, Any] = {"tokenizer": None, "pretrained": None, "evaluations": (), "calibration": None}
+    return dataclasses.replace(config, run_dir=Path(), cadence=Cadence(), log=None, **nothing)
+
+
+@shared
+def _programs(config: ExperimentConfig, run: RunLength, mesh: Mesh) -> _Programs:
+    task = config.task.build()
+    start = distilled_from(config, run)
+    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
+    initial = functools.partial(initial_state, optimizer=optimizer, averages=config.average_decay is not None)
+    _, trainable = parameters.partition(task.shapes, task.locked)
+    like = jax.eval_shape(initial, trainable)
+    places = sharding.tree_shardings(like, mesh)
+    like = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like, places)
+    step = make_train_step(
+        task,
+        optimizer,
+        config.seed,
+        config.average_decay,
+        distilled_from=start,
+        skips_nonfinite=config.on_nonfinite == "skip",
+        signal_to_noise=config.optimizer.signal_to_noise,
+        losses=losses(config.task),
+        gradient_of=config.gradient_of(run),
+    )
+    return _Programs(jax.jit(initial, out_shardings=places), jit_step(step, like))
 
 
 def distilled_from(config: ExperimentConfig, run: RunLength) -> int | None:

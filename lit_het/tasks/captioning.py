@@ -10,6 +10,7 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.programs import shared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
@@ -58,6 +59,7 @@ class CaptioningConfig:
             )
         check_tied(self.decoder, self.head, "task")
 
+    @shared
     def build(self) -> "CaptioningTask":
         """Returns the task."""
         return CaptioningTask(self)

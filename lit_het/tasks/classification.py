@@ -19,6 +19,7 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import ClassificationLoss, LossAndTop1, SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.programs import shared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches, mimo, mixup
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
@@ -103,6 +104,7 @@ class ClassificationConfig:
                 "task.image_tower.layer_input is for the head bayes_vlm of image-text models; set it to False"
             )
 
+    @shared
     def build(self) -> "ClassificationTask":
         """Returns the task."""
         return ClassificationTask(self)

@@ -19,6 +19,7 @@ from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.base import masked_mean, weights
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
+from lit_het.programs import shared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
@@ -148,6 +149,7 @@ class ContrastiveConfig:
             return self.head.build(size, rngs, **inputs)
         return self.head.build(size, rngs)
 
+    @shared
     def build(self) -> "ContrastiveTask":
         """Returns the task."""
         return ContrastiveTask(self)

@@ -10,6 +10,7 @@ from lit_het.errors import FieldError, UserError
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.programs import shared
 from lit_het.random import Keys
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.captioner import START_TOKEN, TokenHeadConfig, build_head, check_tied, token_loss
@@ -71,6 +72,7 @@ class TranslationConfig:
         """Raises a `UserError`, as there is none."""
         raise UserError("the model has no image tower: it translates texts, see lit-het translate")
 
+    @shared
     def build(self) -> "TranslationTask":
         """Returns the task."""
         return TranslationTask(self)
