@@ -1,8 +1,18 @@
 #!/usr/bin/env bash
-# Installs lit-het with its test extra into .venv and runs the whole suite; arguments go to pytest.
+# Installs lit-het with its test extra into .venv and runs the tests that show that a clone works; with --all, every
+# test, those of TensorFlow Text in an environment of their own. Other arguments go to pytest.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh" "[test]"
-# Programs that earlier versions of the code compiled are never asked for again.
-rm -rf .pytest_cache/jax
+selected=(-m "not slow")
+if [ "${1:-}" = --all ]; then
+  shift
+  selected=()
+  # Outside of the clone: an environment of 4 GB is made once.
+  export LIT_HET_TF_TEXT_VENV="${LIT_HET_TF_TEXT_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/lit-het/tensorflow-text}"
+  (VENV="$LIT_HET_TF_TEXT_VENV" source scripts/environment.sh "[tf-text]" beartype hypothesis pytest)
+fi
+# Programs that no test asked for in a week. (To keep a limit of the cache's size, JAX would look at every file of it
+# whenever it writes one.)
+find .pytest_cache/jax -type f -atime +7 -delete 2>/dev/null || true
 # Stealing work keeps the tests of a file, and what they share, on one worker for as long as possible.
-exec .venv/bin/python -m pytest -n 2 --dist worksteal "$@"
+exec .venv/bin/python -m pytest -p tests.costs -n 2 --dist worksteal "${selected[@]}" "$@"

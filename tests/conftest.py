@@ -1,8 +1,16 @@
-"""One policy for every test: eight CPU devices, strict broadcasting, warnings are errors, shapes are checked."""
+"""One policy for every test: one device, strict broadcasting, warnings are errors, shapes are checked.
 
+Tests marked ``devices`` see eight virtual devices, and those marked ``slow`` run with ``scripts/test.sh --all`` only.
+"""
+
+import contextlib
 import gc
 import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 # Before JAX is imported anywhere; processes that tests start inherit it. Tests compile much and compute little:
 # unoptimised code takes half of the time to compile, and without XLA's new emitters of fusions a third of that.
@@ -16,7 +24,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Runs that resume, processes and workers compile the same programs. Without a limit of its size: to keep one, JAX
 # would look at every file of the cache whenever it writes one.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "jax")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 # What is compiled stays for long, and looking through it again and again would take a tenth of the suite's time.
@@ -26,8 +34,17 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["lit_het"], "beartype.beartype")
 
+# These import PyTorch wherever it is installed, which takes seconds; what is used of them here needs none.
+sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
+import tensorboardX  # noqa: F401
+import webdataset  # noqa: F401
+
+del sys.modules["torch"]
+
 import hypothesis
 import jax
+import pytest
+from filelock import FileLock
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -37,3 +54,50 @@ hypothesis.settings.load_profile("patient")
 # Flax asks every tracer whether it has a sharding. JAX answers with an error that says where the tracer comes from,
 # which is never shown and takes an eighth of the time of a training run.
 DynamicJaxprTracer._origin_msg = lambda self: ""
+
+DEVICES, LOCAL_DEVICES = jax.devices, jax.local_devices
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """Whoever asks JAX sees one device: programs for eight take twice the time to compile and to run."""
+    with mock.patch.multiple(
+        jax,
+        devices=lambda *backend: DEVICES(*backend)[:1],
+        local_devices=lambda **options: LOCAL_DEVICES(**options)[:1],
+        device_count=lambda: 1,
+        local_device_count=lambda: 1,
+    ):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with contextlib.nullcontext() if item.get_closest_marker("devices") else one_device():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Iterator[None]:
+    """What many files share must not depend on which of them asks first."""
+    with one_device() if fixturedef.scope == "session" else contextlib.nullcontext():
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Makes a folder of a name once for all workers, which then only read it."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, finished = shared / name, shared / f"{name}.finished"
+        with FileLock(shared / f"{name}.lock"):
+            if not finished.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a failed attempt
+                folder.mkdir()
+                make(folder)
+                finished.touch()
+        return folder
+
+    return make_once
