@@ -22,6 +22,7 @@ from lit_het.checkpoints.native.saving import Checkpoints, Retention
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.data_pipelines.watchdog import watched as reads_watched
@@ -194,7 +195,11 @@ class _Programs(NamedTuple):
 def _decides_the_step(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the configuration without what makes no difference to a step."""
     nothing: dict[str, Any] = {"tokenizer": None, "pretrained": None, "evaluations": (), "calibration": None}
-    return dataclasses.replace(config, run_dir=Path(), cadence=Cadence(), log=None, **nothing)
+    # Of the data, only a held-out data set is part of the step.
+    data = config.data
+    if data.held_out_share is None:
+        data = LoaderConfig(shards=(), batch_size=data.batch_size)
+    return dataclasses.replace(config, run_dir=Path(), data=data, cadence=Cadence(), log=None, **nothing)
 
 
 @shared
