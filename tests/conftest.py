@@ -26,6 +26,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # would look at every file of the cache whenever it writes one.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+# Processes that tests start need no PyTorch, whose import takes seconds wherever it is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # What is compiled stays for long, and looking through it again and again would take a tenth of the suite's time.
 gc.set_threshold(100_000, 20, 20)

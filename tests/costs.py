@@ -6,7 +6,6 @@ import os
 from collections.abc import Generator
 from typing import Any
 
-import jax
 import pytest
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -43,6 +42,8 @@ class Meter:
         self.level, self.total = level, 0.0
         self.tests: dict[str, Costs] = {}
         self._events = collections.Counter[str]()
+        import jax.monitoring  # not before tests/conftest.py has set its environment
+
         jax.monitoring.register_event_listener(self._count)
         jax.monitoring.register_event_duration_secs_listener(self._count)
 
