@@ -44,6 +44,8 @@ import tensorboardX  # noqa: F401
 import webdataset  # noqa: F401
 
 del sys.modules["torch"]
+# Workers of pytest started as the processes below do; their tests compare with PyTorch.
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "sitecustomize"]
 
 import hypothesis
 import jax
