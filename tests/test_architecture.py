@@ -10,13 +10,9 @@ ROOT = Path(__file__).parents[1]
 # These lie at the top of the repository and are imported as parts of lit_het.
 LINKED = ("data_pipelines", "eval", "configs")
 MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted((ROOT / "lit_het").rglob("*.py"))
-}
-MODULES |= {
-    "lit_het." + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in LINKED
-    for path in sorted((ROOT / package).rglob("*.py"))
+    prefix + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for prefix, folder in (("", "lit_het"), *(("lit_het.", name) for name in LINKED))
+    for path in sorted((ROOT / folder).rglob("*.py"))
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 # A package sees those with lower numbers; what is not named here is the learner, 0.
@@ -84,12 +80,8 @@ def loaded_with(name):
 
 
 def test_the_tree_was_found():
-    assert {
-        "lit_het.heads.covariance",
-        "lit_het.cli.main",
-        "lit_het.data_pipelines.loader",
-        "lit_het.eval.evaluators.zero_shot",
-    } <= set(MODULES)
+    some = ("heads.covariance", "cli.main", "data_pipelines.loader", "eval.evaluators.zero_shot")
+    assert {f"lit_het.{name}" for name in some} <= set(MODULES)
     assert "lit_het.tasks.base" in IMPORTS["lit_het.training.step"]
 
 
@@ -143,20 +135,28 @@ def test_importing_the_package_imports_next_to_nothing():
     assert "lit_het.api" in ours("lit_het")  # when a name is used
 
 
-def test_a_model_is_loaded_without_what_only_training_and_embedding_need():
-    loaded = loaded_with("lit_het.api")
-    assert not {"lit_het.runs.training", "lit_het.runs.evaluation", "lit_het.runs.embedding"} & loaded
+READERS = ("checkpoints.big_vision", "checkpoints.huggingface", "checkpoints.vmoe", "checkpoints.weights")
+
+
+@pytest.mark.parametrize(
+    ("module", "rare"),
+    [
+        ("api", ("runs.training", "runs.evaluation", "runs.embedding")),
+        ("configs.experiment", ("eval.evaluators", "eval.features", "eval.open_sets")),
+        (
+            "runs.training",
+            ("eval.evaluators", "data_pipelines.stream", "data_pipelines.embeddings", "planning", *READERS),
+        ),
+    ],
+)
+def test_models_configurations_and_training_load_nothing_that_only_others_need(module, rare):
+    loaded = loaded_with(f"lit_het.{module}") - {f"lit_het.{module}"}
+    assert not {name for name in loaded if name.removeprefix("lit_het.").startswith(rare)}
 
 
 def test_no_two_modules_import_one_another():
     circles = {(one, other) for one in MODULES for other in ours(one) if other != one and one in IMPORTS.get(other, ())}
     assert not circles
-
-
-def test_configurations_load_no_evaluator():
-    loaded = loaded_with("lit_het.configs.experiment")
-    assert not {name for name in loaded if name.startswith("lit_het.eval.evaluators")}
-    assert not {"lit_het.eval.features", "lit_het.eval.open_sets"} & loaded
 
 
 def test_flags_are_checked_before_orbax_and_grain_are_loaded():
@@ -170,13 +170,6 @@ def test_flags_are_checked_before_orbax_and_grain_are_loaded():
 def test_only_the_writers_for_hugging_face_load_transformers(module):
     loaded = {external for name in loaded_with(f"lit_het.{module}") for external in at_import(name)}
     assert ("transformers" in loaded) == (module == "checkpoints.huggingface.exporting")
-
-
-def test_training_loads_no_evaluator_stream_or_reader_of_weights():
-    loaded = loaded_with("lit_het.runs.training")
-    rare = ("eval.evaluators", "data_pipelines.stream", "data_pipelines.embeddings", "planning")
-    readers = ("checkpoints.big_vision", "checkpoints.huggingface", "checkpoints.vmoe", "checkpoints.weights")
-    assert not {name for name in loaded if name.removeprefix("lit_het.").startswith(rare + readers)}
 
 
 def literals(tree):
@@ -204,14 +197,13 @@ def test_only_sharding_names_the_axes_of_the_mesh():
     assert knowing == {"lit_het.sharding"}
 
 
-def test_only_checkpoints_of_runs_import_orbax():
-    knowing = {name for name in MODULES if any(module.split(".")[0] == "orbax" for module in IMPORTS[name])}
-    assert knowing == {"lit_het.checkpoints.native.saving", "lit_het.checkpoints.native.saved_step"}
+def importing(library):
+    return {name for name in MODULES if any(module.split(".")[0] == library for module in IMPORTS[name])}
 
 
-def test_only_its_own_package_imports_scikit_learn():
-    knowing = {name for name in MODULES if any(module.split(".")[0] == "sklearn" for module in IMPORTS[name])}
-    assert {package_of(name) for name in knowing} == {"sklearn"}
+def test_only_checkpoints_of_runs_import_orbax_and_only_its_own_package_imports_scikit_learn():
+    assert importing("orbax") == {"lit_het.checkpoints.native.saving", "lit_het.checkpoints.native.saved_step"}
+    assert {package_of(name) for name in importing("sklearn")} == {"sklearn"}
 
 
 def test_only_one_module_draws_noise():
@@ -268,10 +260,8 @@ def test_a_violation_would_be_seen():
     """The checks above read this tree as they should."""
     MODULES["lit_het.heads.example"] = Path("example.py")
     try:
-        tree = ast.parse(
-            "from lit_het.towers import vit\ndef f():\n    from ..losses import base\n    import eval.report"
-        )
-        found = imports("lit_het.heads.example", tree)
+        program = "from lit_het.towers import vit\ndef f():\n    from ..losses import base\n    import eval.report"
+        found = imports("lit_het.heads.example", ast.parse(program))
     finally:
         del MODULES["lit_het.heads.example"]
     assert found == {"lit_het.towers.vit", "lit_het.losses.base", "eval.report"}
@@ -280,12 +270,5 @@ def test_a_violation_would_be_seen():
     assert imports("lit_het.types", lazy, when_loaded) == {"b"}
     assert package_of("lit_het.cli") == package_of("lit_het.cli.main") == "cli"
     assert package_of("lit_het.clicks") == ""
-    assert [
-        path
-        for path, _ in public(
-            ast.parse("class A:\n  @overload\n  def b(self): ...\n  def b(self): pass\n  def _c(self): pass")
-        )
-    ] == [
-        "A",
-        "A.b",
-    ]
+    methods = ast.parse("class A:\n  @overload\n  def b(self): ...\n  def b(self): pass\n  def _c(self): pass")
+    assert [path for path, _ in public(methods)] == ["A", "A.b"]

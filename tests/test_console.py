@@ -53,13 +53,9 @@ def test_a_long_name_is_shortened_first_and_then_the_bar(steps):
     for _ in steps(2):
         bar.advance(1, "loss 2.345")
     shape = rf"(\S*) (=?) ?{FIGURES}\s*"
-    wide, usual, narrow = (re.fullmatch(shape, rendered(bar, width)) for width in (120, 80, 60))
-    assert wide is not None
-    assert wide.groups() == ("lit_so400m_het_xl_rank32_seed1", "=")
-    assert usual is not None
-    assert usual.groups() == ("lit_so400m_het_xl_…", "=")
-    assert narrow is not None
-    assert narrow.groups() == ("lit_so4…", "")
+    found = [re.fullmatch(shape, rendered(bar, width)) for width in (120, 80, 60)]
+    expected = [("lit_so400m_het_xl_rank32_seed1", "="), ("lit_so400m_het_xl_…", "="), ("lit_so4…", "")]
+    assert [line and line.groups() for line in found] == expected
     assert rendered(bar, 20) == "10000/20000 steps, …"
 
 
@@ -98,8 +94,7 @@ def test_the_last_line_is_not_repeated(steps, capsys):
 
 
 @pytest.mark.parametrize(
-    ("total", "expected"),
-    [(9_999_999, "0/9999999 bytes"), (12_345_678, "0/12.3M bytes"), (3 * 10**12, "0/3.0T bytes")],
+    ("total", "expected"), [(9_999_999, "0/9999999 bytes"), (12_345_678, "0/12.3M bytes"), (3 * 10**12, "0/3.0T bytes")]
 )
 def test_millions_have_few_digits(total, expected):
     assert expected in rendered(Bar("writing", total, "bytes"), 80)

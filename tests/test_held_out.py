@@ -46,6 +46,7 @@ def test_every_row_is_in_one_part_with_all_of_its_fields():
         np.testing.assert_array_equal(part.valid, numbers % 5 > 0)
 
 
+@pytest.mark.devices
 def test_eight_devices_hold_out_the_rows_of_one_without_moving_any():
     expected = split(jax.tree.map(jax.numpy.asarray, batch()), 0.25)
     mesh = MeshConfig(data=8).build()
@@ -59,6 +60,7 @@ def test_eight_devices_hold_out_the_rows_of_one_without_moving_any():
     assert not any(name in text for name in ("all-gather", "all-to-all", "collective-permute"))
 
 
+@pytest.mark.devices
 def test_devices_that_would_hold_out_different_numbers_of_rows_are_refused():
     mesh = MeshConfig(data=8).build()
     with jax.set_mesh(mesh), pytest.raises(UserError, match=r"3 of 8 rows cannot .* a multiple of 64"):

@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 
 from tests import tiny
 
+pytestmark = pytest.mark.slow
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
 
 

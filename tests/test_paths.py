@@ -7,16 +7,16 @@ from lit_het.configs import experiment
 from lit_het.errors import UserError
 
 
-def test_a_shipped_configuration_is_found_by_its_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("lit_so400m_het_xl", "lit_so400m_het_xl"),
+        ("fine_tune_experts:data_set=pets,model=vmoe", "fine_tune_pets_vmoe_b32"),
+    ],
+)
+def test_a_shipped_configuration_is_found_by_its_name_which_takes_arguments(tmp_path, monkeypatch, name, run):
     monkeypatch.chdir(tmp_path)
-    config = experiment.load_module_config(Path("lit_so400m_het_xl"))
-    assert config.run_dir == Path("runs/lit_so400m_het_xl")
-
-
-def test_a_name_takes_arguments_as_a_path_does(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = experiment.load_module_config(Path("fine_tune_experts:data_set=pets,model=vmoe"))
-    assert config.run_dir == Path("runs/fine_tune_pets_vmoe_b32")
+    assert experiment.load_module_config(Path(name)).run_dir == Path("runs") / run
 
 
 def test_a_file_of_the_user_comes_before_a_shipped_configuration(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.types import Batch
 
+pytestmark = pytest.mark.devices
 MESH = MeshConfig(fsdp=2).build()
 
 
@@ -63,8 +64,7 @@ def test_every_rule_names_axes_of_the_mesh_and_the_last_matches_everything():
 
 @pytest.mark.parametrize("rule", [AdamW(), Adafactor(), SGD()])
 def test_optimizer_moments_are_split_like_their_parameters(rule):
-    params = {"mlp": {"up": {"kernel": jnp.ones((64, 64)), "bias": jnp.ones(64)}}}
-    params = {"text_tower": params}
+    params = {"text_tower": {"mlp": {"up": {"kernel": jnp.ones((64, 64)), "bias": jnp.ones(64)}}}}
     state = jax.eval_shape(Optimizer(rule).build(Schedule(warmup=Duration(1)), RunLength(10, 8)).init, params)
     shardings = sharding.tree_shardings(state, MESH)
     found = {
@@ -116,9 +116,8 @@ def test_invalid_mesh_sizes_are_refused_with_their_flags(sizes):
 
 @pytest.mark.parametrize("config", [MeshConfig(data=3), MeshConfig(fsdp=3), MeshConfig(fsdp=16)])
 def test_a_mesh_that_does_not_fit_the_devices_is_refused_with_its_flags(config):
-    with pytest.raises(UserError, match=r"does not fit 8 devices; change --mesh.data, --mesh.fsdp") as error:
+    with pytest.raises(UserError, match=r"^[^\n]*does not fit 8 devices; change --mesh.data, --mesh.fsdp[^\n]*\Z"):
         config.build()
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("size", "advice"), [(12, "8 and 16"), (5, "8 and 8"), (17, "16 and 24")])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 USERS_SCRIPT = """
 import configs, data_pipelines, eval
@@ -66,8 +67,8 @@ def environment(wheel, tmp_path_factory) -> Path:
     # searched for them.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     flags = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
-    command = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", *flags, wheel)
-    subprocess.run(command, check=True, cwd=folder)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install")
+    _run(folder, folder, *pip, *flags, wheel).check_returncode()
     return folder
 
 
@@ -94,16 +95,8 @@ def test_an_installed_wheel_and_folders_of_the_user_do_not_collide(environment, 
 
 
 def test_shipped_configurations_are_found_by_name_after_installing(environment, tmp_path):
-    ended = _run(
-        environment,
-        tmp_path,
-        environment / "bin/lit-het",
-        "train",
-        "--config",
-        "lit_so400m_het_xl",
-        "--no-such-flag",
-        "1",
-    )
+    flags = ("--config", "lit_so400m_het_xl", "--no-such-flag", "1")
+    ended = _run(environment, tmp_path, environment / "bin/lit-het", "train", *flags)
     assert ended.returncode == 1
     assert "unknown flag --no-such-flag" in ended.stderr
 

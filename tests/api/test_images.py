@@ -11,6 +11,7 @@ from lit_het.api.images import Images
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
+from tests.eval.refusals import assert_refused
 
 SIZE = 16
 DATA = LoaderConfig((), SIZE)
@@ -72,13 +73,8 @@ def test_many_images_keep_their_order():
 
 def test_images_are_named_by_their_path_or_their_index(pixels, path):
     with Image.open(path) as opened, path.open("rb") as file:
-        assert Images([path, pixels, opened, file, b""], DATA).names == (
-            str(path),
-            "image 1",
-            str(path),
-            str(path),
-            "image 4",
-        )
+        names = Images([path, pixels, opened, file, b""], DATA).names
+    assert names == (str(path), "image 1", str(path), str(path), "image 4")
 
 
 @pytest.mark.parametrize(
@@ -100,13 +96,9 @@ def test_an_image_that_cannot_be_used_is_named(pixels, image, message: str):
         list(Images([pixels, image], DATA))
 
 
-def test_a_damaged_image_that_pillow_opened_is_named(path):
+def test_a_damaged_image_that_pillow_opened_is_named_and_no_images_are_an_error(path):
     data = path.read_bytes()
     with Image.open(io.BytesIO(data[: len(data) // 2])) as opened, pytest.raises(UserError, match="image 0: cannot be"):
         list(Images(opened, DATA))
-
-
-@pytest.mark.parametrize("images", [[], (), 3, None])
-def test_no_images_are_an_error(images):
-    with pytest.raises(UserError, match="give an image, or a list of one or more"):
-        Images(images, DATA)
+    for images in ([], (), 3, None):
+        assert_refused("give an image, or a list of one or more", Images, images, DATA)

@@ -9,25 +9,20 @@ import pytest
 
 from lit_het.api.candidates import Candidates
 from lit_het.api.results import Classifications, classification
-from lit_het.errors import UserError
 from lit_het.eval.answers import Answer, NoiseRank
 from lit_het.eval.predictions import Predictor
+from lit_het.types import ImageFeatures
+from tests.eval.fake_model import FakeModel
+from tests.eval.refusals import assert_refused
 
 LABELS = ("a <b>cat</b>", "a [red]dog", "a bird")
 PROBABILITY = np.array([0.25, 0.7, 0.05], np.float32)
 
 
 @pytest.fixture
-def among(make_fake):
-    return Candidates(LABELS, Predictor(make_fake, 3), threshold=np.log(0.2), coverage=0.9)
-
-
-@pytest.fixture
-def make_fake():
-    from lit_het.types import ImageFeatures
-    from tests.eval.fake_model import FakeModel
-
-    return FakeModel(ImageFeatures(lambda view: view, 1, 1, ""), lambda features, count, names: features)
+def among():
+    fake = FakeModel(ImageFeatures(lambda view: view, 1, 1, ""), lambda features, count, names: features)
+    return Candidates(LABELS, Predictor(fake, 3), threshold=np.log(0.2), coverage=0.9)
 
 
 @pytest.fixture
@@ -83,8 +78,14 @@ def test_without_two_samples_there_is_a_mean_and_no_band(among, samples):
     assert ("the mean is a closed form: there are no noise samples" in printed) == (samples is None)
 
 
-def test_several_predictions_print_a_row_each(found, deterministic):
+def test_several_predictions_are_a_sequence_and_print_a_row_each(found, deterministic):
     both = Classifications([found, deterministic])
+    assert both[0] is found
+    assert both[-1] is deterministic
+    assert list(both) == [found, deterministic]
+    assert isinstance(both[:1], Classifications)
+    np.testing.assert_array_equal(both.to_numpy(), np.stack([PROBABILITY, PROBABILITY]))
+    assert Classifications([]).to_numpy().shape == (0, 0)
     assert "2 images, 3 labels" in repr(both)
     (row,) = [line for line in repr(both).splitlines() if "x & y.png" in line]
     assert "a [red]dog" in row
@@ -102,16 +103,6 @@ def test_notebooks_get_escaped_tables(found):
     assert found._repr_html_().count("<tr>") == 4
 
 
-def test_several_predictions_are_a_sequence(found, deterministic):
-    both = Classifications([found, deterministic])
-    assert both[0] is found
-    assert both[-1] is deterministic
-    assert list(both) == [found, deterministic]
-    assert isinstance(both[:1], Classifications)
-    np.testing.assert_array_equal(both.to_numpy(), np.stack([PROBABILITY, PROBABILITY]))
-    assert Classifications([]).to_numpy().shape == (0, 0)
-
-
 def test_json_holds_every_figure(found, deterministic):
     content = json.loads(json.dumps(found.to_dict()))
     assert content["prediction_set"] == [LABELS[1], LABELS[0]]
@@ -122,7 +113,12 @@ def test_json_holds_every_figure(found, deterministic):
     assert json.loads(json.dumps(deterministic.to_dict()))["labels"][0]["noisy_mean"] is None
 
 
-def test_a_pandas_table_has_a_row_for_each_image_and_label(found, deterministic):
+def test_a_pandas_table_has_a_row_for_each_image_and_label_and_without_pandas_an_error_says_how_to_install_it(
+    found, deterministic, monkeypatch
+):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pandas", None)
+        assert_refused("pip install pandas", found.to_pandas)
     pytest.importorskip("pandas")
     table = Classifications([found, deterministic]).to_pandas()
     assert list(table["image"]) == ["x & y.png"] * 3 + ["z.png"] * 3
@@ -131,9 +127,3 @@ def test_a_pandas_table_has_a_row_for_each_image_and_label(found, deterministic)
     assert first["probability"] == pytest.approx(0.7)
     assert table["in_prediction_set"].tolist()[:3] == [True, True, False]
     assert len(found.to_pandas()) == 3
-
-
-def test_without_pandas_an_error_says_how_to_install_it(found, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="pip install pandas"):
-        found.to_pandas()

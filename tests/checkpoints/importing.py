@@ -1,27 +1,35 @@
-"""Shared by tests of importers: recorded files, loaded parameters and compiled towers."""
+"""Shared by tests of importers and exporters: recorded files, imported models, and what their towers compute."""
 
 import functools
 import inspect
+import json
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lit_het.checkpoints.rename import load
+from lit_het.checkpoints import rename
+from lit_het.checkpoints.huggingface.importing import read_huggingface
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
+from tests.towers import models
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+assert_close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+
+
+def read_npz(path):
+    with np.load(path) as file:
+        return dict(file)
 
 
 def golden(name):
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        return dict(file)
+    return read_npz(GOLDEN / f"{name}.npz")
 
 
 def params_of(recording):
@@ -34,23 +42,24 @@ def save(path, arrays):
     return path
 
 
+def write_json(path, content):
+    path.write_text(json.dumps(content))
+
+
 def shapes(imported):
     """Returns the parameter tree of an imported model, as shapes."""
 
-    def of(build):
-        return nnx.eval_shape(lambda: nnx.to_pure_dict(nnx.state(build(rngs=nnx.Rngs(0)))))
+    def of_head(build):
+        return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))))
 
-    tree = {}
-    if imported.image_tower is not None:
-        tree["image_tower"] = of(imported.image_tower.build)
-    if imported.text_tower is not None:
-        tree["text_tower"] = of(imported.text_tower.build)
+    towers = {"image_tower": imported.image_tower, "text_tower": imported.text_tower}
+    tree = {name: models.shapes(tower) for name, tower in towers.items() if tower is not None}
     if imported.num_classes is not None:
         size = image_tower(imported).embedding_size
-        tree["head"] = of(functools.partial(DeterministicConfig().build, size, imported.num_classes))
+        tree["head"] = of_head(functools.partial(DeterministicConfig().build, size, imported.num_classes))
     if any(one.target == "head/temperature/log_temperature" for one in imported.parameter_sources):
         head = DeterministicContrastiveConfig(initial_bias=0.0 if imported.has_bias else None)
-        tree["head"] = of(functools.partial(head.build, 1))
+        tree["head"] = of_head(functools.partial(head.build, 1))
     return tree
 
 
@@ -70,23 +79,40 @@ def bert_tower(imported):
 
 
 def loaded(imported):
-    return load(imported.arrays, imported.parameter_sources, shapes(imported))
+    return rename.load(imported.arrays, imported.parameter_sources, shapes(imported))
 
 
-def compiled(config, params):
-    """Returns the tower as a function of its input; images may be floats, because the type check is skipped."""
-    graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
-
-    def call(params, x):
-        tower = nnx.merge(graph, params)
-        return inspect.unwrap(type(tower).__call__)(tower, x)
-
-    return functools.partial(jax.jit(call), params)
+def load(folder, **options) -> tuple[Any, Any]:
+    """Returns the imported model of a Hugging Face folder and its parameters."""
+    imported = read_huggingface(folder, **options)
+    return imported, loaded(imported)
 
 
-def pixels(image):
-    """Returns the pixels, not rounded, that the tower normalises to the recorded floats: (x + 1) · 127.5."""
-    return jnp.asarray((image.astype(np.float64) + 1) * 127.5, jnp.float32)
+def apply(config, params, *inputs) -> Any:
+    """Returns a tower's output; images may be floats, because the unwrapped function skips the type check."""
+    tower = nnx.merge(models.graph(config), params)
+    return inspect.unwrap(type(tower).__call__)(tower, *inputs)
+
+
+run: Any = jax.jit(apply, static_argnums=0)
+
+
+def pixels(values):
+    """Returns the pixels, not rounded, that towers normalise to the given floats: (x + 1) · 127.5."""
+    return np.asarray((np.asarray(values, np.float64) + 1) * 127.5, np.float32)
+
+
+def unit(x):
+    x = np.asarray(x)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def logits(image_tower, text_tower, params, image, text):
+    """Returns the logits of all pairs: inner products of unit embeddings over τ, and the bias."""
+    image = unit(run(image_tower, params["image_tower"], image).embedding)
+    text = unit(run(text_tower, params["text_tower"], text).embedding)
+    head = params["head"]
+    return image @ text.T / np.exp(head["temperature"]["log_temperature"]) + np.asarray(head.get("bias", 0.0))
 
 
 def assert_recorded(actual, expected):

@@ -1,23 +1,18 @@
 """Towers that start from those of another form: BatchEnsemble, MIMO, experts of a ViT (e3 App. B, H.3)."""
 
 import dataclasses
-import functools
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from lit_het import parameters
 from lit_het.checkpoints import adapting, weights
 from lit_het.checkpoints.big_vision.exporting import write_npz
-from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.errors import UserError
 from lit_het.runs import pretrained
+from lit_het.runs.importing import ImportOptions, import_weights
 from lit_het.runs.initialization import initial_params
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -26,41 +21,32 @@ from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from tests.checkpoints.importing import GOLDEN
+from tests.towers import models
+from tests.towers.models import run, shapes, with_encoder
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-RANDOM = np.random.default_rng(0)
 VIT = ViTConfig(8, 4, EncoderConfig(width=8, depth=4, mlp_width=12, num_heads=2), pooling="mean", members="apart")
 EXPERTS = ExpertsConfig(num_experts=4, num_selected=2, blocks=(1, 2), dispatch="ragged")
-IMAGES = jnp.asarray(RANDOM.integers(0, 256, (4, 8, 8, 3)), jnp.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
 BATCH_ENSEMBLE = ExpertsConfig(3, 1, num_members=3, blocks=(1, 2), rank_one=RankOneConfig())
 
 
 def with_experts(experts, tower=VIT):
-    return dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
+    return with_encoder(tower, experts=experts)
 
 
-@functools.cache
-def random_params(tower, seed=0):
-    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
-    random = np.random.default_rng(seed)
-    return {path: 0.3 * random.normal(size=x.shape).astype("f") for path, x in parameters.flatten(shapes).items()}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _embed(tower, params):
-    graph = nnx.graphdef(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
-    with jax.default_matmul_precision("highest"):
-        return nnx.merge(graph, params)(IMAGES).embedding
+def drawn(tower):
+    return parameters.flatten(models.drawn(shapes(tower)))
 
 
 def embed(tower, params):
-    return np.asarray(_embed(tower, parameters.unflatten(params)))
+    return np.asarray(run(tower, parameters.unflatten(params), IMAGES).embedding)
 
 
 def test_a_batch_ensemble_of_vectors_of_ones_is_the_vit_that_it_starts_from():
-    tower, params = with_experts(BATCH_ENSEMBLE), random_params(VIT)
+    tower, params = with_experts(BATCH_ENSEMBLE), drawn(VIT)
     found = adapting.adapted(params, VIT, tower)
-    new = {path: np.ones_like(x) for path, x in random_params(tower).items() if path not in found}
+    new = {path: np.ones_like(x) for path, x in drawn(tower).items() if path not in found}
     assert {path.split("/")[-2] for path in new} == {"vectors"}
     members = embed(tower, {**found, **new}).reshape(4, 3, 8)
     for member in range(3):
@@ -69,20 +55,20 @@ def test_a_batch_ensemble_of_vectors_of_ones_is_the_vit_that_it_starts_from():
 
 def test_experts_of_a_vit_are_copies_of_its_mlps():
     # With all experts selected the gates sum to 1.
-    tower, params = with_experts(dataclasses.replace(EXPERTS, num_selected=4)), random_params(VIT)
+    tower, params = with_experts(dataclasses.replace(EXPERTS, num_selected=4)), drawn(VIT)
     found = adapting.adapted(params, VIT, tower)
-    new = {path: x for path, x in random_params(tower).items() if path not in found}
+    new = {path: x for path, x in drawn(tower).items() if path not in found}
     assert list(new) == ["encoder/expert_blocks/mixture/router/kernel"]
     np.testing.assert_allclose(embed(tower, {**found, **new}), embed(VIT, params), atol=1e-5)
 
 
 def test_equal_inputs_of_mimo_give_the_embedding_of_the_image():
-    tower, params = dataclasses.replace(VIT, num_inputs=3), random_params(VIT)
+    tower, params = dataclasses.replace(VIT, num_inputs=3), drawn(VIT)
     np.testing.assert_allclose(embed(tower, adapting.adapted(params, VIT, tower)), embed(VIT, params), atol=1e-5)
 
 
 def test_the_order_of_experts_changes_members_but_not_a_single_model():
-    single, params = with_experts(EXPERTS), random_params(with_experts(EXPERTS))
+    single, params = with_experts(EXPERTS), drawn(with_experts(EXPERTS))
     permuted = with_experts(dataclasses.replace(EXPERTS, permutation=1))
     found = adapting.adapted(params, single, permuted)
     moved = [path for path, array in found.items() if (array != params[path]).any()]
@@ -97,13 +83,13 @@ def test_the_order_of_experts_changes_members_but_not_a_single_model():
 def test_another_k_and_m_than_upstream_take_the_parameters_as_they_are(k, m):
     """The mismatch of e3 Table 19: upstream K = 2, M = 1."""
     upstream, downstream = (
-        with_experts(EXPERTS),
-        with_experts(dataclasses.replace(EXPERTS, num_selected=k, num_members=m)),
+        with_experts(dataclasses.replace(EXPERTS, **changes)) for changes in ({}, {"num_selected": k, "num_members": m})
     )
     assert not adapting.is_adapted(upstream, downstream)
-    assert embed(downstream, random_params(upstream)).shape == (4 * m, 8)
+    assert embed(downstream, drawn(upstream)).shape == (4 * m, 8)
 
 
+VIT_FILE = str(GOLDEN / "hf_vit")
 FORMS = {
     "BatchEnsemble": {"experts": ExpertsConfig(2, 1, num_members=2, num_blocks=1, rank_one=RankOneConfig())},
     "V-MoE": {"experts": ExpertsConfig(4, 2, num_blocks=1)},
@@ -111,37 +97,38 @@ FORMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run with the weights of the file."""
+    run_dir = tmp_path_factory.mktemp("runs") / "vit"
+    import_weights(VIT_FILE, run_dir, ImportOptions())
+    return run_dir
+
+
 @pytest.mark.parametrize("source", ["file", "run"])
 @pytest.mark.parametrize("form", FORMS)
-def test_training_starts_from_a_vit_of_a_file_and_of_a_run(form, source, tmp_path):
-    address = str(GOLDEN / "hf_vit")
-    run_dir = tmp_path / "vit"
-    assert main(["import", "--from", address, "--to", str(run_dir)]) == 0
+def test_training_starts_from_a_vit_of_a_file_and_of_a_run(form, source, run_dir):
     config = experiment.load(run_dir / "config.json")
     assert isinstance(config.task, ClassificationConfig)
     plain = config.task.image_tower
     assert isinstance(plain, ViTConfig)
-    encoder = dataclasses.replace(plain.encoder, experts=FORMS[form].get("experts"))
     tower = dataclasses.replace(
-        plain, encoder=encoder, num_inputs=FORMS[form].get("num_inputs", 1), members="apart", weights=None
+        plain,
+        encoder=dataclasses.replace(plain.encoder, experts=FORMS[form].get("experts")),
+        num_inputs=FORMS[form].get("num_inputs", 1),
+        members="apart",
+        weights=VIT_FILE if source == "file" else None,
     )
-    if source == "file":
-        tower = dataclasses.replace(tower, weights=address)
     heads = {"num_heads": 2, "mimo": MimoConfig()} if form == "MIMO" else {}
     task = dataclasses.replace(config.task, image_tower=tower, **heads)
-    pretrained = PretrainedConfig(run_dir) if source == "run" else None
-    config = dataclasses.replace(config, task=task, pretrained=pretrained)
+    config = dataclasses.replace(config, task=task, pretrained=PretrainedConfig(run_dir) if source == "run" else None)
     _, params = initial_params(config, task.build(), MeshConfig().build())
-    ours = {path: np.asarray(x) for path, x in parameters.flatten(params["image_tower"]).items()}
-    theirs = parameters.flatten(weights.load_part(weights.open_weights(address), "image_tower", shapes_of(plain)))
+    ours = parameters.flatten(params["image_tower"])
+    theirs = parameters.flatten(weights.load_part(weights.open_weights(VIT_FILE), "image_tower", shapes(plain)))
     expected = adapting.adapted({path: np.asarray(x) for path, x in theirs.items()}, plain, tower)
     for path, array in expected.items():
         np.testing.assert_array_equal(ours[path], array)
     assert all(("/router/" in path) or ("/vectors/" in path) for path in ours.keys() - expected.keys())
-
-
-def shapes_of(tower):
-    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
 
 
 def test_kernels_of_rank_one_are_those_of_another_model():
@@ -155,17 +142,15 @@ def test_kernels_of_rank_one_are_those_of_another_model():
 def test_a_tower_of_several_inputs_has_no_layout_in_big_vision(tmp_path):
     tower = dataclasses.replace(VIT, num_inputs=2)
     with pytest.raises(UserError, match="num_inputs"):
-        write_npz(tmp_path / "x.npz", tower, None, {"image_tower": parameters.unflatten(random_params(tower))})
+        write_npz(tmp_path / "x.npz", tower, None, {"image_tower": parameters.unflatten(drawn(tower))})
 
 
-def test_a_router_that_no_source_determines_cannot_be_locked(tmp_path):
-    address = str(GOLDEN / "hf_vit")
-    assert main(["import", "--from", address, "--to", str(tmp_path / "vit")]) == 0
-    config = experiment.load(tmp_path / "vit" / "config.json")
+def test_a_router_that_no_source_determines_cannot_be_locked(run_dir):
+    config = experiment.load(run_dir / "config.json")
     assert isinstance(config.task, ClassificationConfig)
     assert isinstance(config.task.image_tower, ViTConfig)
     tower = with_experts(ExpertsConfig(4, 2, num_blocks=1), config.task.image_tower)
     task = dataclasses.replace(config.task, image_tower=tower, locked=("image_tower/.*",))
-    config = dataclasses.replace(config, task=task, pretrained=PretrainedConfig(tmp_path / "vit"))
+    config = dataclasses.replace(config, task=task, pretrained=PretrainedConfig(run_dir))
     with pytest.raises(UserError, match="router/kernel is locked but"):
         initial_params(config, task.build(), MeshConfig().build())

@@ -12,7 +12,6 @@ from lit_het.checkpoints.big_vision.exporting import write_npz
 from lit_het.checkpoints.big_vision.importing import read_big_vision
 from lit_het.checkpoints.resample import resample_patches
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import unit
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
@@ -20,16 +19,20 @@ from lit_het.towers.vit import ViTConfig
 from tests.checkpoints.importing import (
     GOLDEN,
     assert_recorded,
-    compiled,
     golden,
     image_tower,
     loaded,
+    logits,
     params_of,
     pixels,
+    read_npz,
+    run,
     save,
     shapes,
     text_tower,
+    unit,
 )
+from tests.towers.models import with_encoder
 
 VIT = params_of(golden("vit_sovit_shape"))
 TWO_TOWERS = params_of(golden("two_towers_siglip"))
@@ -38,6 +41,12 @@ RANDOM = np.random.default_rng(0)
 
 def flat(imported):
     return {name: np.asarray(array) for name, array in parameters.flatten(loaded(imported)).items()}
+
+
+def exported(folder, imported):
+    """Returns the arrays of the file that an imported model is exported to."""
+    write_npz(folder / "out.npz", imported.image_tower, imported.text_tower, loaded(imported))
+    return read_npz(folder / "out.npz")
 
 
 def assert_same(actual, expected):
@@ -53,37 +62,37 @@ def normal(*shape):
 # Recorded outputs.
 
 
+def logits_of_classes(params, output):
+    kernel, bias = (np.asarray(params["head"]["logits"][name]) for name in ("kernel", "bias"))
+    return np.asarray(output.embedding) @ kernel + bias
+
+
 def test_a_classifier_with_attention_pooling_gives_the_recorded_logits():
     recording, imported = golden("vit_sovit_shape"), read_big_vision(GOLDEN / "vit_sovit_shape.npz")
     config, params = image_tower(imported), loaded(imported)
     assert (config.image_size, config.patch_size, config.pooling, imported.num_classes) == (28, 7, "attention", 5)
     assert (config.encoder.depth, config.encoder.mlp_width, config.encoder.num_heads) == (3, 52, 3)
-    output = compiled(config, params["image_tower"])(pixels(recording["image"]))
+    output = run(config, params["image_tower"], pixels(recording["image"]))
     assert_recorded(output.tokens, recording["out/encoded"])
     assert_recorded(output.embedding, recording["out/pre_logits"])
-    head = params["head"]["logits"]
-    assert_recorded(output.embedding @ head["kernel"] + head["bias"][None], recording["output"])
+    assert_recorded(logits_of_classes(params, output), recording["output"])
 
 
 def test_a_file_with_names_from_before_flax_linen_gives_the_recorded_logits():
     recording, imported = golden("ckpt_vit_old_names_expected"), read_big_vision(GOLDEN / "ckpt_vit_old_names.npz")
     params = loaded(imported)
-    embedding = compiled(imported.image_tower, params["image_tower"])(pixels(recording["image"])).embedding
-    head = params["head"]["logits"]
-    assert_recorded(embedding, recording["pre_logits"])
-    assert_recorded(embedding @ head["kernel"] + head["bias"][None], recording["output"])
+    output = run(imported.image_tower, params["image_tower"], pixels(recording["image"]))
+    assert_recorded(output.embedding, recording["pre_logits"])
+    assert_recorded(logits_of_classes(params, output), recording["output"])
 
 
 def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_logits():
     recording, imported = golden("two_towers_siglip"), read_big_vision(GOLDEN / "two_towers_siglip.npz")
-    params = loaded(imported)
-    image = unit(compiled(imported.image_tower, params["image_tower"])(pixels(recording["image"])).embedding)
-    text = unit(compiled(imported.text_tower, params["text_tower"])(jnp.asarray(recording["text"])).embedding)
-    assert_recorded(image, recording["zimg"])
-    assert_recorded(text, recording["ztxt"])
-    head = params["head"]
-    logits = image @ text.T / jnp.exp(head["temperature"]["log_temperature"]) + head["bias"]
-    assert_recorded(logits, recording["logits"])
+    params, image, text = loaded(imported), pixels(recording["image"]), recording["text"]
+    towers = imported.image_tower, imported.text_tower
+    assert_recorded(unit(run(towers[0], params["image_tower"], image).embedding), recording["zimg"])
+    assert_recorded(unit(run(towers[1], params["text_tower"], text).embedding), recording["ztxt"])
+    assert_recorded(logits(*towers, params, image, text), recording["logits"])
 
 
 # Layouts and versions.
@@ -100,23 +109,18 @@ def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_lo
 )
 def test_import_and_export_give_the_same_file_with_current_names(name, expected, tmp_path):
     imported = read_big_vision(GOLDEN / f"{name}.npz")
-    write_npz(tmp_path / "out.npz", image_tower(imported), imported.text_tower, loaded(imported))
-    with np.load(tmp_path / "out.npz") as exported:
-        assert_same(dict(exported), params_of(golden(expected)))
+    assert_same(exported(tmp_path, imported), params_of(golden(expected)))
     assert_same(flat(read_big_vision(tmp_path / "out.npz")), flat(imported))
     assert [file.name for file in tmp_path.iterdir()] == ["out.npz"]
 
 
 def test_stacked_blocks_are_exported_separately(tmp_path):
-    imported = read_big_vision(GOLDEN / "ckpt_vit_scan_layout.npz")
-    stacked = params_of(golden("ckpt_vit_scan_layout"))
-    write_npz(tmp_path / "out.npz", image_tower(imported), None, loaded(imported))
-    with np.load(tmp_path / "out.npz") as exported:
-        for name, array in stacked.items():
-            blocks = [array] if "encoderblock/" not in name else array
-            for number, block in enumerate(blocks):
-                apart = name.replace("encoderblock/", f"encoderblock_{number}/")
-                np.testing.assert_array_equal(exported[apart], block, err_msg=apart)
+    found = exported(tmp_path, read_big_vision(GOLDEN / "ckpt_vit_scan_layout.npz"))
+    for name, array in params_of(golden("ckpt_vit_scan_layout")).items():
+        blocks = [array] if "encoderblock/" not in name else array
+        for number, block in enumerate(blocks):
+            apart = name.replace("encoderblock/", f"encoderblock_{number}/")
+            np.testing.assert_array_equal(found[apart], block, err_msg=apart)
 
 
 def renamed(arrays, *changes):
@@ -181,8 +185,7 @@ def test_bfloat16_is_widened_and_summed_in_float32(tmp_path):
 
     old_names = golden("ckpt_vit_old_names")
     path = save(tmp_path / "half.npz", {name: rounded(array) for name, array in old_names.items()})
-    with np.load(path) as file:
-        assert {array.dtype.str for array in file.values()} == {"|V2"}
+    assert {array.dtype.str for array in read_npz(path).values()} == {"|V2"}
     actual = flat(read_big_vision(path))
     exact = {name: rounded(array).astype(np.float32) for name, array in old_names.items()}
     assert_same(actual, flat(read_big_vision(save(tmp_path / "exact.npz", exact))))
@@ -240,25 +243,19 @@ BLOCK = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        pytest.param({**VIT, "extra/kernel": normal(2)}, "unknown arrays: extra/kernel", id="unknown"),
-        pytest.param(without(VIT, "embedding/bias"), "no array for image_tower/patches/bias", id="missing"),
-        pytest.param(without(VIT, "embedding/kernel"), "becomes image_tower/patches/kernel", id="missing, needed"),
-        pytest.param(
-            without(VIT, f"{BLOCK}/key/bias"),
-            "no array for image_tower/encoder/blocks/1/attention/key/bias",
-            id="in a block",
-        ),
-        pytest.param({**VIT, f"{BLOCK}/key/bias": normal(3, 7)}, f"{BLOCK}/key/bias .3, 7. becomes .21", id="shape"),
-        pytest.param({**VIT, f"{BLOCK}/key/bias": normal(24)}, f"{BLOCK}/key/bias .24,. cannot become", id="axes"),
-        pytest.param({**VIT, "embedding/kernel": normal(147, 24)}, "embedding/kernel has shape", id="flat patches"),
-        pytest.param({**VIT, "pos_embedding": normal(1, 15, 24)}, "pos_embedding holds 15 positions", id="no square"),
-        pytest.param(
-            {**VIT, "pos_embedding": normal(2, 16, 24)}, r"pos_embedding \(2, 16, 24\) cannot", id="two grids"
-        ),
-        pytest.param(without(VIT, "pos_embedding"), "no image size; set it with --image-size", id="sines and cosines"),
-        pytest.param(without(TWO_TOWERS, "txt/head/kernel"), "text_tower/projection/kernel", id="no text head"),
-        pytest.param({**TWO_TOWERS, "t": normal(2)}, r"t \(2,\) cannot become", id="two temperatures"),
-        pytest.param({name: VIT[name] for name in ("embedding/kernel", "pos_embedding")}, "a block", id="no blocks"),
+        ({**VIT, "extra/kernel": normal(2)}, "unknown arrays: extra/kernel"),
+        (without(VIT, "embedding/bias"), "no array for image_tower/patches/bias"),
+        (without(VIT, "embedding/kernel"), "becomes image_tower/patches/kernel"),
+        (without(VIT, f"{BLOCK}/key/bias"), "no array for image_tower/encoder/blocks/1/attention/key/bias"),
+        ({**VIT, f"{BLOCK}/key/bias": normal(3, 7)}, f"{BLOCK}/key/bias .3, 7. becomes .21"),
+        ({**VIT, f"{BLOCK}/key/bias": normal(24)}, f"{BLOCK}/key/bias .24,. cannot become"),
+        ({**VIT, "embedding/kernel": normal(147, 24)}, "embedding/kernel has shape"),
+        ({**VIT, "pos_embedding": normal(1, 15, 24)}, "pos_embedding holds 15 positions"),
+        ({**VIT, "pos_embedding": normal(2, 16, 24)}, r"pos_embedding \(2, 16, 24\) cannot"),
+        (without(VIT, "pos_embedding"), "no image size; set it with --image-size"),
+        (without(TWO_TOWERS, "txt/head/kernel"), "text_tower/projection/kernel"),
+        ({**TWO_TOWERS, "t": normal(2)}, r"t \(2,\) cannot become"),
+        ({name: VIT[name] for name in ("embedding/kernel", "pos_embedding")}, "a block"),
     ],
 )
 def test_files_of_another_model_are_refused_with_the_name_of_the_array(arrays, message, tmp_path):
@@ -268,14 +265,10 @@ def test_files_of_another_model_are_refused_with_the_name_of_the_array(arrays, m
 
 
 def test_missing_arrays_of_blocks_are_listed(tmp_path):
-    with np.load(GOLDEN / "ckpt_vit_old_names.npz") as file:
-        arrays = dict(file)
-    block = [name for name in arrays if "encoderblock_1/" in name]
-    assert block
-    np.savez(tmp_path / "x.npz", **{name: array for name, array in arrays.items() if name != block[0]})
-    found = read_big_vision(tmp_path / "x.npz")
+    arrays = golden("ckpt_vit_old_names")
+    block = next(name for name in arrays if "encoderblock_1/" in name)
     with pytest.raises(UserError, match=r"no array for image_tower/encoder/blocks/1/[a-z_/]+$"):
-        loaded(found)
+        loaded(read_big_vision(save(tmp_path / "x.npz", without(arrays, block))))
 
 
 @pytest.mark.parametrize("sizes", [{"image_size": 0}, {"patch_size": 0}])
@@ -286,33 +279,26 @@ def test_a_size_of_zero_is_refused(sizes):
 
 @pytest.mark.parametrize("array", [np.array(["a", "b"]), np.ones((1, 1), np.complex64)])
 def test_arrays_that_are_not_real_numbers_are_refused(array, tmp_path):
-    with np.load(GOLDEN / "ckpt_vit_old_names.npz") as file:
-        arrays = dict(file)
+    arrays = golden("ckpt_vit_old_names")
     name = next(name for name in arrays if name.endswith("head/bias"))
-    np.savez(tmp_path / "x.npz", **{**arrays, name: np.broadcast_to(array.ravel()[0], arrays[name].shape)})
-    found = read_big_vision(tmp_path / "x.npz")
+    wrong = np.broadcast_to(array.ravel()[0], arrays[name].shape)
+    found = read_big_vision(save(tmp_path / "x.npz", {**arrays, name: wrong}))
     with pytest.raises(UserError, match=r"head/bias holds .*, not real numbers"):
         loaded(found)
 
 
-def test_folders_and_damaged_headers_are_refused_as_npz(tmp_path):
+def test_folders_damaged_headers_and_truncated_files_are_refused_as_npz(tmp_path):
     (tmp_path / "x.npz").mkdir()
     with pytest.raises(UserError, match=r"x\.npz is not a readable .npz file"):
         read_big_vision(tmp_path / "x.npz")
     np.savez_compressed(tmp_path / "y.npz", a=np.arange(1000.0))
-    data = bytearray((tmp_path / "y.npz").read_bytes())
-    data[60:90] = b"\xff" * 30
-    (tmp_path / "y.npz").write_bytes(data)
-    with pytest.raises(UserError, match=r"y\.npz is not a readable .npz file"):
-        read_big_vision(tmp_path / "y.npz")
-
-
-def test_a_truncated_file_is_refused(tmp_path):
-    path = save(tmp_path / "file.npz", VIT)
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(UserError, match=r"file\.npz is not a readable \.npz file") as error:
-        read_big_vision(path)
-    assert "\n" not in str(error.value)
+    data = (tmp_path / "y.npz").read_bytes()
+    whole = save(tmp_path / "z.npz", VIT).read_bytes()
+    for name, damaged in (("y", data[:60] + b"\xff" * 30 + data[90:]), ("z", whole[:-1000])):
+        (tmp_path / f"{name}.npz").write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"{name}\.npz is not a readable \.npz file") as error:
+            read_big_vision(tmp_path / f"{name}.npz")
+        assert "\n" not in str(error.value)
 
 
 def test_pickled_objects_are_refused_without_unpickling(tmp_path):
@@ -331,23 +317,19 @@ def test_pickled_objects_are_refused_without_unpickling(tmp_path):
 IMAGE, TEXT = ViTConfig(32, 16), TextConfig()
 
 
-def encoder(config, **fields):
-    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **fields))
-
-
 @pytest.mark.parametrize(
     ("image", "text", "field"),
     [
-        (encoder(IMAGE, experts=ExpertsConfig()), TEXT, "experts"),
-        (encoder(IMAGE, layer_scale=True), TEXT, "layer_scale"),
-        (encoder(IMAGE, activation="gelu"), TEXT, "activation"),
-        (IMAGE, encoder(TEXT, norm_placement="after"), "norm_placement"),
-        (IMAGE, encoder(TEXT, norm_epsilon=1e-5), "norm_epsilon"),
+        (with_encoder(IMAGE, experts=ExpertsConfig()), TEXT, "experts"),
+        (with_encoder(IMAGE, layer_scale=True), TEXT, "layer_scale"),
+        (with_encoder(IMAGE, activation="gelu"), TEXT, "activation"),
+        (IMAGE, with_encoder(TEXT, norm_placement="after"), "norm_placement"),
+        (IMAGE, with_encoder(TEXT, norm_epsilon=1e-5), "norm_epsilon"),
         (IMAGE, dataclasses.replace(TEXT, positions="sinusoidal"), "positions"),
         (IMAGE, dataclasses.replace(TEXT, pooling="end_token"), "pooling"),
-        (IMAGE, encoder(TEXT, causal=True), "causal"),
+        (IMAGE, with_encoder(TEXT, causal=True), "causal"),
         (IMAGE, BertConfig(), "activation"),
-        (IMAGE, encoder(BertConfig(pooler=True), activation="gelu_tanh"), "pooler"),
+        (IMAGE, with_encoder(BertConfig(pooler=True), activation="gelu_tanh"), "pooler"),
         (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),
         (dataclasses.replace(IMAGE, input_norm=True), TEXT, "input_norm"),
         (dataclasses.replace(IMAGE, pooling="none"), TEXT, "pooling"),
@@ -376,6 +358,4 @@ def test_sine_cosine_positions_are_not_stored(tmp_path):
     arrays = without(VIT, "pos_embedding")
     imported = read_big_vision(save(tmp_path / "in.npz", arrays), image_size=28)
     assert "positions" not in shapes(imported)["image_tower"]
-    write_npz(tmp_path / "out.npz", image_tower(imported), None, loaded(imported))
-    with np.load(tmp_path / "out.npz") as exported:
-        assert_same(dict(exported), arrays)
+    assert_same(exported(tmp_path, imported), arrays)

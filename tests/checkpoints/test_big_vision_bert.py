@@ -1,6 +1,5 @@
 """LiT's BERT text tower, imported from flaxformer's names, equals a NumPy implementation."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,13 +10,15 @@ from tests.checkpoints.importing import (
     GOLDEN,
     assert_recorded,
     bert_tower,
-    compiled,
     golden,
     image_tower,
     loaded,
     params_of,
+    read_npz,
+    run,
     save,
 )
+from tests.towers.test_forms import attention, dense, mlp, norm
 
 RANDOM = np.random.default_rng(0)
 WIDTH, HEADS, HIDDEN, DEPTH, WORDS, LENGTH = 128, 2, 24, 2, 20, 9
@@ -42,9 +43,9 @@ def bert_arrays():
         for layer, shape in dense.items():
             arrays[f"txt/BertEncoder_0/{block}/{layer}/kernel"] = normal(*shape) / np.float32(np.sqrt(shape[0]))
             arrays[f"txt/BertEncoder_0/{block}/{layer}/bias"] = normal(shape[1]) / 5
-    for norm in norms:
-        arrays[f"txt/BertEncoder_0/{norm}/scale"] = 1 + normal(WIDTH) / 5
-        arrays[f"txt/BertEncoder_0/{norm}/bias"] = normal(WIDTH) / 5
+    for name in norms:
+        arrays[f"txt/BertEncoder_0/{name}/scale"] = 1 + normal(WIDTH) / 5
+        arrays[f"txt/BertEncoder_0/{name}/bias"] = normal(WIDTH) / 5
     return arrays
 
 
@@ -52,34 +53,26 @@ def bert_reference(arrays, text):
     """Computes BERT in float64: LN(x + f(x)) twice per block, tanh GELU, masked token 0, projected first token."""
     arrays = {name.removeprefix("txt/BertEncoder_0/"): array.astype(np.float64) for name, array in arrays.items()}
 
-    def dense(name, x):
-        return x @ arrays[f"{name}/kernel"] + arrays[f"{name}/bias"]
+    def layer(name, leaves=("kernel", "bias")):
+        return {leaf: arrays[f"{name}/{leaf}"] for leaf in leaves}
 
-    def norm(name, x):
-        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
-        return x * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
+    def normalised(name, x):
+        return norm(layer(f"{name}layer_norm", ("scale", "bias")), x, 1e-12)
 
-    def heads(x):
-        return x.reshape(len(x), HEADS, -1).swapaxes(0, 1)
-
+    tokens, positions, segments = (
+        arrays[f"embedder/embedders_{kind}_ids/embedding"] for kind in ("token", "position", "segment")
+    )
     embeddings = []
     for ids in text:
-        present = ids != 0
-        x = arrays["embedder/embedders_token_ids/embedding"][ids]
-        x = x + arrays["embedder/embedders_position_ids/embedding"][: len(ids)]
-        x = norm("layer_norm", x + arrays["embedder/embedders_segment_ids/embedding"][0])
+        x = normalised("", tokens[ids] + positions[: len(ids)] + segments[0])
         for number in range(DEPTH):
             block = f"encoder_block/layer_sequence/layers_{number}"
-            layer = f"{block}/attention_block/attention_layer"
-            query, key, value = (heads(dense(f"{layer}/{name}", x)) for name in ("query", "key", "value"))
-            scores = np.exp(query @ key.swapaxes(1, 2) / np.sqrt(WIDTH / HEADS)) * present
-            attended = (scores / scores.sum(-1, keepdims=True)) @ value
-            attended = dense(f"{block}/attention_block/dense_layer", attended.swapaxes(0, 1).reshape(len(ids), -1))
-            x = norm(f"{block}/attention_block/layer_norm", x + attended)
-            hidden = dense(f"{block}/mlp_block/mlp/dense_layer", x)
-            hidden = hidden / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
-            x = norm(f"{block}/mlp_block/layer_norm", x + dense(f"{block}/mlp_block/dense_layer", hidden))
-        embeddings.append(x[0] @ arrays["txt/head/kernel"] + arrays["txt/head/bias"])
+            own = {name: layer(f"{block}/attention_block/attention_layer/{name}") for name in ("query", "key", "value")}
+            own["out"] = layer(f"{block}/attention_block/dense_layer")
+            x = normalised(f"{block}/attention_block/", x + attention(own, x, x, ids != 0, HEADS))
+            own = {"up": layer(f"{block}/mlp_block/mlp/dense_layer"), "down": layer(f"{block}/mlp_block/dense_layer")}
+            x = normalised(f"{block}/mlp_block/", x + mlp(own, x, "gelu_tanh"))
+        embeddings.append(dense(layer("txt/head"), x[0]))
     return np.stack(embeddings)
 
 
@@ -90,7 +83,7 @@ def test_lits_bert_equals_the_numpy_implementation(tmp_path):
     assert (config.length, config.encoder.num_heads) == (6, HEADS)
     text = np.array([[3, 7, 7, 19, 1, 2], [5, 4, 1, 0, 0, 0]], np.int32)
     params = loaded(imported)
-    embedding = compiled(config, params["text_tower"])(jnp.asarray(text)).embedding
+    embedding = run(config, params["text_tower"], text).embedding
     assert_recorded(embedding, bert_reference(arrays, text))
     assert params["head"]["temperature"]["log_temperature"] == -arrays["t"][0]
 
@@ -100,10 +93,10 @@ def test_a_locked_image_tower_and_a_bert_are_exported_unchanged(tmp_path):
     arrays = bert_arrays() | {f"img/{name}": array for name, array in vit.items() if not name.startswith("head/")}
     imported = read_big_vision(save(tmp_path / "lit.npz", arrays))
     write_npz(tmp_path / "out.npz", image_tower(imported), bert_tower(imported), loaded(imported))
-    with np.load(tmp_path / "out.npz") as exported:
-        assert exported.keys() == arrays.keys()
-        for name in arrays:
-            np.testing.assert_array_equal(exported[name], arrays[name], err_msg=name)
+    exported = read_npz(tmp_path / "out.npz")
+    assert exported.keys() == arrays.keys()
+    for name in arrays:
+        np.testing.assert_array_equal(exported[name], arrays[name], err_msg=name)
 
 
 def test_a_bert_has_all_positions_of_the_file_by_default_and_never_more(tmp_path):

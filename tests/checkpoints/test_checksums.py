@@ -27,6 +27,7 @@ def checksum(array):
     return checksums.fingerprints({"x": array})["x"].checksum
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 def test_the_checksum_does_not_depend_on_the_sharding(monkeypatch, dtype):
     mesh = MeshConfig(data=2, fsdp=4).build()
@@ -38,6 +39,7 @@ def test_the_checksum_does_not_depend_on_the_sharding(monkeypatch, dtype):
         assert checksum(jax.device_put(whole, NamedSharding(mesh, split))) == in_numpy, split
 
 
+@pytest.mark.devices
 def test_the_sums_of_shards_need_no_collectives():
     where = NamedSharding(MeshConfig(data=2, fsdp=4).build(), SPLITS[2])
     array = jax.device_put(np.zeros((8, 12, 16), np.float32), where)
@@ -46,7 +48,7 @@ def test_the_sums_of_shards_need_no_collectives():
     assert not re.search("all-|permute|reduce-scatter", text)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 59), st.integers(1, 2**32 - 1))
 def test_any_changed_bit_of_one_element_changes_both_sums(place, bits):
     before = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
@@ -91,24 +93,20 @@ def test_encoded_info_is_decoded_and_one_changed_character_is_detected():
     assert checksums.decode_info({**item, "json": item["json"].replace("48", "49")}) is None
 
 
-INVALID_FINGERPRINTS = (["f", 3, ""], [["f"], [3], ""], ["?!", [3], ""], ["float32", [-1], ""])
-INVALID_INFOS = [json.dumps({"arrays": {"a": one}}) for one in INVALID_FINGERPRINTS]
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        *INVALID_INFOS,
+        *(
+            json.dumps({"arrays": {"a": one}})
+            for one in (1, ["f", 3, ""], [["f"], [3], ""], ["?!", [3], ""], ["float32", [-1], ""])
+        ),
         "[]",
         "{}",
         "[" * 5000,
         "no JSON",
         '{"arrays": []}',
-        '{"arrays": {"a": 1}}',
-        '{"arrays": {"a": ["f", 3, ""]}}',
     ],
 )
 def test_info_of_another_format_with_a_valid_digest_is_rejected(text):
-    assert (
-        checksums.decode_info({checksums.DIGEST_KEY: hashlib.sha256(text.encode()).hexdigest(), "json": text}) is None
-    )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert checksums.decode_info({checksums.DIGEST_KEY: digest, "json": text}) is None

@@ -1,9 +1,7 @@
 """CLIP and transformers' dual encoders give the recorded zero-shot scores, and CLIP's tokenizer the recorded ids."""
 
-import functools
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,47 +12,26 @@ from lit_het.checkpoints.huggingface.importing import read_huggingface
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer
 from lit_het.errors import UserError
 from lit_het.runs.importing import tokenizer_config
-from tests.checkpoints.huggingface_models import load, logits, run
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-assert_close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+from tests.checkpoints.importing import GOLDEN, assert_close, golden, load, logits, run, unit
 
 
-@pytest.fixture
-def edited(tmp_path):
-    """Returns a function that copies a folder with other arrays and another configuration."""
-
-    def edit(name, change=lambda arrays: arrays, **config):
-        folder = shutil.copytree(GOLDEN / name, tmp_path / "folder")
-        arrays = change(safetensors.numpy.load_file(folder / "model.safetensors"))
-        safetensors.numpy.save_file(arrays, folder / "model.safetensors")
-        stored = json.loads((folder / "config.json").read_text())
-        for field, value in config.items():
-            stored[field] = {**stored[field], **value} if isinstance(value, dict) else value
-        (folder / "config.json").write_text(json.dumps(stored))
-        return folder
-
-    return edit
-
-
-def recorded(name):
-    with np.load(GOLDEN / name / "io.npz") as file:
-        return dict(file)
+def assert_scores(scores, theirs):
+    """Asserts that scores are the recorded ones, and their softmax, to 1e-5."""
+    assert_close(scores, theirs, atol=1e-5 * np.abs(theirs).max())
+    assert_close(scipy.special.softmax(scores, axis=1), scipy.special.softmax(theirs, axis=1))
 
 
 @pytest.mark.parametrize("name", ["hf_clip", "hf_dual_encoder"])
 def test_both_towers_and_the_scores_equal_the_recorded_ones(name):
     imported, params = load(GOLDEN / name)
-    io = recorded(name)
+    io, towers = golden(f"{name}/io"), (imported.image_tower, imported.text_tower)
     for part, inputs, theirs in (("image", "images", "image_embeds"), ("text", "input_ids", "text_embeds")):
         tower = getattr(imported, f"{part}_tower")
         embedding = run(tower, params[f"{part}_tower"], io[f"in/{inputs}"]).embedding
-        assert_close(embedding / np.linalg.norm(embedding, axis=1, keepdims=True), io[f"out/{theirs}"])
-    scores = logits(imported, params, io["in/images"], io["in/input_ids"])
+        assert_close(unit(embedding), io[f"out/{theirs}"])
     theirs = io["out/logits_per_image"]
     assert np.ptp(theirs, axis=1).min() > 0.5  # the texts differ
-    assert_close(scores, theirs, atol=1e-5 * np.abs(theirs).max())
-    assert_close(scipy.special.softmax(scores, axis=1), scipy.special.softmax(theirs, axis=1))
+    assert_scores(logits(*towers, params, io["in/images"], io["in/input_ids"]), theirs)
     assert not imported.has_bias
 
 
@@ -70,10 +47,8 @@ def test_clips_old_configurations_pool_the_largest_id(edited):
     """Their end token, 2, is not in the texts; the authors of CLIP take the largest id."""
     imported, params = load(edited("hf_clip", text_config={"eos_token_id": 2}))
     assert imported.text_tower.end_token is None
-    io = recorded("hf_clip")
-    theirs = io["out/logits_per_image"]
-    scores = logits(imported, params, io["in/images"], io["in/input_ids"])
-    assert_close(scores, theirs, atol=1e-5 * np.abs(theirs).max())
+    io, towers = golden("hf_clip/io"), (imported.image_tower, imported.text_tower)
+    assert_scores(logits(*towers, params, io["in/images"], io["in/input_ids"]), io["out/logits_per_image"])
 
 
 def test_the_names_of_transformers_4_have_the_prefix_of_the_tower_twice(edited):
@@ -88,9 +63,10 @@ def test_the_names_of_transformers_4_have_the_prefix_of_the_tower_twice(edited):
 
     bert = json.loads((GOLDEN / "hf_dual_encoder/config.json").read_text())["text_config"]
     imported, params = load(edited("hf_clip", as_dual_encoder, model_type="vision-text-dual-encoder", text_config=bert))
-    embedding = run(imported.image_tower, params["image_tower"], recorded("hf_clip")["in/images"]).embedding
-    theirs = recorded("hf_clip")["out/image_embeds"]
-    assert_close(embedding / np.linalg.norm(embedding, axis=1, keepdims=True), theirs)
+    io = golden("hf_clip/io")
+    assert_close(
+        unit(run(imported.image_tower, params["image_tower"], io["in/images"]).embedding), io["out/image_embeds"]
+    )
 
 
 def test_clips_tokenizer_gives_the_recorded_ids():
@@ -109,17 +85,11 @@ def test_the_tokenizer_beside_the_weights_is_found_and_sentencepiece_preferred(e
     assert read_huggingface(folder).tokenizer == folder / "spiece.model"
 
 
-def test_the_tokenizer_json_of_a_siglip_is_not_taken(tmp_path):
+def test_the_tokenizer_json_of_a_siglip_is_not_taken(edited):
     """transformers lowercases texts of SigLIP 2 in code, so that the file alone would give other ids."""
-    folder = shutil.copytree(GOLDEN / "hf_siglip", tmp_path / "folder")
+    folder = edited("hf_siglip")
     shutil.copy(GOLDEN / "hf_clip_tokenizer/tokenizer.json", folder)
     assert read_huggingface(folder).tokenizer is None
-
-
-def test_an_unknown_image_tower_of_a_dual_encoder_is_named(edited):
-    message = r"vision_config.model_type = 'swin' cannot be imported; supported are clip_vision_model,"
-    with pytest.raises(UserError, match=message):
-        read_huggingface(edited("hf_dual_encoder", vision_config={"model_type": "swin"}))
 
 
 def test_beside_an_unknown_text_tower_the_image_tower_is_imported_alone(edited, capsys):
@@ -129,14 +99,22 @@ def test_beside_an_unknown_text_tower_the_image_tower_is_imported_alone(edited, 
     assert "the text tower, 'swin', cannot be imported" in capsys.readouterr().err
 
 
-def test_a_text_tower_of_clip_without_its_projection_names_the_models_that_have_it(edited):
-    def without_projection(arrays):
-        return {name: array for name, array in arrays.items() if name != "text_projection.weight"}
-
-    with pytest.raises(UserError, match=r"no array text_projection.weight; give a CLIPModel or a CLIPTextModelWith"):
-        read_huggingface(edited("hf_clip", without_projection))
-
-
-def test_an_end_token_outside_the_vocabulary_is_refused(edited):
-    with pytest.raises(UserError, match="end_token = 52 is not below the vocabulary of 52 tokens"):
-        read_huggingface(edited("hf_clip", text_config={"eos_token_id": 52}))
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "hf_dual_encoder",
+            {"vision_config": {"model_type": "swin"}},
+            r"vision_config.model_type = 'swin' cannot be imported; supported are clip_vision_model,",
+        ),
+        (
+            "hf_clip",
+            {"change": lambda arrays: {k: arrays[k] for k in arrays.keys() - {"text_projection.weight"}}},
+            r"no array text_projection.weight; give a CLIPModel or a CLIPTextModelWith",
+        ),
+        ("hf_clip", {"text_config": {"eos_token_id": 52}}, "end_token = 52 is not below the vocabulary of 52 tokens"),
+    ],
+)
+def test_unknown_towers_missing_projections_and_impossible_end_tokens_are_refused(edited, name, changes, message):
+    with pytest.raises(UserError, match=message):
+        read_huggingface(edited(name, **changes))

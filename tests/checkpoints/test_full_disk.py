@@ -35,17 +35,19 @@ def state(step, size):
     return TrainState(jnp.int32(step), arrays, {"momentum": {name: 2 * row for name, row in arrays.items()}}, None)
 
 
+def save(checkpoints, step, size):
+    checkpoints.save(state(step, size * MEBIBYTE), {})
+    checkpoints.wait()
+
+
 def test_failed_saves_on_a_full_disk_leave_nothing_and_keep_what_was_saved(small_disk):
     folder, lines = small_disk / "checkpoints", []
     with Checkpoints(folder, warn=lines.append, max_failed_saves=9) as checkpoints:
-        checkpoints.save(state(1, 4 * MEBIBYTE), {})
-        checkpoints.wait()
+        save(checkpoints, 1, 4)
         for step in (2, 3):
-            checkpoints.save(state(step, 7 * MEBIBYTE), {})
-            checkpoints.wait()
+            save(checkpoints, step, 7)
             assert [path.name for path in folder.iterdir()] == ["1"]
-        checkpoints.save(state(4, 2 * MEBIBYTE), {})
-        checkpoints.wait()
+        save(checkpoints, 4, 2)
         assert checkpoints.steps == [1, 4]
     assert len(lines) == 2
     assert all("No space left" in line and "earlier checkpoints are unchanged" in line for line in lines)
@@ -54,8 +56,7 @@ def test_failed_saves_on_a_full_disk_leave_nothing_and_keep_what_was_saved(small
 def test_a_run_without_checkpoints_does_not_claim_one(small_disk):
     folder, lines = small_disk / "checkpoints", []
     checkpoints = Checkpoints(folder, warn=lines.append, max_failed_saves=2)
-    checkpoints.save(state(1, 12 * MEBIBYTE), {})
-    checkpoints.wait()
+    save(checkpoints, 1, 12)
     checkpoints.save(state(2, 12 * MEBIBYTE), {})
     with pytest.raises(SaveFailed, match=r"there is no earlier one; free disk space .* then begin again with --resume"):
         checkpoints.wait()

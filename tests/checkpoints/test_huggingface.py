@@ -4,13 +4,11 @@ import dataclasses
 import functools
 import json
 import shutil
-from pathlib import Path
 
-import jax.numpy as jnp
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 import transformers
 
 from lit_het import parameters
@@ -21,29 +19,17 @@ from lit_het.checkpoints.resample import resample_positions
 from lit_het.errors import UserError
 from lit_het.runs.pretrained import abstract_params, load_weights
 from lit_het.tasks.captioning import CaptioningConfig
-from tests.checkpoints.huggingface_models import load, logits, pixels, run
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-assert_close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+from tests.checkpoints.importing import GOLDEN, assert_close, golden, load, logits, pixels, run, write_json
 
 
-def recorded(name):
-    with np.load(GOLDEN / name / "io.npz") as file:
-        return dict(file)
+def channels_last(values):
+    return pixels(np.moveaxis(values, 1, -1))
 
 
-@pytest.fixture
-def edited(tmp_path):
-    """Returns a function that copies a folder with another configuration and other arrays."""
-
-    def edit(name, change=lambda arrays: arrays, **config):
-        source = GOLDEN / name
-        arrays = safetensors.numpy.load_file(source / "model.safetensors")
-        safetensors.numpy.save_file(change(arrays), tmp_path / "model.safetensors")
-        (tmp_path / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | config))
-        return tmp_path
-
-    return edit
+@functools.cache
+def published(name):
+    """Returns the parameters of a folder as they are."""
+    return load(GOLDEN / name)[1]
 
 
 @pytest.mark.parametrize("kind", [*image_towers.FAMILIES, *text_towers.FAMILIES])
@@ -57,23 +43,23 @@ def test_fields_that_a_configuration_leaves_out_are_those_of_transformers(kind):
 
 def test_siglip_gives_its_embeddings_and_logits():
     imported, params = load(GOLDEN / "hf_siglip")
-    io = recorded("hf_siglip")
-    images = pixels(io["in/pixel_values"])
-    image = run(imported.image_tower, params["image_tower"], images)
-    text = run(imported.text_tower, params["text_tower"], io["in/input_ids"])
+    io = golden("hf_siglip/io")
+    images, towers = channels_last(io["in/pixel_values"]), (imported.image_tower, imported.text_tower)
+    image = run(towers[0], params["image_tower"], images)
+    text = run(towers[1], params["text_tower"], io["in/input_ids"])
     assert_close(image.embedding, io["out/vision_model_output.pooler_output"])
     assert_close(image.tokens, io["out/vision_model_output.last_hidden_state"])
     assert_close(text.embedding, io["out/text_model_output.pooler_output"])
     assert_close(text.tokens, io["out/text_model_output.last_hidden_state"])
     assert imported.has_bias
-    assert_close(logits(imported, params, images, io["in/input_ids"]), io["out/logits_per_image"], atol=1e-4)
+    assert_close(logits(*towers, params, images, io["in/input_ids"]), io["out/logits_per_image"], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["hf_siglip_vision", "hf_vit"])
 def test_image_towers_give_their_embeddings(name):
     imported, params = load(GOLDEN / name)
-    io = recorded(name)
-    output = run(imported.image_tower, params["image_tower"], pixels(io["in/pixel_values"]))
+    io = golden(f"{name}/io")
+    output = run(imported.image_tower, params["image_tower"], channels_last(io["in/pixel_values"]))
     assert_close(output.embedding, io["out/pooler_output"])
     assert_close(output.tokens, io["out/last_hidden_state"])
     assert imported.text_tower is None
@@ -82,13 +68,12 @@ def test_image_towers_give_their_embeddings(name):
 def test_names_of_transformers_4_and_5_give_the_same_parameters(tmp_path):
     shutil.copy(GOLDEN / "hf_siglip_vision/config.json", tmp_path)
     shutil.copy(GOLDEN / "hf_siglip_vision/model_v4_names.safetensors", tmp_path / "model.safetensors")
-    old, new = load(tmp_path)[1], load(GOLDEN / "hf_siglip_vision")[1]
-    assert checksums.digest(old) == checksums.digest(new)
+    assert checksums.digest(load(tmp_path)[1]) == checksums.digest(published("hf_siglip_vision"))
 
 
 def test_berts_embedding_does_not_depend_on_padding_or_unused_positions():
     imported, params = load(GOLDEN / "hf_bert", text_length=8)
-    io = recorded("hf_bert")
+    io = golden("hf_bert/io")
     np.testing.assert_array_equal(io["in/input_ids"] != imported.text_tower.padding_id, io["in/attention_mask"] == 1)
     output = run(imported.text_tower, params["text_tower"], io["in/input_ids"])
     assert_close(output.embedding, io["out/pooler_output"])
@@ -104,9 +89,9 @@ def test_bert_is_found_inside_a_language_model_with_old_names_and_without_a_pool
 
     imported, params = load(edited("hf_bert", as_language_model))
     assert not imported.text_tower.pooler
-    published = load(GOLDEN / "hf_bert")[1]["text_tower"]
-    del published["pre_logits"]
-    assert checksums.digest(params["text_tower"]) == checksums.digest(published)
+    pooled = published("hf_bert")["text_tower"]
+    without = {name: array for name, array in pooled.items() if name != "pre_logits"}
+    assert checksums.digest(params["text_tower"]) == checksums.digest(without)
 
 
 def test_the_in_memory_names_of_transformers_5_are_supported(edited):
@@ -123,19 +108,19 @@ def test_the_in_memory_names_of_transformers_5_are_supported(edited):
     def renamed(arrays):
         return {functools.reduce(lambda name, pair: name.replace(*pair), new.items(), k): v for k, v in arrays.items()}
 
-    params, published = load(edited("hf_vit", renamed))[1], load(GOLDEN / "hf_vit")[1]
-    assert checksums.digest(params) == checksums.digest(published)
+    assert checksums.digest(load(edited("hf_vit", renamed))[1]) == checksums.digest(published("hf_vit"))
 
 
 def test_half_precision_is_read_as_float32(edited):
-    half, published = load(edited("hf_vit", in_bfloat16))[1], load(GOLDEN / "hf_vit")[1]
-    for path, array in parameters.flatten(half).items():
+    def in_bfloat16(arrays):
+        return {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+
+    half, exact = (
+        parameters.flatten(params) for params in (load(edited("hf_vit", in_bfloat16))[1], published("hf_vit"))
+    )
+    for path, array in half.items():
         assert array.dtype == np.float32
-        np.testing.assert_allclose(array, parameters.flatten(published)[path], rtol=2**-7, atol=0.02, err_msg=path)
-
-
-def in_bfloat16(arrays):
-    return {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+        np.testing.assert_allclose(array, exact[path], rtol=2**-7, atol=0.02, err_msg=path)
 
 
 def test_a_vits_classifier_becomes_the_head(edited):
@@ -154,19 +139,18 @@ def test_a_vits_classifier_becomes_the_head(edited):
 
 
 def test_sizes_missing_in_the_configuration_are_inferred_from_the_arrays(edited):
-    towers = {
-        "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "num_attention_heads": 3},
-        "text_config": {"model_type": "siglip_text_model", "num_hidden_layers": 2, "num_attention_heads": 3},
-    }
-    sparse, full = read_huggingface(edited("hf_siglip", **towers)), read_huggingface(GOLDEN / "hf_siglip")
+    folder, sizes = edited("hf_siglip"), {"num_hidden_layers": 2, "num_attention_heads": 3}
+    parts = {"vision_config": "siglip_vision_model", "text_config": "siglip_text_model"}
+    towers = {part: {"model_type": kind, **sizes} for part, kind in parts.items()}
+    write_json(folder / "config.json", {**json.loads((folder / "config.json").read_text()), **towers})
+    sparse, full = read_huggingface(folder), read_huggingface(GOLDEN / "hf_siglip")
     assert (sparse.image_tower, sparse.text_tower) == (full.image_tower, full.text_tower)
 
 
 def test_larger_images_interpolate_positions_and_larger_patches_of_one_colour_give_the_same_token():
     imported, params = load(GOLDEN / "hf_vit", image_size=64, patch_size=16)
-    _, old = load(GOLDEN / "hf_vit")
     assert (imported.image_tower.image_size, imported.image_tower.patch_size) == (64, 16)
-    new, old = params["image_tower"], old["image_tower"]
+    new, old = params["image_tower"], published("hf_vit")["image_tower"]
     half_pixel = resample_positions(np.asarray(old["positions"]), 4, keeps_corners=False)
     np.testing.assert_array_equal(new["positions"], half_pixel)
     # A patch of one colour is the same image at any size.
@@ -178,17 +162,19 @@ def test_larger_images_interpolate_positions_and_larger_patches_of_one_colour_gi
 @pytest.mark.parametrize("size", [16, 24, 40])
 def test_siglip_2_resamples_its_positions_for_other_image_sizes_as_its_authors(size):
     imported, params = load(GOLDEN / "hf_siglip2", image_size=size)
-    io = recorded("hf_siglip2")
+    io = golden("hf_siglip2/io")
     embedding = run(imported.image_tower, params["image_tower"], io[f"in/{size}"]).embedding
     assert_close(embedding, io[f"out/{size}"], atol=1e-5 * np.abs(embedding).max())
 
 
+def first_layers(folder):
+    trees = load(folder)[1], published("hf_vit")
+    return (jax.tree.map(np.asarray, params["image_tower"]["patches"]) for params in trees)
+
+
 def test_other_normalisations_are_folded_into_the_first_layer(edited):
-    folder = edited("hf_vit")
     mean, deviation = [0.1, 0.4, 0.7], [0.2, 0.5, 0.25]
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": deviation}))
-    layer = load(folder)[1]["image_tower"]["patches"]
-    plain = load(GOLDEN / "hf_vit")[1]["image_tower"]["patches"]
+    layer, plain = first_layers(edited("hf_vit", processor={"image_mean": mean, "image_std": deviation}))
     unit = np.random.default_rng(0).random((8 * 8, 3)).astype(np.float32)  # a patch of pixels in [0, 1]
     theirs = ((unit - mean) / deviation).ravel() @ plain["kernel"] + plain["bias"]
     assert_close((2 * unit - 1).ravel() @ layer["kernel"] + layer["bias"], theirs)
@@ -203,53 +189,57 @@ def test_other_normalisations_are_folded_into_the_first_layer(edited):
     ],
 )
 def test_other_pixel_ranges_are_folded_into_the_first_layer(edited, processor):
-    folder = edited("hf_vit")
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    layer = load(folder)[1]["image_tower"]["patches"]
-    plain = load(GOLDEN / "hf_vit")[1]["image_tower"]["patches"]
+    layer, plain = first_layers(edited("hf_vit", processor=processor))
     assert_close(layer["kernel"], plain["kernel"])
     # Without normalisation theirs sees y + 1 of our y.
     added = 0 if processor.get("do_normalize", True) else plain["kernel"].sum(axis=0)
     assert_close(layer["bias"], plain["bias"] + added)
 
 
-@pytest.mark.parametrize("factor", [0, -1, "a"])
-def test_a_rescale_factor_that_is_not_a_positive_number_is_refused(edited, factor):
-    folder = edited("hf_vit")
-    (folder / "preprocessor_config.json").write_text(json.dumps({"rescale_factor": factor}))
-    with pytest.raises(UserError, match="rescale_factor = "):
-        read_huggingface(folder)
+POSITIONS = "embeddings.position_embeddings"
+UP = "encoder.layer.0.intermediate.dense.weight"
+MISSING = "no array for image_tower/encoder"
 
 
-def test_an_unsupported_model_type_lists_the_supported_ones(edited):
-    with pytest.raises(UserError, match=r"model_type = 'llama' cannot be imported; supported are bert, clip, .*vit"):
-        read_huggingface(edited("hf_vit", model_type="llama"))
+def without(name):
+    return lambda arrays: {key: array for key, array in arrays.items() if key != name}
 
 
-def test_an_unsupported_activation_lists_the_supported_ones(edited):
-    with pytest.raises(UserError, match="hidden_act = 'silu' is not supported; choose from gelu, gelu_pytorch_tanh"):
-        read_huggingface(edited("hf_vit", hidden_act="silu"))
+def added(name, *shape):
+    return lambda arrays: arrays | {name: np.zeros(shape, np.float32)}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"model_type": "llama"}, r"model_type = 'llama' cannot be imported; supported are bert, clip, .*vit"),
+        ({"hidden_act": "silu"}, "hidden_act = 'silu' is not supported; choose from gelu, gelu_pytorch_tanh"),
         ({"num_hidden_layers": "2"}, "config.json: num_hidden_layers = '2' is not an integer"),
         ({"num_attention_heads": None}, "config.json: num_attention_heads = None is not an integer"),
         ({"layer_norm_eps": "1e-6"}, "config.json: layer_norm_eps = '1e-6' is not a number"),
+        *(({"processor": {"rescale_factor": factor}}, "rescale_factor = ") for factor in (0, -1, "a")),
+        *(
+            ({"processor": {"image_mean": mean}}, "must be three numbers each")
+            for mean in (0.5, ["a", "b", "c"], [0.5])
+        ),
+        ({"change": added("encoder.layer.0.adapter.weight", 2)}, r"unknown arrays: encoder\.layer\.0\.adapter\.weight"),
+        (
+            {"change": without("encoder.layer.1.output.dense.weight")},
+            f"{MISSING}/blocks/1/mlp/down/kernel",
+        ),
+        (
+            {"change": without("encoder.layer.0.output.dense.weight")},
+            f"{MISSING}/blocks/0/mlp/down/kernel",
+        ),
+        ({"change": without("layernorm.bias")}, f"{MISSING}/norm/bias"),
+        ({"change": without(POSITIONS)}, "no array embeddings.position_embedding"),
+        ({"change": added(POSITIONS, 1, 13, 24)}, "12 patches, which form no square"),
+        ({"change": added(UP, 40, 23)}, rf"{UP} \(40, 23\) becomes \(23, 40\), but .*mlp/up/kernel is \(24, 40\)"),
     ],
 )
-def test_configuration_values_of_a_wrong_type_are_refused(edited, changes, message):
+def test_folders_of_another_model_are_refused_by_the_name_of_the_field_or_array(edited, changes, message):
     with pytest.raises(UserError, match=message):
-        read_huggingface(edited("hf_vit", **changes))
-
-
-@pytest.mark.parametrize("mean", [0.5, ["a", "b", "c"], [0.5]])
-def test_means_that_are_not_three_numbers_are_refused(edited, mean):
-    folder = edited("hf_vit")
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean}))
-    with pytest.raises(UserError, match="must be three numbers each"):
-        read_huggingface(folder)
+        load(edited("hf_vit", **changes))
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path):
@@ -257,53 +247,23 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
         read_huggingface(tmp_path)
 
 
-def test_an_array_without_a_rule_is_named(edited):
-    with pytest.raises(UserError, match=r"unknown arrays: encoder\.layer\.0\.adapter\.weight"):
-        read_huggingface(edited("hf_vit", lambda arrays: arrays | {"encoder.layer.0.adapter.weight": np.zeros(2)}))
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("encoder.layer.1.output.dense.weight", "no array for image_tower/encoder/blocks/1/mlp/down/kernel"),
-        ("encoder.layer.0.output.dense.weight", "no array for image_tower/encoder/blocks/0/mlp/down/kernel"),
-        ("layernorm.bias", "no array for image_tower/encoder/norm/bias"),
-        ("embeddings.position_embeddings", "no array embeddings.position_embedding"),
-    ],
-)
-def test_a_missing_array_is_named(missing, message, edited):
-    with pytest.raises(UserError, match=message):
-        load(edited("hf_vit", lambda arrays: {name: array for name, array in arrays.items() if name != missing}))
-
-
-def test_an_array_of_a_wrong_shape_is_named_with_both_shapes(edited):
-    name = "encoder.layer.0.intermediate.dense.weight"
-    with pytest.raises(UserError, match=rf"{name} \(40, 23\) becomes \(23, 40\), but .*mlp/up/kernel is \(24, 40\)"):
-        load(edited("hf_vit", lambda arrays: arrays | {name: np.zeros((40, 23), np.float32)}))
-
-
-def test_positions_that_do_not_form_a_square_are_refused(edited):
-    positions = {"embeddings.position_embeddings": np.zeros((1, 13, 24), np.float32)}
-    with pytest.raises(UserError, match="12 patches, which form no square"):
-        read_huggingface(edited("hf_vit", lambda arrays: arrays | positions))
-
-
 def test_texts_longer_than_the_stored_positions_are_refused():
     with pytest.raises(UserError, match="16 positions, too few for texts of 17 tokens"):
         read_huggingface(GOLDEN / "hf_bert", text_length=17)
 
 
-@pytest.mark.parametrize("name", ["hf_clip", "hf_vit", "hf_siglip_vision"])
+@pytest.mark.parametrize("name", [pytest.param("hf_clip", marks=pytest.mark.slow), "hf_vit", "hf_siglip_vision"])
 def test_a_decoder_reads_all_tokens_of_a_tower_its_class_token_among_them(name):
     imported, params = load(GOLDEN / name)
     tower = dataclasses.replace(imported.image_tower.without_pooling(), weights=str(GOLDEN / name))
     config = CaptioningConfig(tower)
     task = config.build()
-    loaded = load_weights(config, abstract_params(task))
+    weights = load_weights(config, abstract_params(task))
     images = np.random.default_rng(0).integers(0, 256, (2, tower.image_size, tower.image_size, 3), np.uint8)
     tokens = run(imported.image_tower, params["image_tower"], images).tokens
     assert tower.class_token is (name != "hf_siglip_vision")
-    assert_close(task.source(loaded, task.features(loaded, jnp.asarray(images))).tokens, tokens)
+    source = jax.jit(lambda params, images: task.source(params, task.features(params, images)).tokens)
+    assert_close(source(weights, images), tokens)
     if tower.class_token:
         without = CaptioningConfig(dataclasses.replace(tower, class_token=False))
         with pytest.raises(UserError, match="has a class token; set --task"):

@@ -1,7 +1,6 @@
 """Exported decoders write the greedy texts of the task in transformers, token for token, with the same logits."""
 
 import dataclasses
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +21,7 @@ from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+from tests.towers.models import drawn, with_encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTH = 12
@@ -47,32 +42,23 @@ def decoder(**changes):
     return dataclasses.replace(DECODER, **changes)
 
 
-def with_encoder(config, **changes):
-    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **changes))
-
-
 NARROW, WIDE = (with_encoder(TOWER, width=width) for width in (8, 40))
 FIXED = dataclasses.replace(TOWER, positions="sine_cosine")
 PLAIN, WARM = CaptioningConfig(TOWER, DECODER), DeterministicConfig(FixedTemperature(0.7))
 # The task, whether logits have biases, and the width of GPT-2.
+TIED = dataclasses.replace(PLAIN, decoder=decoder(tied_output=True), head=WARM)
+ORIGINAL = decoder(positions="sinusoidal", scaled_embedding=True, tied_output=True)
+OTHER = CaptioningConfig(with_encoder(TOWER, activation="relu"), with_encoder(DECODER, activation="quick_gelu"))
 CASES = {
-    "tied": (dataclasses.replace(PLAIN, decoder=decoder(tied_output=True), head=WARM), False, 16),
-    "tied with biases": (dataclasses.replace(PLAIN, decoder=decoder(tied_output=True), head=WARM), True, 32),
+    "tied": (TIED, False, 16),
+    "tied with biases": (TIED, True, 32),
     "untied": (PLAIN, False, 16),
     "untied with biases": (PLAIN, True, 32),
     "a narrow tower": (dataclasses.replace(PLAIN, image_tower=NARROW), False, 16),
     "a narrow tower and biases": (dataclasses.replace(PLAIN, image_tower=NARROW), True, 32),
     "a wide tower": (dataclasses.replace(PLAIN, image_tower=WIDE), False, 48),
-    "the original Transformer's inputs": (
-        CaptioningConfig(FIXED, decoder(positions="sinusoidal", scaled_embedding=True, tied_output=True)),
-        False,
-        16,
-    ),
-    "other nonlinearities": (
-        CaptioningConfig(with_encoder(TOWER, activation="relu"), with_encoder(DECODER, activation="quick_gelu")),
-        True,
-        32,
-    ),
+    "the original Transformer's inputs": (CaptioningConfig(FIXED, ORIGINAL), False, 16),
+    "other nonlinearities": (OTHER, True, 32),
     "HET-XL": (dataclasses.replace(PLAIN, head=HetXLConfig(CovarianceConfig(3))), True, 32),
 }
 
@@ -80,11 +66,10 @@ CASES = {
 def fresh(config, *, has_bias):
     """Returns the task with random parameters, none of which is 0 but biases of logits without ``has_bias``."""
     task = config.build()
-    leaves, tree = jax.tree.flatten(jax.jit(task.initialize)(jax.random.key(0)))
-    random = np.random.default_rng(2)
-    params = jax.tree.unflatten(tree, [leaf + 0.3 * random.normal(size=leaf.shape).astype("f4") for leaf in leaves])
+    tree = drawn(task.shapes, 0.4, seed=2)
+    params = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf + np.float32(path[-1].key == "scale"), tree)
     if not has_bias:
-        params["head"]["logits"]["bias"] = jnp.zeros(SIZE + 3)
+        params["head"]["logits"]["bias"] = np.zeros(SIZE + 3, np.float32)
     return task, params
 
 
@@ -94,12 +79,6 @@ def write(folder, task, params):
     write_image_decoder(folder, config.image_tower, config.decoder, params, temperature, TOKENIZER, TOKENS, {})
 
 
-def opened(folder):
-    model, report = transformers.VisionEncoderDecoderModel.from_pretrained(folder, output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return model
-
-
 def logits(task, params, source):
     model = task.model(params)
     features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(*source))
@@ -107,75 +86,81 @@ def logits(task, params, source):
     return samples.logits(samples.prepare(samples.features), None, jnp.arange(1)).reshape(*TEXT.shape, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_every_decoder_has_the_same_logits_and_greedy_texts_in_transformers(tmp_path, case):
+def test_every_decoder_has_the_same_logits_and_greedy_texts_in_transformers(transformers, tmp_path, case):
+    torch = pytest.importorskip("torch")
     config, has_bias, width = CASES[case]
     task, params = fresh(config, has_bias=has_bias)
     write(tmp_path, task, params)
-    model, pixels = opened(tmp_path), torch.tensor(np.moveaxis(IMAGE / 127.5 - 1, -1, 1), dtype=torch.float32)
+    model, report = transformers.VisionEncoderDecoderModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.config.decoder.n_embd == width
     is_shared = model.decoder.lm_head.weight is model.decoder.transformer.wte.weight
     assert is_shared == (case == "tied")
-    source = task.source(params, task.features(params, jnp.asarray(IMAGE)))
+    pixels = torch.tensor(np.moveaxis(IMAGE / 127.5 - 1, -1, 1), dtype=torch.float32)
     with torch.no_grad():
         inputs = torch.tensor(np.asarray(shifted(jnp.asarray(TEXT)))).long()
         theirs = model(pixel_values=pixels, decoder_input_ids=inputs).logits
-    ours = logits(task, params, source)
+
+    @jax.jit
+    def source_and_logits(params, images):
+        source = task.source(params, task.features(params, images))
+        return source, logits(task, params, source)
+
+    source, ours = source_and_logits(params, IMAGE)
     assert np.ptp(ours) > 2
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
     allowed = jnp.asarray(~np.isin(np.arange(SIZE + 3), TOKENS.unwritten))
     for count in (0, 3):
-        prompt, how = jnp.asarray(TEXT[:, :count]), GenerationConfig(num_tokens=LENGTH - count)
-        given = Prompt(prompt, jnp.full(len(TEXT), count))
-        texts = generate(task, params, source, given, how, end_token=TOKENS.end, allowed=allowed)
-        start = {"decoder_input_ids": torch.tensor(np.asarray(prompt)).long()} if count else {}
+        how, given = GenerationConfig(num_tokens=LENGTH - count), (TEXT[:, :count], np.full(len(TEXT), count))
+
+        @jax.jit
+        def texts(params, source, given, how=how):
+            prompt = Prompt(*given)
+            return generate(task, params, source, prompt, how, end_token=TOKENS.end, allowed=allowed).tokens[:, 0]
+
+        start = {"decoder_input_ids": torch.tensor(TEXT[:, :count]).long()} if count else {}
         found = model.generate(pixels, do_sample=False, **start).numpy()[:, count + 1 :]
-        expected = np.asarray(texts.tokens[:, 0])
+        expected = np.asarray(texts(params, source, given))
         np.testing.assert_array_equal(found, expected[:, : found.shape[1]])
         assert not expected[:, found.shape[1] :].any()
         assert len(np.unique(expected, axis=0)) > 1, "texts of images differ"
+
+
+NOT_IN_SIGLIP, NOT_IN_GPT2 = "is not supported by SiglipVisionModel", "is not supported by GPT2LMHeadModel"
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (
-            dataclasses.replace(PLAIN, image_tower=dataclasses.replace(TOWER, class_token=True)),
-            "image_tower.class_token = True is not supported by SiglipVisionModel",
+            CaptioningConfig(dataclasses.replace(TOWER, class_token=True), DECODER),
+            f"class_token = True {NOT_IN_SIGLIP}",
+        ),
+        (CaptioningConfig(dataclasses.replace(TOWER, num_registers=2), DECODER), "num_registers = 2"),
+        (CaptioningConfig(dataclasses.replace(TOWER, input_norm=True), DECODER), "input_norm = True"),
+        (CaptioningConfig(with_encoder(TOWER, layer_scale=True), DECODER), "encoder.layer_scale = True"),
+        (
+            CaptioningConfig(with_encoder(TOWER, norm_placement="after"), DECODER),
+            f"encoder.norm_placement = 'after' {NOT_IN_SIGLIP}, which has 'before'",
         ),
         (
-            dataclasses.replace(PLAIN, decoder=with_encoder(DECODER, norm_placement="after")),
-            "decoder.encoder.norm_placement = 'after' is not supported by GPT2LMHeadModel, which has 'before'",
+            CaptioningConfig(TOWER, with_encoder(DECODER, norm_placement="after")),
+            f"encoder.norm_placement = 'after' {NOT_IN_GPT2}, which has 'before'",
         ),
-        (
-            dataclasses.replace(PLAIN, decoder=with_encoder(DECODER, activation="swiglu")),
-            "decoder.encoder.activation = 'swiglu'",
-        ),
-        (
-            dataclasses.replace(PLAIN, image_tower=with_encoder(TOWER, norm_placement="after")),
-            "image_tower.encoder.norm_placement = 'after' is not supported by SiglipVisionModel, which has 'before'",
-        ),
-        (
-            dataclasses.replace(PLAIN, image_tower=dataclasses.replace(TOWER, num_registers=2)),
-            "image_tower.num_registers = 2",
-        ),
-        (
-            dataclasses.replace(PLAIN, image_tower=dataclasses.replace(TOWER, input_norm=True)),
-            "image_tower.input_norm = True",
-        ),
-        (
-            dataclasses.replace(PLAIN, image_tower=with_encoder(TOWER, layer_scale=True)),
-            "image_tower.encoder.layer_scale = True",
-        ),
+        (CaptioningConfig(TOWER, with_encoder(DECODER, activation="swiglu")), "encoder.activation = 'swiglu'"),
     ],
 )
 def test_what_transformers_lacks_is_one_line_and_writes_nothing(tmp_path, config, message):
-    with pytest.raises(UserError, match=f"{message}.*; export with --to lit-het"):
+    part = "decoder" if config.image_tower == TOWER else "image_tower"
+    with pytest.raises(UserError, match=f"{part}.{message}.*; export with --to lit-het"):
         write(tmp_path / "folder", *fresh(config, has_bias=True))
     assert not (tmp_path / "folder").exists()
 
 
-def test_the_folder_names_its_tokens_and_the_longest_text(tmp_path):
+@pytest.mark.slow
+def test_the_folder_names_its_tokens_and_the_longest_text(transformers, tmp_path):
     write(tmp_path, *fresh(PLAIN, has_bias=True))
     found = transformers.GenerationConfig.from_pretrained(tmp_path)
     assert (found.decoder_start_token_id, found.eos_token_id, found.pad_token_id) == (0, 1, 0)

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lit_het.checkpoints.huggingface.classifiers import write_classifier
 from lit_het.checkpoints.huggingface.exporting import write_image_text
 from lit_het.checkpoints.native import checksums
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
@@ -18,7 +17,8 @@ from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from tests.checkpoints.huggingface_models import load, logits, shapes
+from tests.checkpoints.importing import load, logits, run
+from tests.towers.models import drawn, shapes, with_encoder
 
 CAPTIONS = [f"A photo, of the {animal}!" for animal in ("cat", "dog", "owl", "newt", "heron", "mule")]
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=24, num_heads=2)
@@ -30,40 +30,27 @@ TEXT = TextConfig(
 UINT8 = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
 
 
+def compared(test):
+    """Marks a comparison with transformers, whose warnings are not ours."""
+    return pytest.mark.slow(pytest.mark.filterwarnings("ignore")(test))
+
+
 def fresh(image=IMAGE, text=TEXT, bias: float | None = -3.0):
     """Returns random parameters, including those that are initialised to zero or one."""
-    random = np.random.default_rng(0)
-    tree = {"image_tower": shapes(image), "text_tower": shapes(text)}
-    drawn = jax.tree.map(lambda leaf: jnp.asarray(0.3 * random.normal(size=leaf.shape), jnp.float32), tree)
-    head = {"temperature": {"log_temperature": jnp.float32(-2.3)}}
-    return drawn | {"head": head | ({} if bias is None else {"bias": jnp.float32(bias)})}
-
-
-@dataclasses.dataclass(frozen=True)
-class Towers:
-    """Stands in for an imported model in `logits`."""
-
-    image_tower: ViTConfig
-    text_tower: TextConfig | BertConfig
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return SentencePieceTokenizer(train_sentencepiece(CAPTIONS, vocabulary_size=40), LENGTH)
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    """Returns the library, imported without its warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("torch")
-        return pytest.importorskip("transformers")
+    head = {"temperature": {"log_temperature": np.float32(-2.3)}}
+    towers = drawn({"image_tower": shapes(image), "text_tower": shapes(text)})
+    if image.projection_size == 12:
+        towers["image_tower"]["projection"]["bias"] = np.zeros(12, np.float32)  # dual encoders have none
+    return towers | {"head": head | ({} if bias is None else {"bias": np.float32(bias)})}
 
 
 def write(folder, image=IMAGE, text=TEXT, params=None, *arguments, is_sigmoid=True):
     params = fresh(image, text) if params is None else params
     return write_image_text(folder, image, text, params, *arguments, is_sigmoid=is_sigmoid)
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
 
 
 def scores(transformers, folder, ids):
@@ -88,31 +75,27 @@ def longer(text, ids, is_sigmoid):
     return np.concatenate([ids, behind], axis=1)
 
 
-def altered(image, **encoder):
-    return dataclasses.replace(image, encoder=dataclasses.replace(ENCODER, **encoder))
-
-
 CLASS_TOKEN = dataclasses.replace(IMAGE, pooling="class_token")
 MEAN = dataclasses.replace(IMAGE, pooling="mean")
 REGISTERS = dataclasses.replace(CLASS_TOKEN, num_registers=2)
-CLIP = dataclasses.replace(altered(CLASS_TOKEN, activation="quick_gelu"), input_norm=True, projection_size=12)
+CLIP = dataclasses.replace(with_encoder(CLASS_TOKEN, activation="quick_gelu"), input_norm=True, projection_size=12)
 IMAGES = {
     "SigLIP": (IMAGE, "siglip_vision_model"),
     "mean": (MEAN, "siglip_vision_model"),
     "sine-cosine": (dataclasses.replace(IMAGE, positions="sine_cosine"), "siglip_vision_model"),
-    "ViT with exact GELU": (altered(CLASS_TOKEN, activation="gelu"), "vit"),
+    "ViT with exact GELU": (with_encoder(CLASS_TOKEN, activation="gelu"), "vit"),
     "ViT with tanh": (dataclasses.replace(CLASS_TOKEN, representation_size=16), "vit"),
     "ViT with a projection": (dataclasses.replace(CLASS_TOKEN, projection_size=16), "vit"),
-    "DINOv2": (altered(CLASS_TOKEN, layer_scale=True, mlp_width=32), "dinov2"),
-    "DINOv2 with SwiGLU": (altered(CLASS_TOKEN, layer_scale=True, activation="swiglu"), "dinov2"),
-    "DINOv2 with registers": (altered(REGISTERS, layer_scale=True, mlp_width=32), "dinov2_with_registers"),
-    "registers without scales": (altered(REGISTERS, mlp_width=32), "dinov2_with_registers"),
+    "DINOv2": (with_encoder(CLASS_TOKEN, layer_scale=True, mlp_width=32), "dinov2"),
+    "DINOv2 with SwiGLU": (with_encoder(CLASS_TOKEN, layer_scale=True, activation="swiglu"), "dinov2"),
+    "DINOv2 with registers": (with_encoder(REGISTERS, layer_scale=True, mlp_width=32), "dinov2_with_registers"),
+    "registers without scales": (with_encoder(REGISTERS, mlp_width=32), "dinov2_with_registers"),
     "CLIP": (CLIP, "clip_vision_model"),
     # Towers of a dual encoder, whose projection the exported one has again.
     "SigLIP with a projection": (dataclasses.replace(IMAGE, projection_size=12), "siglip_vision_model"),
     "ViT with a narrow projection": (dataclasses.replace(CLASS_TOKEN, projection_size=12), "vit"),
     "DINOv2 with a projection": (
-        dataclasses.replace(altered(CLASS_TOKEN, layer_scale=True, mlp_width=32), projection_size=12),
+        dataclasses.replace(with_encoder(CLASS_TOKEN, layer_scale=True, mlp_width=32), projection_size=12),
         "dinov2",
     ),
 }
@@ -129,46 +112,51 @@ TEXTS = {
 }
 
 
+PAIRS = {
+    kind: (image, dataclasses.replace(TEXT, embedding_size=image.embedding_size)) for kind, (image, _) in IMAGES.items()
+}
+PAIRS |= {f"texts: {kind}": (IMAGE, text) for kind, text in TEXTS.items()}
+
+
 def largest_difference(transformers, folder, image, text, is_sigmoid):
     params, random = fresh(image, text, bias=-3.0 if is_sigmoid else None), np.random.default_rng(1)
-    if image.projection_size == 12:
-        params["image_tower"]["projection"]["bias"] = jnp.zeros(12)  # dual encoders have none
     ids = random.integers(1, 40, (6, LENGTH), np.int32)
     ids[::2, -3:] = 0  # padding
     write(folder, image, text, params, is_sigmoid=is_sigmoid)
-    ours = logits(Towers(image, text), params, UINT8, ids)
+    ours = logits(image, text, params, UINT8, ids)
     assert np.ptp(ours) > 0.3
     return np.abs(ours - scores(transformers, folder, longer(text, ids, is_sigmoid)).numpy()).max()
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", IMAGES)
-def test_every_image_tower_has_the_same_logits_in_transformers(transformers, tmp_path, kind):
-    image, model = IMAGES[kind]
-    text = dataclasses.replace(TEXT, embedding_size=image.embedding_size)
-    assert largest_difference(transformers, tmp_path, image, text, is_sigmoid=False) < 1e-4
-    assert json.loads((tmp_path / "config.json").read_text())["vision_config"]["model_type"] == model
+@pytest.mark.parametrize("kind", PAIRS)
+def test_every_tower_becomes_one_of_transformers(tmp_path, kind):
+    image, text = PAIRS[kind]
+    write(tmp_path, image, text, is_sigmoid=False)
+    config = config_of(tmp_path)
+    of_text = "bert" if isinstance(text, BertConfig) else "megatron-bert"
+    assert config["vision_config"]["model_type"] == IMAGES.get(kind, IMAGES["SigLIP"])[1]
+    assert config["text_config"]["model_type"] == of_text
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", TEXTS)
-def test_every_text_tower_has_the_same_logits_in_transformers(transformers, tmp_path, kind):
-    assert largest_difference(transformers, tmp_path, IMAGE, TEXTS[kind], is_sigmoid=False) < 1e-4
+@compared
+@pytest.mark.parametrize("kind", PAIRS)
+def test_every_tower_has_the_same_logits_in_transformers(transformers, tmp_path, kind):
+    assert largest_difference(transformers, tmp_path, *PAIRS[kind], is_sigmoid=False) < 1e-4
 
 
-@pytest.mark.filterwarnings("ignore")
+@compared
 @pytest.mark.parametrize("kind", ["last", "first", "mean", "sinusoidal"])
 @pytest.mark.parametrize("image", [IMAGE, MEAN])
 def test_a_sigmoid_loss_becomes_a_siglip_model_for_texts_of_64_tokens(transformers, tmp_path, kind, image):
     assert largest_difference(transformers, tmp_path, image, TEXTS[kind], is_sigmoid=True) < 1e-4
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = config_of(tmp_path)
     assert (config["model_type"], config["text_config"]["max_position_embeddings"]) == ("siglip", 64)
 
 
 def test_a_sigmoid_loss_without_siglips_towers_loses_its_probabilities_but_no_ranking(tmp_path):
     remark = write(tmp_path, CLASS_TOKEN)[-1]
     assert "the ranking of labels is as trained, but the probabilities" in remark
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "vision-text-dual-encoder"
+    assert config_of(tmp_path)["model_type"] == "vision-text-dual-encoder"
 
 
 LONG = dataclasses.replace(TEXT, length=64)
@@ -184,13 +172,12 @@ def test_importing_an_export_of_siglips_own_length_gives_bit_identical_parameter
 
 def test_the_covariance_of_a_head_is_not_exported(tmp_path):
     params = fresh(text=LONG)
-    params["head"]["image_covariance"] = {"factors": {"kernel": jnp.ones((16, 3))}}
-    write(tmp_path, IMAGE, LONG, params)
-    del params["head"]["image_covariance"]
+    covariance = {"image_covariance": {"factors": {"kernel": jnp.ones((16, 3))}}}
+    write(tmp_path, IMAGE, LONG, {**params, "head": params["head"] | covariance})
     assert checksums.digest(load(tmp_path)[1]) == checksums.digest(params)
 
 
-@pytest.mark.filterwarnings("ignore")
+@compared
 @pytest.mark.parametrize("padding_id", [None, 1])
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
@@ -215,25 +202,21 @@ def test_the_tokenizer_of_transformers_gives_our_ids(transformers, tmp_path, mod
     np.testing.assert_array_equal([found[i][:LENGTH] for i in fitting], ours([captions[i] for i in fitting]))
 
 
-def test_captions_of_another_length_than_the_text_towers_are_refused(tokenizer, tmp_path):
-    short = SentencePieceTokenizer(tokenizer.model_bytes, LENGTH - 1)
-    with pytest.raises(UserError, match=r"captions of 7 tokens do not fit text_tower\.length = 8"):
-        write(tmp_path, IMAGE, TEXT, None, short)
-
-
-def test_the_sentencepiece_model_is_exported_too(tokenizer, tmp_path):
-    write(tmp_path, IMAGE, TEXT, None, tokenizer)
-    assert (tmp_path / "spiece.model").read_bytes() == tokenizer.model_bytes
-
-
-def test_a_tokenizer_whose_ids_would_differ_is_refused(tmp_path):
-    model = train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type="word")
-    with pytest.raises(UserError, match="only SentencePiece models of the types unigram and bpe"):
-        write(tmp_path / "model", IMAGE, TEXT, None, SentencePieceTokenizer(model, LENGTH))
+@pytest.mark.parametrize(
+    ("model_type", "length", "message"),
+    [
+        ("unigram", LENGTH - 1, r"captions of 7 tokens do not fit text_tower\.length = 8"),
+        ("word", LENGTH, "only SentencePiece models of the types unigram and bpe"),
+    ],
+)
+def test_tokenizers_whose_ids_would_differ_are_refused(model_type, length, message, tmp_path):
+    model = train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type=model_type)
+    with pytest.raises(UserError, match=message):
+        write(tmp_path / "model", IMAGE, TEXT, None, SentencePieceTokenizer(model, length))
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.filterwarnings("ignore")
+@compared
 def test_the_image_processor_normalises_as_our_tower_does(transformers, tmp_path):
     write(tmp_path)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
@@ -241,19 +224,18 @@ def test_the_image_processor_normalises_as_our_tower_does(transformers, tmp_path
     np.testing.assert_allclose(values, np.moveaxis(UINT8 / 127.5 - 1, -1, 1), atol=1e-5)
 
 
-EXPERTS = altered(IMAGE, experts=ExpertsConfig(num_blocks=1))
-GATED = dataclasses.replace(TEXT, encoder=dataclasses.replace(ENCODER, activation="swiglu"))
-MAXIMUM = dataclasses.replace(TEXT, pooling="max")
-
-
 @pytest.mark.parametrize(
     ("image", "text", "message"),
     [
         (dataclasses.replace(IMAGE, num_registers=2), TEXT, "image_tower.num_registers = 2"),
         (dataclasses.replace(IMAGE, pooling="none"), TEXT, "image_tower.pooling = 'none'"),
-        (EXPERTS, TEXT, r"image_tower.encoder.experts = ExpertsConfig\("),
-        (IMAGE, GATED, "text_tower.encoder.activation = 'swiglu'"),
-        (IMAGE, MAXIMUM, "text_tower.pooling = 'max'"),
+        (
+            with_encoder(IMAGE, experts=ExpertsConfig(num_blocks=1)),
+            TEXT,
+            r"image_tower.encoder.experts = ExpertsConfig\(",
+        ),
+        (IMAGE, with_encoder(TEXT, activation="swiglu"), "text_tower.encoder.activation = 'swiglu'"),
+        (IMAGE, dataclasses.replace(TEXT, pooling="max"), "text_tower.pooling = 'max'"),
     ],
 )
 def test_an_unsupported_field_is_named(image, text, message, tmp_path):
@@ -267,9 +249,55 @@ def test_a_temperature_that_is_not_a_logarithm_is_refused(tmp_path):
         write(tmp_path, params={"head": {"temperature": {"position": jnp.float32(0)}}})
 
 
-def test_the_configuration_contains_every_size(tmp_path):
-    write(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+def test_the_folder_contains_every_size_and_the_sentencepiece_model(tmp_path):
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(CAPTIONS, vocabulary_size=40), LENGTH)
+    write(tmp_path, IMAGE, TEXT, None, tokenizer)
+    assert (tmp_path / "spiece.model").read_bytes() == tokenizer.model_bytes
+    config = config_of(tmp_path)
     assert config["vision_config"]["image_size"] == 16
     assert config["text_config"]["projection_size"] == config["vision_config"]["hidden_size"] == 16
     assert config["text_config"]["hidden_act"] == "gelu_pytorch_tanh"
+
+
+# ---- classifiers ----
+
+NAMES = ("cat", "dog", "owl")
+CASES = {name: IMAGES[name][0] for name in ("mean", "ViT with exact GELU", "DINOv2", "DINOv2 with registers")}
+
+
+def classifier(image):
+    """Returns the parameters of a tower with random logits."""
+    random = np.random.default_rng(3)
+    logits = {"kernel": random.normal(size=(16, 3)).astype("f4"), "bias": random.normal(size=3).astype("f4")}
+    return {"image_tower": fresh(image)["image_tower"], "head": {"logits": logits}}
+
+
+@compared
+@pytest.mark.parametrize("kind", CASES)
+def test_every_classifier_has_the_same_logits_in_transformers(transformers, tmp_path, kind):
+    torch = pytest.importorskip("torch")
+    image, params = CASES[kind], classifier(CASES[kind])
+    write_classifier(tmp_path, image, params, 0.5, NAMES, is_sigmoid=False)
+    auto = transformers.AutoModelForImageClassification
+    model, report = auto.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        theirs = model(torch.tensor(np.moveaxis(UINT8 / 127.5 - 1, -1, 1), dtype=torch.float32)).logits
+    head = params["head"]["logits"]
+    ours = (np.asarray(run(image, params["image_tower"], UINT8).embedding) @ head["kernel"] + head["bias"]) / 0.5
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
+    assert model.config.id2label == dict(enumerate(NAMES))
+
+
+@pytest.mark.parametrize(("is_sigmoid", "kind"), [(True, "multi_label"), (False, "single_label")])
+def test_the_loss_decides_between_sigmoids_and_a_softmax(tmp_path, is_sigmoid, kind):
+    write_classifier(tmp_path, MEAN, classifier(MEAN), 1.0, (), is_sigmoid=is_sigmoid)
+    config = config_of(tmp_path)
+    assert config["problem_type"] == f"{kind}_classification"
+    assert config["id2label"]["2"] == "LABEL_2"
+
+
+def test_a_classifier_on_attention_pooling_is_refused(tmp_path):
+    for image in (IMAGE, dataclasses.replace(MEAN, representation_size=16)):
+        with pytest.raises(UserError, match="is not supported by image classification of transformers"):
+            write_classifier(tmp_path, image, classifier(image), 1.0, (), is_sigmoid=False)

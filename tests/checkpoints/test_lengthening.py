@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,22 +10,16 @@ from lit_het import parameters
 from lit_het.checkpoints.huggingface.lengthening import POOLINGS, lengthened
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
-from tests.checkpoints.huggingface_models import run, shapes
+from tests.checkpoints.importing import unit
+from tests.towers.models import drawn, run, shapes
 
 LENGTH, LONGER = 8, 20
 ENCODER = EncoderConfig(width=16, depth=3, mlp_width=24, num_heads=2)
 TOWER = TextConfig(vocabulary_size=40, length=LENGTH, embedding_size=12, encoder=ENCODER)
 
 
-def fresh(tower):
-    """Returns random parameters, among them norms and biases that differ from 1 and 0."""
-    random = np.random.default_rng(1)
-    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * random.normal(size=leaf.shape), jnp.float32), shapes(tower))
-
-
 def unit_embeddings(tower, params, ids):
-    found = np.asarray(run(tower, params, ids).embedding, np.float64)
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    return unit(np.asarray(run(tower, params, ids).embedding, np.float64))
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
@@ -35,9 +28,9 @@ def unit_embeddings(tower, params, ids):
 def test_tokens_behind_the_length_change_nothing(pooling, positions, scale):
     tower = dataclasses.replace(TOWER, pooling=pooling, positions=positions)
     # Large kernels make peaked attention and large residuals.
-    params = {**fresh(tower), "encoder": jax.tree.map(lambda leaf: scale * leaf, fresh(tower)["encoder"])}
-    flat = {path: np.asarray(array) for path, array in parameters.flatten(params).items()}
-    longer, wide = lengthened(tower, flat, LONGER)
+    params = drawn(shapes(tower), seed=1)
+    params["encoder"] = jax.tree.map(lambda leaf: np.float32(scale) * leaf, params["encoder"])
+    longer, wide = lengthened(tower, parameters.flatten(params), LONGER)
     random = np.random.default_rng(0)
     ids = random.integers(0, 40, (5, LENGTH), np.int32)
     ours = unit_embeddings(tower, params, ids)
@@ -48,8 +41,7 @@ def test_tokens_behind_the_length_change_nothing(pooling, positions, scale):
 
 
 def test_the_longer_tower_is_an_ordinary_one():
-    flat = {path: np.asarray(array) for path, array in parameters.flatten(fresh(TOWER)).items()}
-    longer, wide = lengthened(TOWER, flat, LONGER)
+    longer, wide = lengthened(TOWER, parameters.flatten(drawn(shapes(TOWER))), LONGER)
     expected = {path: leaf.shape for path, leaf in parameters.flatten(shapes(longer)).items()}
     assert {path: array.shape for path, array in wide.items()} == expected
     assert (longer.length, longer.pooling, longer.encoder.depth) == (LONGER, "last", 4)

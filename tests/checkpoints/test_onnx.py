@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import onnxruntime
 import pytest
-from flax import nnx
 
 from lit_het.checkpoints.onnx import graph
 from lit_het.checkpoints.onnx.graph import save
@@ -18,6 +17,8 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from tests.towers import models
+from tests.towers.models import apply, drawn, shapes
 
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=24, num_heads=2)
 IMAGE = ViTConfig(image_size=17, patch_size=8, encoder=ENCODER)  # a pixel beyond the last whole patch
@@ -53,12 +54,6 @@ TOWERS = {
 }
 
 
-def drawn(state):
-    """Returns random parameters, including those that are initialised to zero or one."""
-    random = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * random.normal(size=leaf.shape), jnp.float32), state)
-
-
 def inputs(tower, count):
     random = np.random.default_rng(count)
     if isinstance(tower, ViTConfig):
@@ -77,15 +72,13 @@ def run(path, **arrays) -> dict[str, Any]:
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_tower_has_equal_embeddings_for_any_batch(name, tmp_path):
     config = TOWERS[name]
-    module, state = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
-    params = drawn(state)
-
-    def embed(batch):
-        return {"embedding": nnx.merge(module, params)(batch).embedding}
-
+    params = jax.tree.map(jnp.asarray, drawn(shapes(config)))
     kind, batch = inputs(config, 3)
-    ours = np.asarray(jax.jit(embed)(jnp.asarray(batch))["embedding"])
-    save(convert(embed, {kind: (batch.shape[1:], batch.dtype)}), tmp_path / "tower.onnx")
+    ours = np.asarray(models.run(config, params, batch).embedding)
+    inputs_of = {kind: (batch.shape[1:], batch.dtype)}
+    save(
+        convert(lambda batch: {"embedding": apply(config, params, batch).embedding}, inputs_of), tmp_path / "tower.onnx"
+    )
     for count in (1, 3):
         theirs = run(tmp_path / "tower.onnx", **{kind: batch[:count]})["embedding"]
         np.testing.assert_allclose(theirs, ours[:count], rtol=0, atol=1e-5)

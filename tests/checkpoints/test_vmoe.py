@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import inspect
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
-from flax import nnx
+import scipy.special
 
 from lit_het import parameters
 from lit_het.checkpoints.rename import load
@@ -19,14 +19,15 @@ from lit_het.checkpoints.sources import StoredArray
 from lit_het.checkpoints.vmoe.importing import describe_vmoe, read_vmoe
 from lit_het.errors import UserError
 from lit_het.towers import routing
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from lit_het.towers.positions import sine_cosine_positions
+from tests.checkpoints.importing import apply, assert_recorded, golden, image_tower, params_of, pixels, run, unit
+from tests.towers.models import shapes, with_encoder
+from tests.towers.test_routing import with_gshard
 
 
 def recorded(name):
-    with np.load(GOLDEN / f"model_{name}.npz") as arrays:
-        golden = dict(arrays)
-    return golden, json.loads(golden.pop("__meta__").tobytes())
+    arrays = golden(f"model_{name}")
+    return arrays, json.loads(arrays.pop("__meta__").tobytes())
 
 
 def stored(tree, top="params/"):
@@ -51,17 +52,14 @@ def imported(name, **changes):
     found = describe_vmoe(stored(golden), experts=experts)
     assert found.image_tower is not None
     tower = dataclasses.replace(found.image_tower, members="apart")
-    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
     head = {"kernel": (meta["hidden_size"], 7), "bias": (7,)}
-    shapes = {"image_tower": shapes, "head": {"logits": {k: jax.ShapeDtypeStruct(s, float) for k, s in head.items()}}}
-    return golden, tower, load(found.arrays, found.parameter_sources, shapes)
+    logits = {name: jax.ShapeDtypeStruct(shape, float) for name, shape in head.items()}
+    tree = {"image_tower": shapes(tower), "head": {"logits": logits}}
+    return golden, tower, load(found.arrays, found.parameter_sources, tree)
 
 
 def logits(tower, params, images, key=None):
-    graph = nnx.graphdef(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
-    model = nnx.merge(graph, params["image_tower"])
-    # Recorded images are floats; the unwrapped function skips the type check for uint8.
-    output = inspect.unwrap(type(model).__call__)(model, (images + 1) * 127.5, key)
+    output = apply(tower, params["image_tower"], jnp.asarray((images + 1) * 127.5), key)
     head = params["head"]["logits"]
     return output.embedding @ head["kernel"] + head["bias"][None], output
 
@@ -70,12 +68,12 @@ def logits(tower, params, images, key=None):
 def test_the_imported_tower_gives_the_recorded_logits(name):
     golden, tower, params = imported(name)
     with jax.default_matmul_precision("highest"):
-        ours, output = jax.jit(functools.partial(logits, tower))(params, jnp.asarray(golden["images"]))
+        ours, output = jax.jit(functools.partial(logits, tower))(params, golden["images"])
     np.testing.assert_allclose(ours, golden["logits"], atol=1e-5)
     assert output.auxiliary_losses == {}  # deterministic
     if name.startswith("e3"):
-        mean = jax.nn.softmax(ours).reshape(4, 2, 7).mean(axis=1)
-        np.testing.assert_allclose(jnp.log(mean), golden["ens_log_mean_prob"], atol=1e-5)
+        mean = scipy.special.softmax(ours, axis=-1).reshape(4, 2, 7).mean(axis=1)
+        np.testing.assert_allclose(np.log(mean), golden["ens_log_mean_prob"], atol=1e-5)
     if tower.encoder.experts is not None:
         recorded_loss = sum(golden[f"metrics/encoderblock_{n}/importance_loss"].mean() for n in (1, 3))
         np.testing.assert_allclose(output.metrics["importance_loss"], recorded_loss, rtol=1e-4)
@@ -90,15 +88,16 @@ def test_an_ensemble_is_checked_against_the_experts_of_the_file():
     assert found.encoder.num_members == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["last2_K1_eval", "e3_M2_K1_eval"])
 def test_both_dispatches_agree_where_nothing_is_dropped(name):
     golden, tower, params = imported(name)
-    images, own = jnp.asarray(golden["images"]), tower.encoder.experts
+    images, own = golden["images"], tower.encoder.experts
     assert own is not None
 
-    def run(**changes):
+    def gradient_of(**changes):
         experts = dataclasses.replace(own, eval_capacity_factor=8.0, num_selected=2, **changes)
-        changed = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
+        changed = with_encoder(tower, experts=experts)
 
         def loss(params):
             ours, output = logits(changed, params, images)
@@ -106,11 +105,11 @@ def test_both_dispatches_agree_where_nothing_is_dropped(name):
 
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
-    (value, dropped), gradient = run()
+    (value, dropped), gradient = gradient_of()
     assert dropped == 0
-    (ragged_value, _), ragged_gradient = run(dispatch="ragged")
+    (ragged_value, _), ragged_gradient = gradient_of(dispatch="ragged")
     np.testing.assert_allclose(ragged_value, value, rtol=1e-5)
-    scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradient))
+    scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), ragged_gradient, gradient)
 
 
@@ -128,27 +127,21 @@ def recorded_noise(monkeypatch):
 
         route = routing.route
 
-        def with_gshard(*args):
-            gates = route(*args)
-            e = gates.probability.shape[-1]
-            share = jax.nn.one_hot(jnp.argmax(gates.probability, axis=-1), e).mean(axis=1)
-            gshard = jnp.mean(e**2 * jnp.mean(share * gates.probability.mean(axis=1), axis=-1))
-            # Recorded with the weight 0.01, twice the weight of each of our two losses.
-            return dataclasses.replace(gates, importance_loss=gates.importance_loss + 2 * gshard)
-
         monkeypatch.setattr("lit_het.towers.experts.jax.random.normal", normal)
-        monkeypatch.setattr("lit_het.towers.routing.route", with_gshard)
+        # Recorded with the weight 0.01, twice the weight of each of our two losses.
+        monkeypatch.setattr("lit_het.towers.routing.route", lambda *args: with_gshard(route(*args), 2))
 
     return install
 
 
+@pytest.mark.slow
 def test_training_gives_the_recorded_loss_and_gradients(recorded_noise):
     golden, tower, params = imported("every2_K1_train_grads_indices")
     key = jax.random.key(0)
     recorded_noise([golden[f"noise/{number}"] for number in range(3)], key)
 
     def loss(params):
-        ours, output = logits(tower, params, jnp.asarray(golden["images"]), key)
+        ours, output = logits(tower, params, golden["images"], key)
         log_p = jax.nn.log_softmax(ours)
         main = -jnp.mean(log_p[jnp.arange(4), golden["labels"]])
         return main + sum(output.auxiliary_losses.values()), (main, ours)
@@ -261,3 +254,87 @@ def test_unknown_arrays_are_refused():
     extra = {**golden, "params/Encoder/encoderblock_0/Surprise/kernel": np.zeros(3)}
     with pytest.raises(UserError, match="Encoder/encoderblock_0/Surprise/kernel"):
         describe_vmoe(stored(extra))
+
+
+# ---- other forms: attention pooling, sine-cosine positions, pooling of the first token, experts in any block ----
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.float32)
+# V-MoE's names of what big_vision has too.
+NAMES = {
+    "Transformer/": "Encoder/",
+    "LayerNorm_0/": "LayerNorm_0/",
+    "MAPHead_0/MultiHeadDotProductAttention_0/": "MapHead/MultiHeadDotProductAttention/",
+    "MAPHead_0/MlpBlock_0/": "MapHead/Mlp/",
+    "MAPHead_0/LayerNorm_0/": "MapHead/LayerNorm/",
+    "MAPHead_0/": "MapHead/",
+    "MultiHeadDotProductAttention_0/": "SelfAttention/",
+    "MlpBlock_0/": "Mlp/",
+}
+
+
+def as_vmoe(arrays):
+    """Returns a ViT of big_vision under V-MoE's names."""
+    renamed = {}
+    for name, array in arrays.items():
+        theirs = functools.reduce(lambda name, pair: name.replace(*pair), NAMES.items(), name)
+        renamed["Encoder/posembed_input/pos_embedding" if name == "pos_embedding" else theirs] = array
+    return renamed
+
+
+def tower_params(found):
+    sources = [source for source in found.parameter_sources if not source.target.startswith("head/")]
+    return load(found.arrays, sources, {"image_tower": shapes(image_tower(found))})["image_tower"]
+
+
+def output(found, images):
+    return run(image_tower(found), tower_params(found), images)
+
+
+def test_attention_pooling_gives_the_embeddings_that_big_visions_has():
+    recording = golden("two_towers_siglip")
+    params = params_of(recording)
+    image = {name.removeprefix("img/"): array for name, array in params.items() if name.startswith("img/")}
+    found = describe_vmoe(stored(as_vmoe(image), ""))
+    assert image_tower(found).pooling == "attention"
+    assert_recorded(unit(output(found, pixels(recording["image"])).embedding), recording["zimg"])
+
+
+def test_positions_of_sines_and_cosines_need_an_image_size():
+    tree, _ = recorded("last2_K1_eval")
+    fixed = {name: array for name, array in tree.items() if "posembed_input" not in name}
+    with pytest.raises(UserError, match=r"no positions .* set --image-size"):
+        describe_vmoe(stored(fixed))
+    found = describe_vmoe(stored(fixed), image_size=16)
+    assert image_tower(found).positions == "sine_cosine"
+    # As learned positions of the same values, where the class token has none.
+    width, side = image_tower(found).encoder.width, image_tower(found).side
+    same = np.concatenate([np.zeros((1, width)), sine_cosine_positions(side, side, width)]).astype(np.float32)
+    learned = describe_vmoe(stored({**tree, "params/Encoder/posembed_input/pos_embedding": same[None]}))
+    np.testing.assert_allclose(output(found, IMAGES).embedding, output(learned, IMAGES).embedding, atol=1e-5)
+
+
+def test_pooling_of_the_first_token_is_chosen_where_a_file_does_not_record_it():
+    tree, _ = recorded("last2_K1_eval")
+    patches_only = {name: array for name, array in tree.items() if name != "params/cls"}
+    position = "params/Encoder/posembed_input/pos_embedding"
+    patches_only[position] = patches_only[position][:, 1:]
+    mean = output(describe_vmoe(stored(patches_only)), IMAGES)
+    first = output(describe_vmoe(stored(patches_only), image_pooling="first"), IMAGES)
+    np.testing.assert_allclose(mean.embedding, mean.tokens.mean(axis=1), atol=1e-6)
+    np.testing.assert_allclose(first.embedding, mean.tokens[:, 0], atol=1e-6)
+
+
+def test_experts_may_be_in_any_blocks():
+    tree, _ = recorded("last2_K1_eval")
+    swapped = {"2": "3", "3": "2"}
+    moved = {re.sub("block_([23])/", lambda n: f"block_{swapped[n[1]]}/", name): array for name, array in tree.items()}
+    found = describe_vmoe(stored(moved))
+    experts = image_tower(found).encoder.experts
+    assert experts is not None
+    assert (experts.blocks, experts.block_numbers(4)) == ((1, 2), (1, 2))
+    blocks = tower_params(found)["encoder"]
+    router = jax.tree.leaves(blocks["expert_blocks"]["mixture"]["router"])[0]
+    for index, number in enumerate((1, 3)):
+        theirs = tree[f"params/Encoder/encoderblock_{number}/Moe/Router/dense/kernel"]
+        np.testing.assert_array_equal(router[index], theirs)
+    assert "blocks" in blocks

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -109,3 +112,16 @@ def _page_address(profile: Path) -> str:
     port = found.read_text().split()[0]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
         return next(page["webSocketDebuggerUrl"] for page in json.load(answer) if page["type"] == "page")
+
+
+def assert_fits_and_contacts_no_other_machine(page: Browser, address: str, folder: Path) -> None:
+    """Looks at a page in a wide and in a small, dark window, and at what it has asked for until now."""
+    for width, dark in ((1100, False), (390, True)):
+        page.look(width, 800, dark=dark)
+        page.screenshot(folder / f"{width}.png")
+        assert page.run("document.documentElement.scrollWidth") <= width  # nothing is cut off
+        with Image.open(folder / f"{width}.png") as shot:
+            assert (np.asarray(shot.convert("L"))[2, 2] < 128) == dark
+    assert page.requests
+    host = address.removeprefix("http://")
+    assert not [request for request in page.requests if re.match(rf"(https?|wss?)://(?!{host}/)", request)]

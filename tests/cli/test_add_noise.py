@@ -1,8 +1,6 @@
 """`lit-het add-noise`: a finished model gets noise, and keeps its towers."""
 
-import dataclasses
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import lit_het
 from lit_het.apps import noise
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
+from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.portions import Portion
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
@@ -23,39 +22,44 @@ from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.tasks.contrastive import ContrastiveTask
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import changed, last_line, refusal
 
 NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
-GOLDEN = Path(__file__).parents[1] / "golden" / "two_towers_siglip.npz"
+
 SHORT = ("--length", "4 steps", "--data.batch-size", "16", "--schedule.warmup", "1 steps")
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3) / "train"
+def models(data, upstream, tmp_path_factory):
+    """Runs without noise, of each loss; tests only read them."""
+    folder = tmp_path_factory.mktemp("models")
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder, pretrained=upstream)
+    for name, bias, loss in (("softmax", None, config.task.loss), ("sigmoid", -3.0, SigmoidLoss())):
+        head = DeterministicContrastiveConfig(initial_bias=bias)
+        tiny.finish_untrained(changed(config, run_dir=folder / name, task__head=head, task__loss=loss))
+    return folder
 
 
-@pytest.fixture(params=["softmax", "sigmoid"])
-def deterministic(request, lit_config, tmp_path):
-    """A run without noise."""
-    head, loss = DeterministicContrastiveConfig(), lit_config.task.loss
-    if request.param == "sigmoid":
-        head, loss = DeterministicContrastiveConfig(initial_bias=-3.0), SigmoidLoss()
-    task = dataclasses.replace(lit_config.task, head=head, loss=loss)
-    config = dataclasses.replace(lit_config, run_dir=tmp_path / "deterministic", task=task)
-    tiny.finish_untrained(config)
-    return config.run_dir
+@pytest.fixture
+def deterministic(models):
+    return models / "softmax"
 
 
-def add_noise(model, pairs, output, *flags):
-    return main(["add-noise", "--model", str(model), "--data", str(pairs), "--output", str(output), *SHORT, *flags])
+def arguments(model, pairs, output, *flags):
+    return ["add-noise", *map(str, ("--model", model, "--data", pairs, "--output", output, *SHORT, *flags))]
+
+
+def add_noise(*given):
+    return main(arguments(*given))
 
 
 def image():
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
 
-def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, deterministic, pairs, tmp_path):
+@pytest.mark.parametrize("loss", ["softmax", pytest.param("sigmoid", marks=pytest.mark.slow)])
+def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, models, pairs, tmp_path, loss):
+    deterministic = models / loss
     assert add_noise(deterministic, pairs, tmp_path / "noisy") == 0
     before, after = open_run(deterministic), open_run(tmp_path / "noisy")
     for tower in ("image_tower", "text_tower"):
@@ -79,7 +83,7 @@ def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, deterministic,
     assert "is finished: 4 steps" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["prob_vlm", "mc_dropout", "gaussian"])
 def test_other_heads_are_added_by_their_name(deterministic, pairs, tmp_path, head):
     assert add_noise(deterministic, pairs, tmp_path / "noisy", "--task.head", head, "--calibration", "None") == 0
@@ -90,25 +94,22 @@ def test_other_heads_are_added_by_their_name(deterministic, pairs, tmp_path, hea
     assert new.classify(image(), NAMES, samples=4).noisy_mean is not None
 
 
-def test_a_model_without_a_tokenizer_can_be_given_one(capsys, siglip, pairs, data, tmp_path):
-    assert add_noise(siglip, pairs, tmp_path / "noisy") == 1
-    line = capsys.readouterr().err.splitlines()[-1]
+@pytest.mark.slow
+def test_a_model_of_another_library_with_a_given_tokenizer_becomes_a_run_that_moves_and_is_exported(
+    capsys, siglip, pairs, data, tmp_path
+):
+    line = last_line(capsys, *arguments(siglip, pairs, tmp_path / "noisy"))
     assert "siglip.npz has no tokenizer; import it with --tokenizer FILE" in line
-    assert add_noise(siglip, pairs, tmp_path / "noisy", "--tokenizer", str(data / "tokenizer.model")) == 0
-
-
-@pytest.fixture
-def siglip(tmp_path):
-    """Recorded towers in big_vision's form."""
-    with np.load(GOLDEN) as golden:
-        arrays = {name: array for name, array in golden.items() if name.startswith("params/")}
-    np.savez(tmp_path / "siglip.npz", **arrays)
-    return tmp_path / "siglip.npz"
-
-
-def test_a_model_of_another_library_becomes_a_run_that_moves_and_is_exported(siglip, pairs, data, tmp_path):
-    tokenizer = ("--tokenizer", str(data / "tokenizer.model"))
-    assert add_noise(siglip, pairs, tmp_path / "noisy", *tokenizer) == 0
+    given = (tmp_path / "noisy", "--tokenizer", data / "tokenizer.model")
+    assert add_noise(siglip, pairs, *given) == 0
+    # A second call with another model or other data changes nothing.
+    other = siglip.with_name("other.npz")
+    shutil.copy(siglip, other)
+    assert "was imported from another --model" in refusal(capsys, *arguments(other, pairs, *given))
+    shards = tiny.write_data(tmp_path / "more", num_samples=noise.LEAST_PAIRS, seed=4) / "train"
+    line = refusal(capsys, *arguments(siglip, shards, *given))
+    assert "data.shards was" in line
+    assert line.endswith("use the same values or another --output")
     assert sorted(path.name for path in (tmp_path / "noisy/embeddings").iterdir()) == ["images", "texts"]
     calibration = read_calibration(tmp_path / "noisy", 4)
     assert calibration is not None
@@ -124,9 +125,8 @@ def test_a_model_of_another_library_becomes_a_run_that_moves_and_is_exported(sig
 
 
 def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, deterministic, pairs, data, tmp_path):
-    def line(model, shards, *flags):
-        given = ("--model", model, "--data", shards, "--output", tmp_path / "x", *flags)
-        return refusal(capsys, "add-noise", *given)
+    def line(model, shards, *flags, output=tmp_path / "x"):
+        return refusal(capsys, "add-noise", "--model", model, "--data", shards, "--output", output, *flags)
 
     assert "has no text tower; noise is added to image-text models" in line(upstream, pairs)
     assert "has noise already; give a model with a deterministic head" in line(trained_lit.run_dir, pairs)
@@ -139,60 +139,33 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
     assert "stores all of its settings; leave out --image-size" in line(deterministic, pairs, "--image-size", "64")
     assert "the run is written to --output; leave the flag out" in line(deterministic, pairs, "--run-dir", tmp_path)
     assert not (tmp_path / "x").exists()
-    to_itself = ("--model", deterministic, "--data", pairs, "--output", deterministic)
-    assert "is the model itself; choose another --output" in refusal(capsys, "add-noise", *to_itself)
-    address = ("--model", deterministic, "--data", pairs, "--output", "gs://bucket/run")
-    assert "is an address; give --output a local" in refusal(capsys, "add-noise", *address)
+    assert "is the model itself; choose another --output" in line(deterministic, pairs, output=deterministic)
+    assert "is an address; give --output a local" in line(deterministic, pairs, output="gs://bucket/run")
 
 
-def test_help_lists_the_fields_that_the_command_takes(capsys, trained_lit, pairs, tmp_path):
+def test_help_lists_the_fields_that_the_command_takes(capsys, deterministic, pairs, tmp_path):
     assert main(["add-noise", "--help"]) == 0
     assert "--captions MEMBER" in capsys.readouterr().out
     assert "add-noise needs --model ADDRESS, --data SHARDS and --output RUN" in refusal(capsys, "add-noise")
-    task = dataclasses.replace(trained_lit.task, head=DeterministicContrastiveConfig())
-    model = tmp_path / "model"
-    tiny.finish_untrained(dataclasses.replace(trained_lit, task=task, run_dir=model))
-    with pytest.raises(SystemExit) as ended:
-        add_noise(model, pairs, tmp_path / "x", "--task.head", "prob_vlm", "--help")
-    assert ended.value.code == 0
+    with pytest.raises(SystemExit, match="0"):
+        add_noise(deterministic, pairs, tmp_path / "x", "--task.head", "prob_vlm", "--help")
     text = capsys.readouterr().out
     for field in ("--captions", "--task.head.hidden-size", "--length", "--data.max-bad-fraction", "--schedule.warmup"):
         assert field in text
     assert not (tmp_path / "x").exists()
 
 
-def test_a_second_call_with_another_model_or_other_data_changes_nothing(capsys, siglip, pairs, data, tmp_path):
-    tokenizer = ("--tokenizer", data / "tokenizer.model")
-    assert add_noise(siglip, pairs, tmp_path / "noisy", *map(str, tokenizer)) == 0
-    other = siglip.with_name("other.npz")
-    shutil.copy(siglip, other)
-    again = ("add-noise", "--data", pairs, "--output", tmp_path / "noisy", *tokenizer, *SHORT)
-    assert "was imported from another --model" in refusal(capsys, *again, "--model", other)
-    shards = tiny.write_data(tmp_path / "more", num_samples=noise.LEAST_PAIRS, seed=4) / "train"
-    line = refusal(capsys, *again, "--model", siglip, "--data", shards)
-    assert "data.shards was" in line
-    assert line.endswith("use the same values or another --output")
+def trained_on(pairs, run_dir, deterministic, calibration):
+    """Returns a run without noise that was trained on the pairs, but those it holds out."""
+    config = load_config(shutil.copytree(deterministic, run_dir))
+    config = changed(config, run_dir=run_dir, data__shards=(str(pairs),), calibration=calibration)
+    tiny.edit_config(run_dir, config)
+    return run_dir
 
 
-@pytest.fixture
-def trained_on_pairs(lit_config, pairs, tmp_path):
-    """Returns a function that writes a run without noise that was trained on the pairs, but those it holds out."""
-
-    def finish(calibration):
-        task = dataclasses.replace(lit_config.task, head=DeterministicContrastiveConfig())
-        data = dataclasses.replace(lit_config.data, shards=(str(pairs),))
-        config = dataclasses.replace(
-            lit_config, run_dir=tmp_path / "model", task=task, data=data, calibration=calibration
-        )
-        tiny.finish_untrained(config)
-        return config.run_dir
-
-    return finish
-
-
-def test_pairs_that_the_model_was_trained_on_do_not_calibrate(capsys, trained_on_pairs, pairs, tmp_path):
-    model, noisy = trained_on_pairs(None), tmp_path / "noisy"
-    capsys.readouterr()
+@pytest.mark.slow
+def test_pairs_that_the_model_was_trained_on_do_not_calibrate(capsys, deterministic, pairs, tmp_path):
+    model, noisy = trained_on(pairs, tmp_path / "model", deterministic, None), tmp_path / "noisy"
     with tiny.untrained():
         assert add_noise(model, pairs, noisy) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not calibrated" in line]
@@ -203,8 +176,9 @@ def test_pairs_that_the_model_was_trained_on_do_not_calibrate(capsys, trained_on
     assert "is finished: 4 steps" in capsys.readouterr().err
 
 
-def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(capsys, trained_on_pairs, pairs, tmp_path):
-    model, noisy = trained_on_pairs(None), tmp_path / "noisy"
+@pytest.mark.slow
+def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(capsys, deterministic, pairs, tmp_path):
+    model, noisy = trained_on(pairs, tmp_path / "model", deterministic, None), tmp_path / "noisy"
     others = tiny.write_data(tmp_path / "others", num_samples=noise.LEAST_PAIRS, seed=5) / "train"
     with tiny.untrained():
         assert add_noise(model, others, noisy) == 0
@@ -214,8 +188,8 @@ def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(caps
     # A run of lit-het train that locks both towers is told so at its end, without the command that would fail again.
     (noisy / "calibration.json").unlink()
     config = load_config(noisy)
-    data = dataclasses.replace(config.data, shards=(str(pairs),), embeddings=None, text_embeddings=None)
-    config = dataclasses.replace(config, data=data)
+    data = changed(config.data, shards=(str(pairs),), embeddings=None, text_embeddings=None)
+    config = changed(config, data=data)
     tiny.edit_config(noisy, config)
     training.calibrate_held_out(config, 4, split(config, noise.LEAST_PAIRS))
     line = capsys.readouterr().err.splitlines()[-1]
@@ -223,8 +197,9 @@ def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(caps
     assert line.endswith(f"take others: lit-het calibrate {noisy} --data OTHERS")
 
 
-def test_pairs_that_the_model_held_out_calibrate(trained_on_pairs, pairs, tmp_path):
-    model = trained_on_pairs(Portion(90))
+@pytest.mark.slow
+def test_pairs_that_the_model_held_out_calibrate(deterministic, pairs, tmp_path):
+    model = trained_on(pairs, tmp_path / "model", deterministic, Portion(90))
     with tiny.untrained():
         assert add_noise(model, pairs, tmp_path / "noisy") == 0
     calibration = read_calibration(tmp_path / "noisy", 4)
@@ -232,10 +207,9 @@ def test_pairs_that_the_model_held_out_calibrate(trained_on_pairs, pairs, tmp_pa
     assert calibration.portion == "90%:100%"
 
 
-@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
 def test_a_broken_shard_is_named(capsys, deterministic, pairs, tmp_path):
     def line(shards):
-        return refusal(capsys, "add-noise", "--model", deterministic, "--data", shards, "--output", tmp_path / "x")
+        return refusal(capsys, *arguments(deterministic, shards, tmp_path / "x"))
 
     (tmp_path / "garbage").mkdir()
     (tmp_path / "garbage/0.tar").write_bytes(np.random.default_rng(0).bytes(20_000))
@@ -248,19 +222,17 @@ def test_a_broken_shard_is_named(capsys, deterministic, pairs, tmp_path):
     assert "too few to learn noise from; give 1,000 or more" in found
 
 
-@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
 def test_a_wrong_place_of_captions_leaves_nothing_behind(capsys, deterministic, pairs, tmp_path):
-    given = ("--model", deterministic, "--data", pairs, "--output", tmp_path / "noisy", *SHORT)
-    line = refusal(capsys, "add-noise", *given, "--captions", "txt/caption")
+    line = refusal(capsys, *arguments(deterministic, pairs, tmp_path / "noisy", "--captions", "txt/caption"))
     assert "none of 100 captions can be read: " in line
     assert "shard-000000.tar: key 0000: nothing in .txt" in line
     assert line.endswith("name their place with --captions")
     assert not (tmp_path / "noisy").exists()
     with tiny.untrained():
-        assert main(["add-noise", *map(str, given), "--calibration", "None"]) == 0
+        assert add_noise(deterministic, pairs, tmp_path / "noisy", "--calibration", "None") == 0
 
 
-@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
+@pytest.mark.slow
 def test_embeddings_for_another_head_are_refused_with_the_flags_to_change(
     capsys, monkeypatch, deterministic, pairs, tmp_path
 ):
@@ -268,7 +240,6 @@ def test_embeddings_for_another_head_are_refused_with_the_flags_to_change(
         patched.setattr("lit_het.apps.noise.train_unless_done", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert add_noise(deterministic, pairs, tmp_path / "noisy") == 130
     given = ("--model", deterministic, "--data", pairs, "--output", tmp_path / "noisy", "--task.head", "bayes_vlm")
-    assert main(["add-noise", *map(str, given)]) == 1
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = last_line(capsys, "add-noise", *given)
     assert "/images holds embeddings made for another model or another --task.head; choose another --output" in line
     assert line.endswith("or other --data.embeddings and --data.text-embeddings")

@@ -11,7 +11,6 @@ import pytest
 import safetensors.numpy
 
 import lit_het
-from lit_het.apps import noise
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
@@ -27,7 +26,7 @@ from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.training import train
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import last_line, refusal, run_command
 from tests.cli.test_uncertainty_methods import IMAGE, NAMES
 from tests.losses.contrastive_cases import mesh_of
 
@@ -45,11 +44,6 @@ def deterministic(data, upstream, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3) / "train"
-
-
 def arguments(model, pairs, output, *flags):
     given = ("--model", model, "--data", pairs, "--output", output, "--task.head", "bayes_vlm", *flags)
     return ["add-noise", *map(str, given)]
@@ -59,8 +53,25 @@ def arguments(model, pairs, output, *flags):
 def posterior(deterministic, pairs, tmp_path_factory):
     """The run with a posterior; tests only read it."""
     output = tmp_path_factory.mktemp("runs") / "posterior"
-    assert main(arguments(deterministic, pairs, output)) == 0
+    run_command(*arguments(deterministic, pairs, output))
     return output
+
+
+@pytest.fixture(scope="module")
+def fitted(posterior):
+    return lit_het.load(posterior)
+
+
+@pytest.fixture
+def refit(deterministic, posterior, pairs, tmp_path):
+    """Returns a function that fits another posterior to the same embeddings, and returns its run."""
+
+    def fit(*flags):
+        shutil.copytree(posterior / "embeddings", tmp_path / "run/embeddings")
+        run_command(*arguments(deterministic, pairs, tmp_path / "run", *flags))
+        return tmp_path / "run"
+
+    return fit
 
 
 def test_predictions_without_noise_stay_and_the_run_is_calibrated(deterministic, posterior):
@@ -83,10 +94,8 @@ def test_predictions_without_noise_stay_and_the_run_is_calibrated(deterministic,
     assert " steps" not in model_card.write_card(after, "name", licence=None, library="lit-het")
 
 
-def test_the_pass_reads_every_pair_once_but_those_that_calibrate(
-    monkeypatch, deterministic, posterior, pairs, tmp_path
-):
-    shutil.copytree(posterior / "embeddings", tmp_path / "run/embeddings")
+@pytest.mark.slow
+def test_the_pass_reads_every_pair_once_but_those_that_calibrate(monkeypatch, refit):
     read, whole = [], fitting.pair_factors
 
     def recorded(layer, others, *rest):
@@ -94,8 +103,7 @@ def test_the_pass_reads_every_pair_once_but_those_that_calibrate(
         return whole(layer, others, *rest)
 
     monkeypatch.setattr(fitting, "pair_factors", recorded)
-    flags = ("--task.head.num-negatives", 400, "--data.batch-size", 128)
-    assert main(arguments(deterministic, pairs, tmp_path / "run", *flags)) == 0
+    refit("--task.head.num-negatives", 400, "--data.batch-size", 128)
     # 900 of 1,000 pairs, in three equal batches, once for each side.
     assert [len(embeddings) for embeddings, _ in read] == [300] * 6
     images = np.concatenate([embeddings for embeddings, _ in read[::2]])
@@ -112,21 +120,22 @@ def break_images(embeddings, numbers):
         safetensors.numpy.save_file(arrays, file, metadata)
 
 
-def test_pairs_that_cannot_be_read_are_left_out(capsys, deterministic, posterior, pairs, tmp_path):
+@pytest.mark.slow
+def test_pairs_that_cannot_be_read_are_left_out(capsys, deterministic, posterior, fitted, pairs, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(posterior / "embeddings", output / "embeddings")
     break_images(output / "embeddings", slice(3, 4))
     uncalibrated = "--calibration", "None"
-    assert main(arguments(deterministic, pairs, output, "--data.max-bad-fraction", 0.002, *uncalibrated)) == 0
+    run_command(*arguments(deterministic, pairs, output, "--data.max-bad-fraction", 0.002, *uncalibrated))
     assert "posterior of the image side: 998 pairs" in capsys.readouterr().err
-    assert lit_het.load(output).noise(IMAGE) == pytest.approx(lit_het.load(posterior).noise(IMAGE), rel=0.1)
+    assert lit_het.load(output).noise(IMAGE) == pytest.approx(fitted.noise(IMAGE), rel=0.1)
     shutil.rmtree(output / "checkpoints")
     break_images(output / "embeddings", slice(None))
-    assert main(arguments(deterministic, pairs, output, "--data.max-bad-fraction", 1, *uncalibrated)) == 1
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = last_line(capsys, *arguments(deterministic, pairs, output, "--data.max-bad-fraction", 1, *uncalibrated))
     assert "can be read; a posterior needs two or more" in line
 
 
+@pytest.mark.slow
 def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
     capsys, monkeypatch, deterministic, posterior, pairs, tmp_path
 ):
@@ -135,11 +144,10 @@ def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
         patched.setattr("lit_het.runs.fitting.save_imported", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(arguments(deterministic, pairs, output)) == 130
     capsys.readouterr()
-    assert main(arguments(deterministic, pairs, output)) == 0
+    run_command(*arguments(deterministic, pairs, output))
     assert "2 of 2 shards already have embeddings" in capsys.readouterr().err
-    for path, array in checksums_of(output).items():
-        assert checksums_of(posterior)[path] == array
-    assert main(arguments(deterministic, pairs, output)) == 0
+    assert checksums_of(output) == checksums_of(posterior)
+    run_command(*arguments(deterministic, pairs, output))
     assert "is finished" in capsys.readouterr().err
     line = refusal(capsys, *arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", 1))
     assert "task.head.pseudo_data_count was 100.0 and is now 1.0" in line
@@ -149,12 +157,11 @@ def checksums_of(run_dir):
     return {side: checksums.digest(params) for side, params in open_run(run_dir).params["head"].items()}
 
 
-def test_more_pseudo_data_makes_the_model_surer(deterministic, posterior, pairs, tmp_path):
-    shutil.copytree(posterior / "embeddings", tmp_path / "run/embeddings")
+@pytest.mark.slow
+def test_more_pseudo_data_makes_the_model_surer(fitted, refit):
     flags = ("--task.head.pseudo-data-count", 1000, "--task.head.prediction", "probit", "--calibration", "None")
-    assert main(arguments(deterministic, pairs, tmp_path / "run", *flags)) == 0
-    surer = lit_het.load(tmp_path / "run")
-    assert 0 < surer.noise(IMAGE) < lit_het.load(posterior).noise(IMAGE)
+    surer = lit_het.load(refit(*flags))
+    assert 0 < surer.noise(IMAGE) < fitted.noise(IMAGE)
     # The closed form does not depend on the seed.
     one, other = (surer.classify(IMAGE, NAMES, seed=seed) for seed in range(2))
     assert one.noisy_mean is not None
@@ -163,16 +170,16 @@ def test_more_pseudo_data_makes_the_model_surer(deterministic, posterior, pairs,
     assert one.num_samples == 0
 
 
-def test_variances_that_overflow_are_no_prediction(deterministic, posterior, pairs, tmp_path):
-    shutil.copytree(posterior / "embeddings", tmp_path / "run/embeddings")
+@pytest.mark.slow
+def test_variances_that_overflow_are_no_prediction(refit):
     flags = ("--task.head.pseudo-data-count", "1e-70", "--task.head.prediction", "probit", "--calibration", "None")
-    assert main(arguments(deterministic, pairs, tmp_path / "run", *flags)) == 0
-    with pytest.raises(
-        UserError, match="predictions of the model are not finite: its variances or embeddings overflow"
-    ):
-        lit_het.load(tmp_path / "run").classify(IMAGE, NAMES)
+    model = lit_het.load(refit(*flags))
+    with pytest.raises(UserError, match="model are not finite: its variances or embeddings overflow"):
+        model.classify(IMAGE, NAMES)
 
 
+@pytest.mark.slow
+@pytest.mark.devices
 def test_factors_do_not_depend_on_blocks_and_devices(monkeypatch):
     random = np.random.default_rng(0)
     outputs, others, inputs = (jnp.asarray(random.normal(size=(30, d)), jnp.float32) for d in (6, 6, 9))
@@ -190,6 +197,7 @@ def test_factors_do_not_depend_on_blocks_and_devices(monkeypatch):
         np.testing.assert_allclose(found.outputs, expected[1], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, posterior, pairs, tmp_path):
     line = refusal(capsys, "train", "--config", config_file, "--task.head", "bayes_vlm", "--run-dir", tmp_path / "x")
     assert "--task.head bayes_vlm has nothing to train" in line
@@ -197,8 +205,7 @@ def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, p
     line = refusal(capsys, *arguments(deterministic, pairs, output, "--data.text-embeddings", "None"))
     assert "a posterior is fitted to stored embeddings; leave out --data.text-embeddings None" in line
     shutil.copytree(posterior / "embeddings", output / "embeddings")
-    assert main(arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", "1e300")) == 1
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = last_line(capsys, *arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", "1e300"))
     assert "side are not finite; choose another --task.head.pseudo-data-count" in line
     # Embeddings of another tower.
     shutil.rmtree(output / "embeddings/images")
@@ -218,8 +225,7 @@ def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, p
 
 
 def selected(run, pool, output, *flags):
-    given = ("--checkpoint", run, "--pool", pool, "--labels", LABELS, "--output", output, *flags)
-    assert main(["data", "select", *map(str, given)]) == 0
+    run_command("data", "select", "--checkpoint", run, "--pool", pool, "--labels", LABELS, "--output", output, *flags)
     with output.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -237,6 +243,7 @@ def test_the_images_that_say_most_are_selected(posterior, held_out, data, tmp_pa
     assert fewer == rows[:3]
 
 
+@pytest.mark.slow
 def test_selected_samples_are_shards_with_all_members_that_train_and_few_shot_take(
     posterior, held_out, config_file, data, tmp_path
 ):
@@ -249,11 +256,10 @@ def test_selected_samples_are_shards_with_all_members_that_train_and_few_shot_ta
     keys = {row["key"] for row in rows}
     assert found == {name: content for name, content in pool.items() if name.partition(".")[0] in keys}
     assert (chosen / "classnames.txt").read_bytes() == (held_out / "classnames.txt").read_bytes()
-    trained = ("--data.shards", chosen, "--calibration", "None", "--length", 2)
-    assert main(["train", "--config", *map(str, (config_file, *trained))]) == 0
+    run_command("train", "--config", config_file, "--data.shards", chosen, "--calibration", "None", "--length", 2)
     output = tmp_path / "few.json"
     few = ("--data", f"shapes={data / 'train'}", "--train-split", chosen, "--output", output)
-    assert main(["few-shot", "--checkpoint", *map(str, (posterior, *few))]) == 0
+    run_command("few-shot", "--checkpoint", posterior, *few)
     assert "few_shot/shapes/1_shot" in output.read_text()
 
 
@@ -263,6 +269,7 @@ def members_of(path):
         return {member.name: content.read() for member in tar if (content := tar.extractfile(member))}
 
 
+@pytest.mark.slow
 def test_equal_keys_of_different_shards_stay_apart(posterior, held_out, tmp_path):
     pool, chosen = tmp_path / "pool", tmp_path / "chosen"
     for name in ("a", "b"):

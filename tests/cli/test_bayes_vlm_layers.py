@@ -1,6 +1,5 @@
 """`lit-het add-noise --task.head bayes_vlm` of models whose towers end with a linear layer: CLIP's and SigLIP's."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,13 @@ import safetensors.numpy
 
 import lit_het
 from lit_het import parameters
-from lit_het.apps import noise
-from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.heads import laplace
 from lit_het.runs import fitting
 from lit_het.runs.opening import open_run
 from lit_het.tasks.contrastive import ContrastiveConfig
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import changed, refusal, run_command
 from tests.cli.test_uncertainty_methods import IMAGE, NAMES
 
 SIGLIP = Path(__file__).parents[1] / "golden" / "hf_siglip"
@@ -31,36 +28,29 @@ LAYERS = {
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3)
-
-
-@pytest.fixture(scope="module")
 def clip(data, tmp_path_factory):
     """A run with projections from 64 and from 48 to 16 numbers, without biases as CLIP's."""
     folder = tmp_path_factory.mktemp("runs") / "clip"
     config = tiny.shrink(quickstart_lit_deterministic.get_config(), data, folder)
     assert isinstance(config.task, ContrastiveConfig)
-    image = dataclasses.replace(config.task.image_tower, pooling="class_token", projection_size=16)
-    encoder = dataclasses.replace(config.task.text_tower.encoder, width=48)
-    text = dataclasses.replace(config.task.text_tower, encoder=encoder, embedding_size=16)
-    task = dataclasses.replace(config.task, image_tower=image, text_tower=text, locked=())
-    tiny.finish_untrained(dataclasses.replace(config, task=task))
+    image = changed(config.task.image_tower, pooling="class_token", projection_size=16)
+    text = changed(config.task.text_tower, encoder__width=48, embedding_size=16)
+    tiny.finish_untrained(changed(config, task__image_tower=image, task__text_tower=text, task__locked=()))
     return folder
 
 
-@pytest.fixture(scope="module", params=["clip", "siglip"])
+@pytest.fixture(scope="module", params=["clip", pytest.param("siglip", marks=pytest.mark.slow)])
 def fitted(request, clip, pairs, tmp_path_factory):
     """Returns the model's name, its run, the run with a posterior, and what the layers and the fit were given."""
     output = tmp_path_factory.mktemp("runs") / "posterior"
-    model = [str(clip)] if request.param == "clip" else [str(SIGLIP), "--tokenizer", str(pairs / "tokenizer.model")]
-    given, layers, fits = ["--data", str(pairs / "train"), "--output", str(output)], [], []
+    model = [clip] if request.param == "clip" else [SIGLIP, "--tokenizer", pairs.with_name("tokenizer.model")]
+    given, layers, fits = ["--data", pairs, "--output", output], [], []
     with pytest.MonkeyPatch.context() as patched:
         sums, fit = fitting.pair_factors, laplace.fit
         patched.setattr(fitting, "pair_factors", lambda *given: (layers.append(given[0]), sums(*given))[1])
         patched.setattr(laplace, "fit", lambda *given: (fits.append(given), fit(*given))[1])
         flags = ["--task.head", "bayes_vlm", "--calibration", "None"]
-        assert main(["add-noise", "--model", *model, *given, *flags]) == 0
+        run_command("add-noise", "--model", *model, *given, *flags)
     source = clip if request.param == "clip" else output / "model"
     return request.param, source, output, dict(zip(("image", "text"), zip(layers, fits, strict=True), strict=True))
 
@@ -106,7 +96,7 @@ def test_other_formats_hold_what_the_model_itself_gives(fitted, tmp_path, to):
     _, source, output, _ = fitted
     for run, name in ((source, "model"), (output, "posterior")):
         folder = tmp_path / (f"{name}.npz" if to == "npz" else name)
-        assert main(["export", "--checkpoint", str(run), "--to", to, "--output", str(folder), "--uncalibrated"]) == 0
+        run_command("export", "--checkpoint", run, "--to", to, "--output", folder, "--uncalibrated")
     if to == "huggingface":
         arrays = [safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("model", "posterior")]
     elif to == "npz":
@@ -123,6 +113,6 @@ def test_other_formats_hold_what_the_model_itself_gives(fitted, tmp_path, to):
 
 
 def test_the_input_of_the_last_layer_is_for_this_head_only(capsys, clip, pairs, tmp_path):
-    given = ("--model", clip, "--data", pairs / "train", "--output", tmp_path / "run")
+    given = ("--model", clip, "--data", pairs, "--output", tmp_path / "run")
     line = refusal(capsys, "add-noise", *given, "--task.image-tower.layer-input", "True")
     assert "task.image_tower.layer_input is for the head bayes_vlm; set it to False" in line

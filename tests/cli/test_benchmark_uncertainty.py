@@ -25,7 +25,7 @@ from lit_het.runs.opening import open_run
 from lit_het.runs.predictor import Model
 from lit_het.tasks import quantities
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import changed, last_line, refusal
 
 
 @pytest.fixture(scope="module")
@@ -96,21 +96,16 @@ def figures(images, run_dir, passes, tmp_path_factory):
     return json.loads(output.with_suffix(".json").read_text())
 
 
-def test_answers_are_those_of_the_zero_shot_evaluation(figures, images, run_dir):
+def test_figures_are_those_of_the_evaluations(figures, images, run_dir):
     data = ImageSet("shapes", str(images / "shapes" / "train"), split=".")
-    [found] = evaluate([run_dir], [ZeroShotConfig(data, samples=4)], calibrated=False)
+    outside = OutOfDistributionConfig(data, near=(f"other={images / 'other' / 'train'}",))
+    found, found_outside = evaluate([run_dir], [ZeroShotConfig(data, samples=4), outside], calibrated=False)
     names = {"quiet/": "", "quiet/fitted_": "calibrated/", "sampled/": "noisy/"}
     for ours, theirs in names.items():
         for figure in ("top1", "nll", "ece", "aurc", "set_size90"):
             assert figures["noisy"][f"shapes/{ours}{figure}"] == pytest.approx(found.figures[f"{theirs}{figure}"])
-
-
-def test_what_scores_find_outside_is_what_the_evaluation_finds(figures, images, run_dir):
-    data = ImageSet("shapes", str(images / "shapes" / "train"), split=".")
-    config = OutOfDistributionConfig(data, near=(f"other={images / 'other' / 'train'}",))
-    [found] = evaluate([run_dir], [config], calibrated=False)
-    ours, theirs = figures["noisy"]["outside/other/noise_norm"], found.figures["near/other/noise_norm/auroc"]
-    assert ours == pytest.approx(theirs)
+    theirs = found_outside.figures["near/other/noise_norm/auroc"]
+    assert figures["noisy"]["outside/other/noise_norm"] == pytest.approx(theirs)
 
 
 def test_every_figure_of_a_model_is_there(figures):
@@ -132,6 +127,7 @@ def test_every_figure_of_a_model_is_there(figures):
     assert 0.2 < found["retrieval/shapes/map_at_r"] <= found["retrieval/shapes/r_precision"] <= 1
 
 
+@pytest.mark.slow
 def test_a_score_that_knows_the_answer_finds_all_that_scores_are_asked_for(monkeypatch, images, run_dir, tmp_path):
     whole = measuring.answers
 
@@ -211,9 +207,9 @@ def test_images_are_read_once_by_themselves_and_once_for_all_moved_views(figures
     assert passes == {shards: 1 if shards in only_once else 2 for shards in passes}
 
 
+@pytest.mark.slow
 def test_a_model_without_noise_is_measured_by_its_confidence(images, lit_config, tmp_path):
-    task = dataclasses.replace(lit_config.task, head=DeterministicContrastiveConfig())
-    config = dataclasses.replace(lit_config, task=task, calibration=None)
+    config = changed(lit_config, task__head=DeterministicContrastiveConfig(), calibration=None)
     tiny.finish_untrained(config)
     output = tmp_path / "new" / "page.html"
     assert main(arguments(images, output, config.run_dir, corrupted=None, pairs=None, training=None)) == 0
@@ -223,33 +219,23 @@ def test_a_model_without_noise_is_measured_by_its_confidence(images, lit_config,
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("page", "models", "changes", "message"),
     [
-        ({"data": ["missing"]}, "missing"),
-        ({"outside": ["missing"]}, "missing"),
+        ("page.html", ["{}"], {"data": ["missing"]}, "missing"),
+        ("page.html", ["{}"], {"outside": ["missing"]}, "missing"),
+        ("page.txt", ["{}"], {}, "ends in .html"),
+        ("page.html", ["a={}", "a={}"], {}, "two models are called a"),
+        ("page.html", ["={}"], {}, "give the model a name"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(capsys, images, run_dir, tmp_path, changes, words):
-    line = refusal(capsys, *arguments(images, tmp_path / "page.html", run_dir, **changes))
-    assert words in line
+def test_bad_input_is_refused_in_one_line(capsys, images, run_dir, tmp_path, page, models, changes, message):
+    named = [model.format(run_dir) for model in models]
+    assert message in refusal(capsys, *arguments(images, tmp_path / page, *named, **changes))
 
 
 def test_pairs_without_wrong_captions_are_refused(capsys, images, run_dir, tmp_path):
-    assert main(arguments(images, tmp_path / "page.html", run_dir, wrong=["is_right"])) == 1
-    assert "is_right must be 0 or 1 in every .json" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_page_is_html(capsys, images, run_dir, tmp_path):
-    assert "ends in .html" in refusal(capsys, *arguments(images, tmp_path / "page.txt", run_dir))
-
-
-def test_two_models_of_one_name_are_refused(capsys, images, run_dir, tmp_path):
-    line = refusal(capsys, *arguments(images, tmp_path / "page.html", f"a={run_dir}", f"a={run_dir}"))
-    assert "two models are called a" in line
-
-
-def test_a_model_needs_a_name_before_its_equals_sign(capsys, images, run_dir, tmp_path):
-    assert "give the model a name" in refusal(capsys, *arguments(images, tmp_path / "page.html", f"={run_dir}"))
+    line = last_line(capsys, *arguments(images, tmp_path / "page.html", run_dir, wrong=["is_right"]))
+    assert "is_right must be 0 or 1 in every .json" in line
 
 
 def test_an_interruption_keeps_the_figures_of_the_models_before(images, run_dir, tmp_path, monkeypatch):

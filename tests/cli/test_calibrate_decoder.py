@@ -1,5 +1,6 @@
 """`lit-het calibrate` of a decoder, and the commands that apply the temperature of tokens."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 import lit_het
-from lit_het.cli.main import main
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import Portion
 from lit_het.eval.answers import features_of
@@ -20,9 +20,8 @@ from lit_het.runs.opening import open_run
 from lit_het.runs.token_calibration import read_tokens
 from lit_het.runs.writer import Writer
 from tests import tiny
-from tests.cli.test_caption import printed
+from tests.cli.conftest import printed, refusal, run_command
 from tests.cli.test_evaluate_decoder import evaluated
-from tests.cli.test_train import refusal
 from tests.cli.tiny_decoder import NAMES, pixels
 
 
@@ -35,9 +34,9 @@ def held_out(tmp_path_factory):
 @pytest.fixture(scope="module")
 def calibrated(decoder, held_out, tmp_path_factory):
     """A calibrated copy of the run; tests only read it."""
-    run_dir = tmp_path_factory.mktemp("calibrated") / "run"
-    shutil.copytree(decoder.run_dir, run_dir)
-    assert main(["calibrate", str(run_dir), "--data", str(held_out), "--samples", "4"]) == 0
+    run_dir = shutil.copytree(decoder.run_dir, tmp_path_factory.mktemp("calibrated") / "run")
+    with (run_dir / "printed.txt").open("w") as file, contextlib.redirect_stdout(file):
+        run_command("calibrate", run_dir, "--data", held_out, "--samples", "4")
     return run_dir
 
 
@@ -84,15 +83,14 @@ def test_the_file_is_that_of_other_models_and_the_fit_is_better(saved, decoder, 
         assert 0 < saved[mode]["standard_error"] < saved[mode]["temperature"]
 
 
-def test_calibrating_prints_what_it_changes_per_token(decoder, held_out, tmp_path, capsys):
-    run_dir = shutil.copytree(decoder.run_dir, tmp_path / "run")
-    assert main(["calibrate", str(run_dir), "--data", str(held_out), "--samples", "4"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_calibrating_prints_what_it_changes_per_token(calibrated):
+    shown = " ".join((calibrated / "printed.txt").read_text().split())
     assert "120 texts, means over " in shown
     for column in ("NLL before", "NLL after", "ECE before", "ECE after"):
         assert column in shown
 
 
+@pytest.mark.slow
 def test_evaluations_have_the_likelihood_of_the_fit(calibrated, saved, held_out, tmp_path):
     found = evaluated(tmp_path, "captioning", calibrated, held_out, "--samples", 4)
     raw = evaluated(tmp_path, "captioning", calibrated, held_out, "--samples", 4, "--uncalibrated")
@@ -104,6 +102,7 @@ def test_evaluations_have_the_likelihood_of_the_fit(calibrated, saved, held_out,
         assert found[f"captioning/shapes/{part}token_top1"] == raw[f"captioning/shapes/{part}token_top1"]
 
 
+@pytest.mark.slow
 def test_captions_keep_their_text_and_change_their_probability(calibrated, saved, decoder, tmp_path, capsys):
     image = pixels(decoder, 2)[1]
     (tmp_path / "bar.jpg").write_bytes(tiny.encode_jpeg(image))
@@ -121,25 +120,29 @@ def test_captions_keep_their_text_and_change_their_probability(calibrated, saved
     assert found["texts"][0]["log_p"] == pytest.approx(one["log_p"], abs=1e-5)
 
 
-def test_writing_ranking_and_python_have_the_same_probabilities(calibrated, decoder):
+@pytest.fixture(scope="module")
+def model(calibrated):
+    return lit_het.load(calibrated)
+
+
+def test_writing_ranking_and_python_have_the_same_probabilities(calibrated, model, decoder):
     image = pixels(decoder, 2)[1]
+    raw, writer = lit_het.load(calibrated, calibrated=False), model.run.model().writer
+    assert writer is not None
     for samples in (0, 4):
-        [written] = lit_het.load(calibrated).caption(image, samples=samples)
-        [as_trained] = lit_het.load(calibrated, calibrated=False).caption(image, samples=samples)
+        [written], [as_trained] = model.caption(image, samples=samples), raw.caption(image, samples=samples)
         assert written.text == as_trained.text
-        writer = open_run(calibrated).model().writer
-        assert writer is not None
         ranked = writer.rank(next(features_of(writer.features, [image], 1)), "a shape:", NAMES, samples=samples)
         assert ranked[0].text == written.text
         assert ranked[0].log_p == pytest.approx(written.log_p, abs=1e-4)
         assert ranked[0].log_p < as_trained.log_p - 0.01
-        for (low, high), p in zip(ranked[0].bands or (), ranked[0].probabilities, strict=False):
+        for (low, high), p in zip(ranked[0].bands or [], ranked[0].probabilities, strict=False):
             assert low - 0.05 <= p <= high + 0.05
 
 
-def test_a_folder_of_weights_keeps_the_temperature(calibrated, decoder, tmp_path):
+@pytest.mark.slow
+def test_a_folder_of_weights_keeps_the_temperature(model, decoder, tmp_path):
     image = pixels(decoder, 2)[1]
-    model = lit_het.load(calibrated)
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")
     assert again.caption(image) == model.caption(image)
@@ -155,11 +158,9 @@ def test_of_many_tokens_some_are_taken(decoder, held_out, monkeypatch):
     np.testing.assert_array_equal(some.log_p[0], every.log_p[0][::4])
 
 
-def test_images_of_training_and_too_few_images_are_refused(decoder, held_out, tmp_path, capsys):
-    run_dir = shutil.copytree(decoder.run_dir, tmp_path / "run")
-    [shards] = decoder.data.shards
+def test_images_of_training_and_too_few_images_are_refused(decoder, held_out, capsys):
+    [shards], run_dir = decoder.data.shards, decoder.run_dir
     assert "40 images to calibrate on; take at least 100" in refusal(capsys, "calibrate", run_dir, "--data", shards)
-    seen = ["calibrate", run_dir, "--data", shards, held_out]
-    assert "was trained on images of" in refusal(capsys, *seen)
+    assert "was trained on images of" in refusal(capsys, "calibrate", run_dir, "--data", shards, held_out)
     with pytest.raises(lit_het.UserError, match="take at least 100"):
         calibrate(run_dir, CalibrateOptions((str(held_out),), Portion(50)))

@@ -1,13 +1,11 @@
 """Samples that training holds out, and the temperatures that it fits to them at its end."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from lit_het.cli.main import main
 from lit_het.configs import experiment, imagenet21k_het_xl, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.data_pipelines.data_config import Streaming, WeightedShards
 from lit_het.data_pipelines.index import ShardIndex
@@ -23,12 +21,12 @@ from lit_het.runs.parsing import parse_config
 from lit_het.runs.training import loop, train
 from lit_het.training.loop import Cadence
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import changed, refusal, run_command
 
 
 def config_with(calibration, config=None, **data):
     config = quickstart_lit_het_xl.get_config() if config is None else config
-    return dataclasses.replace(config, calibration=calibration, data=dataclasses.replace(config.data, **data))
+    return changed(config, calibration=calibration, data=changed(config.data, **data))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def half(upstream, tmp_path_factory):
     data = tiny.write_data(folder, num_samples=220, seed=3, every_wrong=7)
     config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder / "run", pretrained=upstream)
     cadence = Cadence(log_steps=1, save_steps=10)
-    return dataclasses.replace(config, calibration=Portion(50), length=Duration(10), cadence=cadence)
+    return changed(config, calibration=Portion(50), length=Duration(10), cadence=cadence)
 
 
 @pytest.fixture(scope="module")
@@ -176,19 +174,23 @@ def test_training_reads_none_of_the_samples_to_which_it_fits_the_temperatures(ha
     assert saved["digest"] == Loader(half.data).digest
 
 
+@pytest.fixture
+def run_dir(half, samples_read, tmp_path):
+    """A copy of the run that a test may change."""
+    return shutil.copytree(half.run_dir, tmp_path / "run")
+
+
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_later_calibration_may_read_only_the_samples_held_out(capsys, half, samples_read, tmp_path, copied):
-    folder = tmp_path / "run"
-    shutil.copytree(half.run_dir, folder)
+def test_a_later_calibration_may_read_only_the_samples_held_out(capsys, half, run_dir, tmp_path, copied):
     (shards,) = map(Path, half.data.shards)
     given, moved = shards, shards.with_name("moved")
     if copied:  # and the original is gone
         given = shutil.copytree(shards, tmp_path / "copy")
         shards.rename(moved)
     try:
-        refused = refusal(capsys, "calibrate", folder, "--data", given, "--portion", "49.5%:")
+        refused = refusal(capsys, "calibrate", run_dir, "--data", given, "--portion", "49.5%:")
         assert "was trained on images of" in refused
-        assert main(["calibrate", str(folder), "--data", str(given), "--portion", "50%:"]) == 0
+        run_command("calibrate", run_dir, "--data", given, "--portion", "50%:")
     finally:
         if copied:
             moved.rename(shards)
@@ -203,38 +205,37 @@ def ranked(path, config, *suspects, weight=0.0):
     return config_with(config.calibration, config, suspects=Suspects(path, fraction, weight))
 
 
-def test_samples_after_a_suspect_are_not_taken_for_unseen(capsys, half, samples_read, tmp_path):
-    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+def test_samples_after_a_suspect_are_not_taken_for_unseen(capsys, half, run_dir, tmp_path):
     tiny.edit_config(run_dir, ranked(tmp_path / "suspects.csv", half, 50))
     line = refusal(capsys, "calibrate", run_dir, "--data", *half.data.shards, "--portion", "49.5%:")
     assert "was trained on images of" in line
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_suspects_are_not_calibrated_on(half, samples_read, tmp_path, weight):
-    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+def test_suspects_are_not_calibrated_on(half, run_dir, tmp_path, weight):
     tiny.edit_config(run_dir, ranked(tmp_path / "suspects.csv", half, 150, 200, weight=weight))
     calibrate(run_dir, CalibrateOptions(half.data.shards, half.calibration))
     assert json.loads((run_dir / "calibration.json").read_text())["num_images"] == 110 - 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 0.3])
 def test_a_copy_of_the_shards_of_a_run_with_suspects_is_known(capsys, half, upstream, tmp_path, weight):
     (shards,) = map(Path, half.data.shards)
     moved = tmp_path / "moved" / "train"
     shutil.copytree(shards, moved)
-    own = dataclasses.replace(half, data=dataclasses.replace(half.data, shards=(str(moved),)), run_dir=tmp_path / "run")
+    own = changed(half, data__shards=(str(moved),), run_dir=tmp_path / "run")
     tiny.finish_untrained(ranked(tmp_path / "suspects.csv", own, 50, weight=weight))
     shutil.rmtree(moved)
     refused = refusal(capsys, "calibrate", own.run_dir, "--data", shards, "--portion", "49.5%:")
     assert "was trained on images of" in refused
-    assert main(["calibrate", str(own.run_dir), "--data", str(shards), "--portion", "50%:"]) == 0
+    run_command("calibrate", own.run_dir, "--data", shards, "--portion", "50%:")
     assert "not checked" not in capsys.readouterr().err
 
 
-def test_a_finished_run_is_calibrated_when_resumed_unless_it_is_already(half, samples_read, tmp_path):
-    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
-    config, path = dataclasses.replace(half, run_dir=run_dir), run_dir / "calibration.json"
+@pytest.mark.slow
+def test_a_finished_run_is_calibrated_when_resumed_unless_it_is_already(half, run_dir):
+    config, path = changed(half, run_dir=run_dir), run_dir / "calibration.json"
     first = json.loads(path.read_text())
     path.write_text(json.dumps({**first, "portion": "mine"}))
     train(config, resume=True)
@@ -244,38 +245,34 @@ def test_a_finished_run_is_calibrated_when_resumed_unless_it_is_already(half, sa
     assert json.loads(path.read_text()) == first
 
 
-def test_a_calibration_that_fails_leaves_the_run_finished_and_names_the_command(
-    capsys, half, samples_read, tmp_path, monkeypatch
-):
-    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+def test_a_calibration_that_fails_leaves_the_run_finished_and_names_the_command(capsys, half, run_dir, monkeypatch):
     (run_dir / "calibration.json").unlink()
 
     def fails(*_):
         raise MemoryError("out of memory")
 
     monkeypatch.setattr("lit_het.runs.calibration.fit", fails)
-    assert int(train(dataclasses.replace(half, run_dir=run_dir), resume=True).step) == 10
+    assert int(train(changed(half, run_dir=run_dir), resume=True).step) == 10
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not calibrated" in line]
     by_hand = f"run lit-het calibrate {run_dir} --data {half.data.shards[0]} --portion 50%:100%"
     assert line == f"lit-het: not calibrated: out of memory; after a correction, {by_hand}"
 
 
-def test_several_processes_are_told_the_command(capsys, half, samples_read, tmp_path, monkeypatch):
-    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+def test_several_processes_are_told_the_command(capsys, half, run_dir, monkeypatch):
     (run_dir / "calibration.json").unlink()
     monkeypatch.setattr("jax.process_count", lambda: 2)
-    training.calibrate_held_out(dataclasses.replace(half, run_dir=run_dir), 10, split(half, 220))
+    training.calibrate_held_out(changed(half, run_dir=run_dir), 10, split(half, 220))
     assert f"lit-het calibrate {run_dir} --data {half.data.shards[0]} --portion 50%:100%" in capsys.readouterr().err
     assert not (run_dir / "calibration.json").exists()
 
 
 def test_few_samples_are_all_trained_on_with_a_message(capsys, lit_config):
-    tiny.finish_untrained(dataclasses.replace(lit_config, calibration="auto", length=Duration(2)))
+    tiny.finish_untrained(changed(lit_config, calibration="auto"))
     assert "not calibrated: 98%:100% of 40 samples are 1, fewer than 100" in capsys.readouterr().err
     assert not (lit_config.run_dir / "calibration.json").exists()
 
 
 def test_a_portion_that_cannot_be_held_out_is_one_line_before_training(capsys, lit_config):
     with pytest.raises(UserError, match="fewer than 100"):
-        train(dataclasses.replace(lit_config, calibration=Portion(50)))
+        train(changed(lit_config, calibration=Portion(50)))
     assert not (lit_config.run_dir / "config.json").exists()

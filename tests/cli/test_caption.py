@@ -1,7 +1,6 @@
 """`lit-het caption` and `lit-het ask`, and the same from Python, on a decoder that was trained on coloured shapes."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +9,28 @@ from rich.console import Console
 
 import lit_het
 from lit_het.apps.caption import table_of
-from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.durations import Duration
 from lit_het.errors import UserError
+from lit_het.runs.model_card import write_card
+from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.texts import Written
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import changed, printed, refusal, run_command
+from tests.cli.test_embed import losses
 from tests.cli.tiny_decoder import NAMES, QUESTION, pixels
 
 
 @pytest.fixture(scope="session")
 def run(decoder):
     return decoder.run_dir
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return lit_het.load(run)
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +41,6 @@ def images(decoder, tmp_path_factory):
     for path, image in zip(paths, pixels(decoder, 8), strict=True):
         path.write_bytes(tiny.encode_jpeg(image))
     return paths
-
-
-def printed(capsys, *arguments):
-    capsys.readouterr()
-    assert main(list(map(str, arguments))) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_captions_are_those_of_training_with_the_probability_of_each_token(run, images, capsys):
@@ -59,28 +59,28 @@ def test_captions_are_those_of_training_with_the_probability_of_each_token(run, 
 
 
 def test_a_table_shows_texts_and_their_tokens(run, images, capsys):
-    assert main(["caption", str(images[0]), "--checkpoint", str(run), "--samples", "0"]) == 0
+    run_command("caption", images[0], "--checkpoint", run, "--samples", "0")
     shown = capsys.readouterr().out
-    assert NAMES[0] in shown
-    assert "end" in shown
-    assert "%" in shown
+    assert all(part in shown for part in (NAMES[0], "end", "%"))
 
 
-def test_a_question_of_training_is_answered_and_answers_are_ranked(run, images, capsys):
-    for image, name in zip(images, NAMES, strict=True):
-        line = ["ask", image, QUESTION, "--checkpoint", run, "--samples", 4, "--json"]
-        [[answer]] = [one["texts"] for one in printed(capsys, *line)]
-        assert answer["text"] == name.split()[0]
-        [ranked] = [one["texts"] for one in printed(capsys, *line, "--answers", ",".join(tiny.COLOURS))]
-        assert ranked[0]["text"] == name.split()[0]
-        assert [one["log_p"] for one in ranked] == sorted((one["log_p"] for one in ranked), reverse=True)
+def test_a_question_of_training_is_answered_and_answers_are_ranked(run, model, images, capsys):
+    answers = [model.ask(image, QUESTION, samples=4) for image in images]
+    rankings = [model.ask(image, QUESTION, tiny.COLOURS, samples=4) for image in images]
+    for [answer], ranked, name in zip(answers, rankings, NAMES, strict=True):
+        assert ranked[0].text == answer.text == name.split()[0]
+        assert [one.log_p for one in ranked] == sorted((one.log_p for one in ranked), reverse=True)
         # By the same noise, ranking and writing give the same probability.
-        assert ranked[0]["log_p"] == pytest.approx(answer["log_p"], abs=1e-4)
-        assert ranked[0]["bands"] == pytest.approx(np.asarray(answer["bands"]), abs=1e-4)
+        assert ranked[0].log_p == pytest.approx(answer.log_p, abs=1e-4)
+        np.testing.assert_allclose(ranked[0].bands, answer.bands, atol=1e-4)
+    line = ("ask", images[-1], QUESTION, "--checkpoint", run, "--samples", 4, "--json")
+    for flags, texts in (((), answers[-1]), (("--answers", ",".join(tiny.COLOURS)), rankings[-1])):
+        [found] = printed(capsys, *line, *flags)
+        assert [one["text"] for one in found["texts"]] == [text.text for text in texts]
+        assert [one["log_p"] for one in found["texts"]] == pytest.approx([text.log_p for text in texts])
 
 
-def test_python_and_the_command_write_the_same(run, images, capsys):
-    model = lit_het.load(run)
+def test_python_and_the_command_write_the_same(run, model, images, capsys):
     assert repr(model).startswith(f"<Model {run}: decoder")
     [[text]] = [one["texts"] for one in printed(capsys, "caption", images[2], "--checkpoint", run, "--json")]
     [found] = model.caption(images[2])
@@ -98,8 +98,7 @@ def test_python_and_the_command_write_the_same(run, images, capsys):
     assert len(model.ask(images[0], QUESTION, num_tokens=1)[0].tokens) == 1
 
 
-def test_a_folder_of_weights_writes_the_same(run, images, tmp_path):
-    model = lit_het.load(run)
+def test_a_folder_of_weights_writes_the_same(model, images, tmp_path):
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")
     assert again.caption(images[0]) == model.caption(images[0])
@@ -108,33 +107,25 @@ def test_a_folder_of_weights_writes_the_same(run, images, tmp_path):
     assert model.ask(images[0], QUESTION) != model.caption([images[0]], QUESTION)[0]
 
 
-def test_an_image_has_the_same_texts_alone_and_among_others(run, images):
-    model = lit_het.load(run)
-    [alone], [_, [among]] = model.caption(images[0], samples=4), model.caption([images[1], images[0]], samples=4)
-    assert among.tokens == alone.tokens
-    assert among.log_p == pytest.approx(alone.log_p, abs=1e-4)
+def test_an_image_has_the_same_texts_and_noise_alone_among_others_and_in_batches(model, images, monkeypatch):
+    expected = model.caption(images, samples=4)
+    among = model.caption([images[1], images[0]], samples=4)[::-1]
+    alone = [model.caption(images[0], samples=4)]
+    monkeypatch.setattr("lit_het.api.writing.BATCH_SIZE", 3)
+    in_batches = model.caption(images, samples=4)
+    for found in (among, alone, in_batches):
+        for [one], [other] in zip(found, expected, strict=False):
+            assert one.tokens == other.tokens
+            assert one.log_p == pytest.approx(other.log_p, abs=1e-4)
+            np.testing.assert_allclose(one.bands, other.bands, atol=1e-4)
+    assert len(in_batches) == len(expected)
 
 
-def test_batches_of_images_have_the_noise_of_one(run, images, monkeypatch):
-    expected = lit_het.load(run).caption(images, samples=4)
-    monkeypatch.setattr("lit_het.api.model.BATCH_SIZE", 3)
-    found = lit_het.load(run).caption(images, samples=4)
-    assert [texts[0].tokens for texts in found] == [texts[0].tokens for texts in expected]
-    for [one], [other] in zip(found, expected, strict=True):
-        assert one.log_p == pytest.approx(other.log_p, abs=1e-4)
-        np.testing.assert_allclose(one.bands, other.bands, atol=1e-4)
-
-
-def test_there_are_no_more_texts_than_can_be_written(decoder, images):
+def test_only_tokens_that_the_tokenizer_has_are_written(decoder, model, images):
     size = decoder.tokenizer.build().vocabulary_size
-    texts = lit_het.load(decoder.run_dir).caption(images[0], samples=0, num_texts=size + 50, num_tokens=1)
+    texts = model.caption(images[0], samples=0, num_texts=size + 50, num_tokens=1)
     assert 1 < len(texts) <= size
     assert sum(text.probability for text in texts) == pytest.approx(1, abs=1e-2)  # without padding
-
-
-def test_tokens_that_the_tokenizer_does_not_have_are_never_written(decoder, images):
-    model = lit_het.load(decoder.run_dir)
-    size = decoder.tokenizer.build().vocabulary_size
     assert decoder.task.decoder.vocabulary_size > size
     # At a high temperature all tokens are equally probable.
     texts = model.caption(images[0], samples=0, num_texts=50, temperature=100.0)
@@ -151,38 +142,30 @@ def test_brackets_in_names_and_texts_are_no_styles(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "flags", "message"),
     [
-        (["--prompt", "a shape: " * 20], "tokens, too many for the decoder's 24 positions; shorten it"),
-        (["--num-tokens", "40"], "need more than the decoder's 24 positions"),
-        (["--top-k", "3"], "set a temperature above 0"),
-        (["--samples", "-1"], "--samples -1: must be at least 0"),
-        (["--seed", "9" * 20], "seed = 99999999999999999999 is not in [0, 4294967295]"),
+        (["caption"], ["--prompt", "a shape: " * 20], "tokens, too many for the decoder's 24 positions; shorten it"),
+        (["caption"], ["--num-tokens", "40"], "need more than the decoder's 24 positions"),
+        (["caption"], ["--top-k", "3"], "set a temperature above 0"),
+        (["caption"], ["--samples", "-1"], "--samples -1: must be at least 0"),
+        (["caption"], ["--seed", "9" * 20], "seed = 99999999999999999999 is not in [0, 4294967295]"),
+        (["ask", QUESTION], ["--answers", "red,red"], "answer 'red' is repeated; keep one"),
+        (["ask", QUESTION], ["--answers", ","], "no answers; give a list of at least one"),
+        (["ask", QUESTION], ["--answers", "red,Red"], "answer 'Red' has the tokens of 'red'; keep one"),
+        (["ask", QUESTION], ["--answers", "red " * 30], "more than the 7 tokens that the prompt leaves; shorten it"),
+        (
+            ["ask", QUESTION],
+            ["--answers", "red,blue", "--top-p", "0.5"],
+            "--top-p writes answers, and --answers ranks given ones; leave one out",
+        ),
     ],
 )
-def test_what_cannot_be_written_is_one_line(run, images, capsys, arguments, message):
-    line = ["caption", images[0], "--checkpoint", run, *arguments]
-    assert message in refusal(capsys, *line)
+def test_what_cannot_be_written_or_ranked_is_one_line(run, images, capsys, command, flags, message):
+    [name, *question] = command
+    assert message in refusal(capsys, name, images[0], *question, "--checkpoint", run, *flags)
 
 
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        ("red,red", "answer 'red' is repeated; keep one"),
-        (",", "no answers; give a list of at least one"),
-        ("red,Red", "answer 'Red' has the tokens of 'red'; keep one"),
-        ("red " * 30, "has more than the 7 tokens that the prompt leaves; shorten it"),
-    ],
-)
-def test_answers_that_cannot_be_ranked_are_one_line(run, images, capsys, answers, message):
-    line = ["ask", images[0], QUESTION, "--checkpoint", run, "--answers", answers]
-    assert message in refusal(capsys, *line)
-
-
-def test_ranking_takes_no_flags_of_writing(run, images, capsys):
-    line = ["ask", images[0], QUESTION, "--checkpoint", run, "--answers", "red,blue", "--top-p", "0.5"]
-    assert "--top-p writes answers, and --answers ranks given ones; leave one out" in refusal(capsys, *line)
-    model = lit_het.load(run)
+def test_ranking_takes_no_flags_of_writing(model, images):
     for changes, message in (({"num_texts": 2}, "num_texts writes answers"), ({"samples": -1}, "samples = -1")):
         with pytest.raises(UserError, match=message):
             model.ask(images[0], QUESTION, ["red"], **changes)
@@ -192,16 +175,17 @@ def test_ranking_takes_no_flags_of_writing(run, images, capsys):
 
 def test_shards_of_questions_are_checked_by_the_command_for_captions(decoder, capsys):
     [questions] = decoder.data.mixture
-    assert main(["data", "check", *questions.shards, "--captions", "json/questions"]) == 0
+    run_command("data", "check", *questions.shards, "--captions", "json/questions")
     assert "all 40 samples can be used" in capsys.readouterr().err
 
 
 def test_other_commands_say_what_a_decoder_lacks(run, trained, images, data, capsys):
     assert "is no decoder: it writes no text" in refusal(capsys, "caption", images[0], "--checkpoint", trained)
-    line = refusal(capsys, "classify", images[0], "--checkpoint", run, "--labels", "a,b")
-    assert "a decoder has no classes" in line
-    line = refusal(capsys, "zero-shot", "--checkpoint", run, "--data", data / "train", "--split", ".")
-    assert "a decoder has no classes" in line
+    for line in (
+        ("classify", images[0], "--checkpoint", run, "--labels", "a,b"),
+        ("zero-shot", "--checkpoint", run, "--data", data / "train", "--split", "."),
+    ):
+        assert "a decoder has no classes" in refusal(capsys, *line)
 
 
 @pytest.fixture(scope="module")
@@ -209,50 +193,38 @@ def pooling(decoder, tmp_path_factory):
     """The run of a tower that pools its tokens by attention."""
     folder = tmp_path_factory.mktemp("upstream")
     config = tiny.classifier(decoder, Path(decoder.data.shards[0]).parent, folder / "run")
-    tower = dataclasses.replace(config.task.image_tower, pooling="attention")
-    tiny.finish_untrained(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
+    tiny.finish_untrained(changed(config, task__image_tower__pooling="attention"))
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_stored_tokens_train_the_same_decoder(decoder, pooling, tmp_path, capsys):
     store = tmp_path / "tokens"
-    config = dataclasses.replace(
-        decoder,
-        run_dir=tmp_path / "pixels",
-        length=Duration(3),
-        schedule=Schedule(1e-3, warmup=Duration(1)),
-        data=dataclasses.replace(decoder.data, mixture=()),
-        pretrained=PretrainedConfig(pooling),
-    )
+    short = changed(decoder, length=Duration(3), schedule=Schedule(1e-3, warmup=Duration(1)))
+    pretrained = PretrainedConfig(pooling)
+    config = changed(short, run_dir=tmp_path / "pixels", data__mixture=(), pretrained=pretrained)
     train(config)
     shards = ("--data", *config.data.shards, "--dtype", "float32")
-    assert main(["embed", "--tower", str(pooling), "--tokens", "--output", str(store), *shards]) == 0
+    run_command("embed", "--tower", pooling, "--tokens", "--output", store, *shards)
     width = config.task.image_tower.encoder.width
     size = f"40 images × 4 tokens × {width} × 4 bytes = {40 * 4 * width * 4 / 1e9:.3g} GB"
     assert size in capsys.readouterr().err
     # The tokens of the decoder's own tower are the same.
-    assert main(["embed", "--tower", str(config.run_dir), "--tokens", "--output", str(store), *shards]) == 0
+    run_command("embed", "--tower", config.run_dir, "--tokens", "--output", store, *shards)
     assert "2 of 2 shards already have embeddings" in capsys.readouterr().err
-    stored = dataclasses.replace(
-        config, run_dir=tmp_path / "stored", data=dataclasses.replace(config.data, embeddings=str(store))
-    )
+    stored = changed(config, run_dir=tmp_path / "stored", data__embeddings=str(store))
     train(stored)
-    losses = []
-    for run_dir in (config.run_dir, stored.run_dir):
-        records = (run_dir / "metrics.jsonl").read_text().splitlines()
-        losses.append([json.loads(record).get("train/loss") for record in records])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    np.testing.assert_allclose(losses(stored.run_dir), losses(config.run_dir), rtol=1e-5)
 
 
 def test_pooled_embeddings_and_tokens_are_not_taken_for_each_other(decoder, pooling, tmp_path, capsys):
     pooled = tmp_path / "pooled"
     shards = ("--data", *decoder.data.shards)
-    assert main(["embed", "--tower", str(pooling), "--output", str(pooled), *shards]) == 0
-    data = dataclasses.replace(decoder.data, mixture=(), embeddings=str(pooled))
-    with pytest.raises(
-        UserError, match="pooled holds pooled embeddings, or is of an earlier version; embed again with --tokens"
-    ):
-        train(dataclasses.replace(decoder, run_dir=tmp_path / "run", data=data))
+    run_command("embed", "--tower", pooling, "--output", pooled, *shards)
+    config = changed(decoder, data__mixture=(), data__embeddings=str(pooled))
+    message = "pooled holds pooled embeddings, or is of an earlier version; embed again with --tokens"
+    with pytest.raises(UserError, match=message):
+        train(changed(config, run_dir=tmp_path / "run"))
     line = refusal(capsys, "embed", "--tower", pooling, "--tokens", "--output", pooled, *shards)
     assert "pooled holds pooled embeddings, not tokens; choose another --output" in line
     line = refusal(capsys, "embed", "--tower", decoder.run_dir, "--output", tmp_path / "e", *shards)
@@ -261,9 +233,22 @@ def test_pooled_embeddings_and_tokens_are_not_taken_for_each_other(decoder, pool
 
 def test_a_decoder_needs_a_prompt_and_positions_for_its_tokens(decoder, tmp_path):
     for changes, message in (
-        ({"data": dataclasses.replace(decoder.data, prompt=None, mixture=())}, "set `data.prompt`"),
-        ({"tokenizer": dataclasses.replace(decoder.tokenizer, length=9)}, "--task.decoder.length"),
+        ({"data__prompt": None, "data__mixture": ()}, "set `data.prompt`"),
+        ({"tokenizer__length": 9}, "--task.decoder.length"),
     ):
-        config = dataclasses.replace(decoder, run_dir=tmp_path / "run", **changes)
         with pytest.raises(UserError, match=message):
-            train(config)
+            train(changed(decoder, run_dir=tmp_path / "run", **changes))
+
+
+def test_an_export_and_its_card_tell_what_is_left_out(decoder, tmp_path, capsys):
+    run_command("export", "--checkpoint", decoder.run_dir, "--to", "huggingface", "--output", tmp_path / "folder")
+    remark = "he noise of the head is left out: texts are those of lit-het caption --samples 0"
+    assert remark in capsys.readouterr().err
+    assert remark in (tmp_path / "folder" / "README.md").read_text()
+    assert remark not in write_card(open_run(decoder.run_dir), "name", licence=None, library="lit-het")
+
+
+@pytest.mark.parametrize("to", ["onnx", "npz"])
+def test_formats_without_decoders_say_so(decoder, tmp_path, capsys, to):
+    line = refusal(capsys, "export", "--checkpoint", decoder.run_dir, "--to", to, "--output", tmp_path / to)
+    assert f"--to {to} has no decoders; export with --to huggingface or --to lit-het" in line

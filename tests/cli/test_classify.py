@@ -14,17 +14,12 @@ from PIL import Image
 from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.cli.main import main
 from lit_het.eval.conformal import ConformalThresholds
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
-from lit_het.runs.training import train
 from lit_het.types import Calibration, FittedTemperature
-from tests import tiny
-from tests.cli.test_train import refusal
-
-NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+from tests.cli.conftest import last_line, refusal
+from tests.cli.tiny_decoder import NAMES
 
 
 @pytest.fixture
@@ -50,6 +45,7 @@ def test_a_table_for_each_image_shows_probabilities_bands_and_noise(capsys, trai
     assert shown.count("and 5 other labels with") == 2
     assert "5–95 %" in shown
     assert "of 32 noise samples" in shown
+    assert "fits" not in shown, "a softmax gives no label a probability of its own"
 
 
 def test_json_is_equal_for_an_image_alone_and_with_another(capsys, trained_lit, images, tmp_path):
@@ -59,6 +55,7 @@ def test_json_is_equal_for_an_image_alone_and_with_another(capsys, trained_lit, 
     (alone,) = json.loads(classified(capsys, images[1], *arguments))
     assert [found["image"] for found in both] == [str(path) for path in images]
     assert {found["label"] for found in alone["labels"]} == set(NAMES)
+    assert {found["pair_probability"] for found in alone["labels"]} == {None}, "of a softmax"
     assert alone["samples"] == 8
     for mine, beside in zip(alone["labels"], both[1]["labels"], strict=True):
         assert mine["label"] == beside["label"]
@@ -74,34 +71,26 @@ def test_other_seeds_draw_other_noise_and_the_same_seed_the_same(capsys, trained
         (found,) = json.loads(classified(capsys, images[0], *arguments))
         return [label["noisy_mean"] for label in found["labels"]]
 
-    assert drawn(0) == drawn(0)
-    assert drawn(0) != drawn(1)
+    first = drawn(0)
+    assert first == drawn(0)
+    assert first != drawn(1)
 
 
-def test_a_sigmoid_gives_each_label_a_probability_of_its_own(capsys, lit_config, images):
-    head = DeterministicContrastiveConfig(initial_bias=-1.0)
-    train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, head=head, loss=SigmoidLoss())))
-    arguments = ("--checkpoint", lit_config.run_dir, "--labels")
+def test_a_sigmoid_gives_each_label_a_probability_of_its_own(capsys, sigmoid_lit, images):
+    arguments = ("--checkpoint", sigmoid_lit, "--labels")
     (found,) = json.loads(classified(capsys, images[0], *arguments, ",".join(NAMES), "--json"))
     # Logits, from their sigmoids without the bias, have the softmax of the other column.
     pair, softmax = (np.array([one[name] for one in found["labels"]]) for name in ("pair_probability", "probability"))
     logits = np.log(pair / (1 - pair))
     np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(), softmax, rtol=1e-4)
-    bias = float(open_run(lit_config.run_dir).params["head"]["bias"])
-    tau = float(np.exp(open_run(lit_config.run_dir).params["head"]["temperature"]["log_temperature"]))
+    head = open_run(sigmoid_lit).params["head"]
+    bias, tau = float(head["bias"]), float(np.exp(head["temperature"]["log_temperature"]))
     assert np.abs((logits - bias) * tau).max() <= 1  # cosines
     (fewer,) = json.loads(classified(capsys, images[0], *arguments, ",".join(NAMES[:2]), "--json"))
     by_name = {one["label"]: one["pair_probability"] for one in found["labels"]}
     for one in fewer["labels"]:  # other labels do not matter
         assert one["pair_probability"] == pytest.approx(by_name[one["label"]], rel=1e-5)
     assert "fits" in classified(capsys, images[0], *arguments, ",".join(NAMES))
-
-
-def test_a_softmax_gives_no_label_a_probability_of_its_own(capsys, trained_lit, images):
-    arguments = (images[0], "--checkpoint", trained_lit.run_dir, "--labels", ",".join(NAMES))
-    (found,) = json.loads(classified(capsys, *arguments, "--json"))
-    assert {one["pair_probability"] for one in found["labels"]} == {None}
-    assert "fits" not in classified(capsys, *arguments)
 
 
 def test_an_image_comes_from_standard_input(capsys, monkeypatch, trained_lit, images):
@@ -191,36 +180,25 @@ def test_raw_probabilities_and_those_of_another_step_have_no_prediction_sets(cap
     assert "if its calibration is of another step" in last_line(capsys, "classify", images[0], *arguments)
 
 
-def last_line(capsys, *arguments):
-    """Runs a command that must fail, and returns its last line; others are warnings."""
-    assert main([str(argument) for argument in arguments]) == 1
-    return capsys.readouterr().err.strip().splitlines()[-1]
-
-
-def test_a_run_that_was_not_calibrated_has_no_prediction_sets(capsys, trained_lit, images):
-    arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", "--coverage", 0.9)
-    line = refusal(capsys, "classify", images[0], *arguments)
-    assert f"run lit-het calibrate {trained_lit.run_dir} --data SHARDS first" in line
-
-
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "flags", "message"),
     [
-        ("", "no labels"),
-        ("a cat", "'a cat' is the only label"),
-        ("labels.txt", "there is no such file"),
-        ("a cat,a dog,a cat", "'a cat' is repeated"),
+        ("", (), "no labels"),
+        ("a cat", (), "'a cat' is the only label"),
+        ("labels.txt", (), "there is no such file"),
+        ("a cat,a dog,a cat", (), "'a cat' is repeated"),
+        ("{folder}/empty_line.txt", (), "line 2 is empty"),
+        ("a cat,a dog", ("--coverage", 0.9), "run lit-het calibrate {run_dir} --data SHARDS first"),
+        ("a cat,a dog", ("--samples", "-1"), "samples = -1"),
+        ("a cat,a dog", ("--top", "0"), "top = 0"),
+        ("a cat,a dog", ("--prompts", "set"), "there is no data set"),
+        ("a cat,a dog", ("--prompts", "nowhere.txt"), "neither a file nor one of"),
     ],
 )
-def test_invalid_labels_are_a_one_line_error(capsys, trained_lit, images, labels, message):
-    line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", labels)
-    assert message in line
-
-
-def test_a_file_of_labels_with_an_empty_line_is_a_one_line_error(capsys, trained_lit, images, tmp_path):
-    (tmp_path / "labels.txt").write_text("a cat\n\na dog\n")
-    arguments = ("--checkpoint", trained_lit.run_dir, "--labels", tmp_path / "labels.txt")
-    assert "line 2 is empty" in refusal(capsys, "classify", images[0], *arguments)
+def test_invalid_labels_and_flags_are_a_one_line_error(capsys, trained_lit, images, tmp_path, labels, flags, message):
+    (tmp_path / "empty_line.txt").write_text("a cat\n\na dog\n")
+    given = ("--checkpoint", trained_lit.run_dir, "--labels", labels.format(folder=tmp_path), *flags)
+    assert message.format(run_dir=trained_lit.run_dir) in refusal(capsys, "classify", images[0], *given)
 
 
 def test_a_missing_or_invalid_image_is_a_one_line_error(capsys, trained_lit, images, tmp_path):
@@ -231,32 +209,13 @@ def test_a_missing_or_invalid_image_is_a_one_line_error(capsys, trained_lit, ima
 
 
 def test_a_run_without_tokenizer_is_a_one_line_error(capsys, trained_lit, images, monkeypatch):
-    from lit_het.runs import opening
-
-    opened = opening.open_run(trained_lit.run_dir)
-    without = opening.Run(opened.run_dir, opened.config, opened.task, opened.params, None, opened.step)
+    without = dataclasses.replace(open_run(trained_lit.run_dir), tokenizer=None)
     monkeypatch.setattr("lit_het.api.model.open_run", lambda *_: without)
     line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
     assert "has no tokenizer" in line
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--samples", "-1"), "samples = -1"),
-        (("--top", "0"), "top = 0"),
-        (("--prompts", "set"), "there is no data set"),
-        (("--prompts", "nowhere.txt"), "neither a file nor one of"),
-    ],
-)
-def test_invalid_flags_are_a_one_line_error(capsys, trained_lit, images, flags, message):
-    arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", *flags)
-    assert message in refusal(capsys, "classify", images[0], *arguments)
-
-
 def test_a_classifier_reads_no_prompts_and_only_its_own_classes(capsys, upstream, images):
-    arguments = ("--checkpoint", upstream, "--labels", "a cat,a dog")
-    assert "takes no prompts; leave them out" in refusal(
-        capsys, "classify", images[0], *arguments, "--prompts", "photo"
-    )
-    assert "give the names of its classes" in refusal(capsys, "classify", images[0], *arguments)
+    arguments = ("classify", images[0], "--checkpoint", upstream, "--labels", "a cat,a dog")
+    assert "takes no prompts; leave them out" in refusal(capsys, *arguments, "--prompts", "photo")
+    assert "give the names of its classes" in refusal(capsys, *arguments)

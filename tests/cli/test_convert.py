@@ -1,6 +1,5 @@
 """Other programs' weights become runs, towers of configurations, and files of other programs again."""
 
-import dataclasses
 import functools
 import http.server
 import json
@@ -11,7 +10,6 @@ import threading
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -38,29 +36,11 @@ from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from tests import tiny
-from tests.cli.conftest import write_config_file
+from tests.cli.conftest import changed, write_config_file
+from tests.cli.conftest import last_line as refusal
+from tests.cli.conftest import run_command as run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def run(*arguments):
-    assert main([str(argument) for argument in arguments]) == 0
-
-
-def refusal(capsys, *arguments):
-    assert main([str(argument) for argument in arguments]) == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("lit-het: ")
-    return line
-
-
-@pytest.fixture
-def siglip(tmp_path):
-    """The recorded two towers as the file that big_vision would have written."""
-    with np.load(GOLDEN / "two_towers_siglip.npz") as golden:
-        arrays = {name: array for name, array in golden.items() if name.startswith("params/")}
-    np.savez(tmp_path / "siglip.npz", **arrays)
-    return tmp_path / "siglip.npz"
 
 
 def params_of(run_dir):
@@ -72,7 +52,7 @@ def test_an_imported_model_scores_as_recorded_and_survives_export_and_import(sig
     opened = open_run(tmp_path / "run")
     with np.load(GOLDEN / "two_towers_siglip.npz") as golden:
         assert isinstance(opened.task, ContrastiveTask)
-        words = opened.task.encode_text(opened.params, jnp.asarray(golden["text"]))
+        words = jax.jit(opened.task.encode_text)(opened.params, golden["text"])
         np.testing.assert_allclose(words, golden["ztxt"], atol=1e-5)
         temperature = nnx.merge(opened.task.graph, opened.params).head.temperature()
         np.testing.assert_allclose(temperature, np.exp(-golden["params/t"][0]), rtol=1e-5)
@@ -86,9 +66,7 @@ def test_an_imported_model_scores_as_recorded_and_survives_export_and_import(sig
         run("import", "--from", tmp_path / name, "--to", again, *tokenizer)
         assert checksums.digest(params_of(again)) == checksum
         theirs, ours = (experiment.load(run / "config.json").tokenizer for run in (again, tmp_path / "run"))
-        assert theirs is not None
-        assert ours is not None
-        assert dataclasses.replace(theirs, model=Path()) == dataclasses.replace(ours, model=Path())
+        assert changed(theirs, model=Path()) == changed(ours, model=Path())
 
 
 def test_a_tower_alone_becomes_a_run_whose_tower_others_can_lock(tmp_path):
@@ -97,12 +75,10 @@ def test_a_tower_alone_becomes_a_run_whose_tower_others_can_lock(tmp_path):
     assert isinstance(config.task, ClassificationConfig)
     assert isinstance(config.task.image_tower, ViTConfig)
     assert config.task.image_tower.representation_size == 24
-    shapes = abstract_params(config.task.build())
-    loaded = load_pretrained(
-        dataclasses.replace(config, pretrained=experiment.PretrainedConfig(tmp_path / "vit")),
-        {"image_tower": shapes["image_tower"]},
-    )
-    assert parameters.count(loaded) == parameters.count(shapes["image_tower"])
+    shapes = abstract_params(config.task.build())["image_tower"]
+    locking = changed(config, pretrained=experiment.PretrainedConfig(tmp_path / "vit"))
+    loaded = load_pretrained(locking, {"image_tower": shapes})
+    assert parameters.count(loaded) == parameters.count(shapes)
 
 
 @pytest.fixture
@@ -110,12 +86,11 @@ def lit_on_siglip(lit_config, siglip):
     """A LiT run that locks the image tower of a file, of which it takes the part that it needs."""
     source = f"{siglip}:img"
     tower = weights.image_tower(source, image_size=24)
-    text = dataclasses.replace(lit_config.task.text_tower, embedding_size=tower.embedding_size)
-    task = dataclasses.replace(lit_config.task, image_tower=tower, text_tower=text)
-    data = dataclasses.replace(lit_config.data, image_size=24)
-    return dataclasses.replace(lit_config, task=task, data=data, pretrained=None)
+    task = changed(lit_config.task, image_tower=tower, text_tower__embedding_size=tower.embedding_size)
+    return changed(lit_config, task=task, data__image_size=24, pretrained=None)
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_siglip, siglip):
     train(lit_on_siglip)
     opened = open_run(lit_on_siglip.run_dir)
@@ -141,23 +116,20 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
 
 def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatch, tmp_path):
     locked = ("image_tower/encoder/.*", "image_tower/patches/.*")
-    config = dataclasses.replace(
-        lit_on_siglip, task=dataclasses.replace(lit_on_siglip.task, locked=locked), length=Duration(2)
-    )
     # Named relative to where training ran, found from elsewhere.
     monkeypatch.chdir(tmp_path)
-    tower = dataclasses.replace(config.task.image_tower, weights="siglip.npz:img")
-    tiny.finish_untrained(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
+    config = changed(lit_on_siglip, task__locked=locked, task__image_tower__weights="siglip.npz:img")
+    tiny.finish_untrained(config)
     monkeypatch.chdir("/")
-    assert open_run(config.run_dir).params["image_tower"]["positions"].shape == (36, 16)
+    assert open_run(lit_on_siglip.run_dir).params["image_tower"]["positions"].shape == (36, 16)
 
 
+@pytest.mark.slow
 def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
     bert = weights.text_tower(str(GOLDEN / "hf_bert"), text_length=6)
     assert (bert.embedding_size, bert.length) == (24, 6)
-    wider = dataclasses.replace(bert, projection_size=64, pooler=False)
-    task = dataclasses.replace(lit_config.task, text_tower=wider)
-    train(dataclasses.replace(lit_config, task=task, length=Duration(2)))
+    wider = changed(bert, projection_size=64, pooler=False)
+    train(changed(lit_config, task__text_tower=wider, length=Duration(2)))
     params = params_of(lit_config.run_dir)["text_tower"]
     assert params["projection"]["kernel"].shape == (24, 64)
     assert "pre_logits" not in params
@@ -171,12 +143,14 @@ def test_a_tower_of_other_sizes_than_the_files_names_field_and_flag(lit_on_sigli
 
 
 def test_invalid_sources_are_a_one_line_error(capsys, tmp_path, siglip):
-    target = ("--to", tmp_path / "run")
-    assert "does not exist" in refusal(capsys, "import", "--from", tmp_path / "nothing", *target)
-    assert "has an unknown format" in refusal(capsys, "import", "--from", tmp_path, *target)
-    assert "only a text tower" in refusal(capsys, "import", "--from", GOLDEN / "hf_bert", *target)
     siglip.write_bytes(siglip.read_bytes()[:5000])
-    assert "siglip.npz is not a readable .npz file" in refusal(capsys, "import", "--from", siglip, *target)
+    for source, message in (
+        (tmp_path / "nothing", "does not exist"),
+        (tmp_path, "has an unknown format"),
+        (GOLDEN / "hf_bert", "only a text tower"),
+        (siglip, "siglip.npz is not a readable .npz file"),
+    ):
+        assert message in refusal(capsys, "import", "--from", source, "--to", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -243,11 +217,6 @@ def test_options_that_do_not_apply_to_a_source_are_refused(capsys, tmp_path):
     assert "of which the last is pooled" in refusal(capsys, *source, "--text-length", "2")
 
 
-def test_an_import_never_writes_over_a_run(capsys, trained_lit):
-    line = refusal(capsys, "import", "--from", GOLDEN / "hf_vit", "--to", trained_lit.run_dir)
-    assert "already holds a run" in line
-
-
 def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, data, tmp_path):
     export = ("export", "--checkpoint", trained_lit.run_dir, "--output", tmp_path / "model.npz", "--to")
     run(*export, "npz")
@@ -257,9 +226,8 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     options += ("--image-size", trained_lit.data.image_size)
     run("import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
     in_python = lit_het.ImportOptions(image_size=trained_lit.data.image_size, text_pooling="mean")
-    loaded = lit_het.load(
-        tmp_path / "model.npz", options=dataclasses.replace(in_python, tokenizer=data / "tokenizer.model")
-    )
+    with_tokenizer = changed(in_python, tokenizer=data / "tokenizer.model")
+    loaded = lit_het.load(tmp_path / "model.npz", options=with_tokenizer)
     assert checksums.digest(loaded.run.params) == checksums.digest(params_of(tmp_path / "run"))
     image = np.zeros((32, 32, 3), np.uint8)
     assert len(loaded.classify(image, ["red square", "blue bar"])) == 2
@@ -301,6 +269,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_anything_is_read(caps
     assert "is not an empty folder" in refusal(capsys, *export, tmp_path / "run", "--to", "huggingface")
     assert "cannot be written" in refusal(capsys, *export, siglip / "x.npz", "--to", "npz")
     assert "cannot be written" in refusal(capsys, "import", "--from", siglip, "--to", siglip / "run")
+    assert "already holds a run" in refusal(capsys, "import", "--from", siglip, "--to", tmp_path / "run")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
@@ -318,17 +287,13 @@ def test_an_import_that_is_stopped_leaves_nothing(siglip, tmp_path, monkeypatch,
 
 def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     image, text = weights.image_tower(f"{siglip}:img"), weights.text_tower(f"{siglip}:txt")
-    task = dataclasses.replace(lit_config.task, image_tower=image, text_tower=text, locked=(".*_tower/.*",))
-    data = dataclasses.replace(lit_config.data, image_size=image.image_size)
-    tokenizer = dataclasses.replace(lit_config.tokenizer, length=text.length)
-    config = dataclasses.replace(
-        lit_config, task=task, data=data, tokenizer=tokenizer, pretrained=None, length=Duration(2)
-    )
+    task = changed(lit_config.task, image_tower=image, text_tower=text, locked=(".*_tower/.*",))
+    data, tokenizer = {"data__image_size": image.image_size}, {"tokenizer__length": text.length}
+    config = changed(lit_config, task=task, pretrained=None, **data, **tokenizer)
     tiny.finish_untrained(config)
     moved = siglip.rename(siglip.with_name("moved.npz"))
     assert open_run(config.run_dir, moved).params["text_tower"]
-    other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))
-    tiny.edit_config(config.run_dir, dataclasses.replace(config, task=other))
+    tiny.edit_config(config.run_dir, changed(config, task__text_tower__weights="elsewhere.npz:txt"))
     with pytest.raises(UserError, match="can replace only"):
         open_run(config.run_dir, moved)
 
@@ -363,6 +328,7 @@ print(figure("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from Linux's /proc")
 def test_importing_takes_little_more_memory_than_the_file_is_large(tmp_path):
     encoder = EncoderConfig(width=1024, depth=8, mlp_width=4096, num_heads=16)

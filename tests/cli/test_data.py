@@ -14,10 +14,14 @@ from PIL import Image
 from lit_het.cli.main import main
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.checksums import save_checksum
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet, parse_set
+from tests.cli.conftest import break_first_image
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 CIFAR = GOLDEN / "cifar-10-python.tar.gz"
@@ -101,18 +105,19 @@ def test_invalid_arguments_print_the_usage(capsys, arguments):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "flag"),
+    "arguments",
     [
-        (("check", "x.tar", "--workers", "-1"), "--workers"),
-        (("index", "x.tar", "--workers", "0"), "--workers"),
-        (("prepare", "cifar10", "x", "y", "--workers", "two"), "--workers"),
-        (("prepare", "cifar10", "x", "y", "--samples-per-shard", "0"), "--samples-per-shard"),
+        ("check", "x.tar", "--workers", "-1"),
+        ("index", "x.tar", "--workers", "0"),
+        ("prepare", "cifar10", "x", "y", "--workers", "two"),
+        ("prepare", "cifar10", "x", "y", "--samples-per-shard", "0"),
     ],
 )
-def test_a_number_below_one_is_refused_with_the_name_of_its_flag(capsys, arguments, flag):
+def test_a_number_below_one_is_refused_with_the_name_of_its_flag(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(["data", *arguments])
-    assert f"argument {flag}: {arguments[-1]} is not a whole number of at least 1" in capsys.readouterr().err
+    *_, flag, value = arguments
+    assert f"argument {flag}: {value} is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_help_names_every_source_and_its_flags(capsys):
@@ -120,9 +125,8 @@ def test_help_names_every_source_and_its_flags(capsys):
         prepare("--help")
     said = capsys.readouterr().out
     assert all(kind in said for kind in ("cifar10", "cifar100", "pets", "imagenet", "folder", "img2dataset", "parquet"))
-    assert all(
-        f"\n    {kind} " in said for kind in ("imagenet-v2", "imagenet-a", "imagenet-c", "cifar10-c", "cifar10h")
-    )
+    others = ("imagenet-v2", "imagenet-a", "imagenet-c", "cifar10-c", "cifar10h")
+    assert all(f"\n    {kind} " in said for kind in others)
     with pytest.raises(SystemExit, match="0"):
         prepare("imagenet", "--help")
     said = capsys.readouterr().out
@@ -163,10 +167,7 @@ def test_checking_lists_broken_samples_and_has_an_exit_code(shards, tmp_path, ca
 
     assert main(["data", "index", str(shards), "--checksum", "--workers", "1"]) == 0
     assert main([*check, "--checksum"]) == 0
-    data = bytearray((shards / "1.tar").read_bytes())
-    start = data.index(b"\xff\xd8\xff")
-    data[start : start + 8] = b"no image"
-    (shards / "1.tar").write_bytes(data)
+    break_first_image(shards / "1.tar")
     assert main([*check, "--checksum"]) == 1
     table, errors = capsys.readouterr()
     assert "not an image" in table
@@ -189,21 +190,20 @@ def test_the_checksum_of_a_replaced_shard_differs_and_the_message_helps(shards, 
     for command in (index, check):
         capsys.readouterr()
         assert main(command) == 1
-        told = "".join(capsys.readouterr())
-        assert f"0.tar: differs from {recorded}; fetch or write the shard again or" in told.replace(
-            f"{shards}/0", "0", 1
-        )
+        told = "".join(capsys.readouterr()).replace(f"{shards}/0", "0", 1)
+        assert f"0.tar: differs from {recorded}; fetch or write the shard again or" in told
         assert f"remove {recorded} and run lit-het data index --checksum" in told
     recorded.unlink()
     assert main(index) == main(check) == 0
 
 
-@pytest.mark.parametrize("content", ["", "\n", "not a sum", "0123  0.tar"])
-def test_a_checksum_that_holds_none_is_a_defect_with_a_way_out(shards, capsys, content):
+def test_a_checksum_that_holds_none_is_a_defect_with_a_way_out(shards, capsys):
     assert main(["data", "index", str(shards), "--checksum", "--workers", "1"]) == 0
-    (shards / "0.tar.sha256").write_text(content)
-    assert main(["data", "check", str(shards), "--checksum"]) == 1
-    assert f"{shards}/0.tar.sha256 holds no SHA-256; remove {shards}/0.tar.sha256 and run" in capsys.readouterr().out
+    file = shards / "0.tar.sha256"
+    for content in ("", "\n", "not a sum", "0123  0.tar"):
+        file.write_text(content)
+        assert main(["data", "check", str(shards), "--checksum"]) == 1
+        assert f"{file} holds no SHA-256; remove {file} and run" in capsys.readouterr().out
 
 
 def test_a_checksum_that_cannot_be_saved_is_a_one_line_error(shards, capsys, monkeypatch):
@@ -211,9 +211,8 @@ def test_a_checksum_that_cannot_be_saved_is_a_one_line_error(shards, capsys, mon
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(storage, "write", refuse)
-    with pytest.raises(
-        UserError, match=r"0\.tar\.sha256: cannot be written \(Permission denied\); leave out --checksum"
-    ):
+    message = r"0\.tar\.sha256: cannot be written \(Permission denied\); leave out --checksum"
+    with pytest.raises(UserError, match=message):
         save_checksum(f"{shards}/0.tar")
 
 
@@ -249,3 +248,26 @@ def test_names_that_are_no_utf8_are_escaped_in_the_table(tmp_path, capsys):
     assert rf"{tmp_path}/\xe9.tar: key th\xe9 has no .jpg" in said
     assert rf"{tmp_path}/\xe9.tar: key caf\xe9: " in said
     assert {row["shard"] for row in json.loads((tmp_path / "found.json").read_text())} == {rf"{tmp_path}/\xe9.tar"}
+
+
+def labels_by_key(folder: Path) -> dict[str, bytes]:
+    index = ShardIndex(expand(folder), [IMAGE, "cls"])
+    return {index.key(number): content_or_raise(index.read([number], ["cls"])[0][0]) for number in range(len(index))}
+
+
+def test_every_corruption_and_severity_becomes_a_split_with_the_labels_of_the_clean_one(tmp_path, capsys):
+    assert prepare("cifar10", CIFAR, f"{tmp_path}/cifar", "--split", "test") == 0
+    command = ["data", "corrupt", f"{tmp_path}/cifar/test", f"{tmp_path}/out", "--corruptions"]
+    assert main([*command, "fog", "rain"]) == 1
+    assert "lit-het: --corruptions rain is none of gaussian_noise" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+    command += ["fog", "pixelate", "--severities", "1", "4", "--samples-per-shard", "8"]
+    assert main(command) == 0
+    assert labels_by_key(tmp_path / "out" / "fog" / "4") == labels_by_key(tmp_path / "cifar" / "test")
+    assert (tmp_path / "out/fog/classnames.txt").read_text() == (tmp_path / "cifar/classnames.txt").read_text()
+    assert sorted(path.name for path in (tmp_path / "out" / "pixelate").glob("[0-9]")) == ["1", "4"]
+    assert "20 images in 4 sets" in capsys.readouterr().err
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/*/*.tar")}
+    assert len(written) == 4 * 3
+    assert main(command) == 0
+    assert {path: path.stat().st_mtime_ns for path in written} == written

@@ -21,11 +21,10 @@ from lit_het.apps.demo import model as demo_model
 from lit_het.apps.demo import server as demo
 from lit_het.eval.answers import answer, label_predictor
 from lit_het.types import Calibration, FittedTemperature
-from tests import tiny
-from tests.cli.browser import browser
-from tests.cli.test_train import refusal
+from tests.cli.browser import assert_fits_and_contacts_no_other_machine, browser
+from tests.cli.conftest import refusal
+from tests.cli.tiny_decoder import NAMES
 
-NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
 LABELS = ", ".join(NAMES[:4])
 
 
@@ -89,15 +88,18 @@ def test_one_image_is_decoded_at_a_time(model, image, monkeypatch):
     assert most == [1] * 8
 
 
+def ui():
+    """The elements of pages; skips a test where they are not installed."""
+    return pytest.importorskip("nicegui").ui
+
+
 def visit(model, script):
     """Runs a script as a user of the page."""
-    pytest.importorskip("nicegui")
-    from nicegui.testing import user_simulation  # pyright: ignore[reportMissingImports]
-
+    testing = pytest.importorskip("nicegui.testing")
     from lit_het.apps.demo.page import show
 
     async def simulate():
-        async with user_simulation(root=lambda: show(model)) as user:
+        async with testing.user_simulation(root=lambda: show(model)) as user:
             await user.open("/")
             await script(user)
 
@@ -105,18 +107,15 @@ def visit(model, script):
 
 
 async def drop(user, data, name="image.png"):
-    from nicegui import ui  # pyright: ignore[reportMissingImports]
-
-    await (
-        user.find(ui.upload).elements.copy().pop().handle_uploads([ui.upload.SmallFileUpload(name, "image/png", data)])
-    )
+    upload = ui().upload
+    [element] = user.find(upload).elements
+    await element.handle_uploads([upload.SmallFileUpload(name, "image/png", data)])
 
 
 async def write(user, labels):
-    from nicegui import ui  # pyright: ignore[reportMissingImports]
-
     with user:
-        user.find(ui.textarea).elements.copy().pop().value = labels
+        [element] = user.find(ui().textarea).elements
+        element.value = labels
 
 
 def test_a_user_drops_an_image_writes_labels_and_draws_again(model, image):
@@ -212,6 +211,7 @@ def sent_before_the_end(address, path):
     return count
 
 
+@pytest.mark.slow
 def test_a_server_answers_only_its_own_page_and_limits_uploads(trained_lit, image, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     websockets = pytest.importorskip("websockets.sync.client")
@@ -243,6 +243,7 @@ def test_a_server_answers_only_its_own_page_and_limits_uploads(trained_lit, imag
         assert answered(address)[0] == 200
 
 
+@pytest.mark.slow
 def test_a_browser_shows_bands_and_contacts_no_other_machine(trained_lit, captions, image, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -259,16 +260,7 @@ def test_a_browser_shows_bands_and_contacts_no_other_machine(trained_lit, captio
         page.wait_for("with noise")
         page.wait_for("<b>bold</b>")  # labels are never markup
         assert page.run("document.querySelectorAll('rect.band').length") == 4
-        for width, dark in ((1100, False), (390, True)):
-            page.look(width, 800, dark=dark)
-            page.screenshot(tmp_path / f"{width}.png")
-            assert page.run("document.documentElement.scrollWidth") <= width  # nothing is cut off
-            with Image.open(tmp_path / f"{width}.png") as shot:
-                assert (np.asarray(shot.convert("L"))[2, 2] < 128) == dark
-        assert page.requests
-        host = address.removeprefix("http://")
-        elsewhere = [request for request in page.requests if re.match(rf"(https?|wss?)://(?!{host}/)", request)]
-        assert not elsewhere
+        assert_fits_and_contacts_no_other_machine(page, address, tmp_path)
 
 
 def test_without_the_extra_one_line_names_it(capsys, monkeypatch, trained_lit):
@@ -280,15 +272,12 @@ def test_without_the_extra_one_line_names_it(capsys, monkeypatch, trained_lit):
 @pytest.mark.parametrize("problem", ["classifier", "captions", "host"])
 def test_runs_that_cannot_be_served_are_a_one_line_error(capsys, trained_lit, upstream, tmp_path, problem):
     pytest.importorskip("nicegui")
-    arguments, message = {
-        "classifier": (
-            ("--checkpoint", upstream),
-            "is a classifier; the demo needs a run with a text tower, or a decoder",
-        ),
-        "captions": (("--checkpoint", trained_lit.run_dir, "--captions", tmp_path / "none.txt"), "none.txt"),
-        "host": (("--checkpoint", trained_lit.run_dir, "--host", "256.0.0.1"), "--host 256.0.0.1"),
+    run, flags, message = {
+        "classifier": (upstream, (), "is a classifier; the demo needs a run with a text tower, or a decoder"),
+        "captions": (trained_lit.run_dir, ("--captions", tmp_path / "none.txt"), "none.txt"),
+        "host": (trained_lit.run_dir, ("--host", "256.0.0.1"), "--host 256.0.0.1"),
     }[problem]
-    assert message in refusal(capsys, "demo", *arguments)
+    assert message in refusal(capsys, "demo", "--checkpoint", run, *flags)
 
 
 def test_a_port_that_is_taken_is_refused_where_asked_for_and_else_another_is_found(capsys, trained_lit, monkeypatch):
@@ -301,8 +290,6 @@ def test_a_port_that_is_taken_is_refused_where_asked_for_and_else_another_is_fou
         assert f"--port {port}" in line
         monkeypatch.setattr(demo, "_PORT", port)
         served_at = []
-        monkeypatch.setattr(
-            "lit_het.apps.demo.page.serve", lambda model, host, port, allow_hosts: served_at.append(port)
-        )
+        monkeypatch.setattr("lit_het.apps.demo.page.serve", lambda _, host, port, allow_hosts: served_at.append(port))
         demo.demo(trained_lit.run_dir, None, "127.0.0.1", None)
         assert served_at[0] not in (0, port)

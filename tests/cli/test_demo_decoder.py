@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import lit_het
 from lit_het.apps.demo import model as demo_model
@@ -15,9 +14,9 @@ from lit_het.apps.demo.model import MAX_ANSWERS, MAX_CHARACTERS, DemoDecoder, op
 from lit_het.errors import UserError
 from lit_het.texts import Written
 from tests import tiny
-from tests.cli.browser import browser
-from tests.cli.test_demo import drop, served, visit
-from tests.cli.test_train import refusal
+from tests.cli.browser import assert_fits_and_contacts_no_other_machine, browser
+from tests.cli.conftest import refusal
+from tests.cli.test_demo import drop, served, ui, visit
 from tests.cli.tiny_decoder import NAMES, QUESTION, pixels
 
 COLOURS = ", ".join(tiny.COLOURS)
@@ -111,25 +110,19 @@ def element(user, kind, label):
 
 def tokens(user):
     """The markup of the tokens of each text on the page."""
-    from nicegui import ui  # pyright: ignore[reportMissingImports]
-
-    return [one.content for one in user.find(ui.html).elements if "ruby" in one.content]
+    return [one.content for one in user.find(ui().html).elements if "ruby" in one.content]
 
 
 async def ask(user, question, answers=""):
-    from nicegui import ui  # pyright: ignore[reportMissingImports]
-
     with user:
-        element(user, ui.toggle, "Question").value = "question"
-        element(user, ui.input, "Question").value = question
-        element(user, ui.input, "Answers").value = answers
+        element(user, ui().toggle, "Question").value = "question"
+        element(user, ui().input, "Question").value = question
+        element(user, ui().input, "Answers").value = answers
     user.find("Ask").click()
 
 
 def test_a_user_reads_a_caption_asks_and_draws_again(model, image):
     async def script(user):
-        from nicegui import ui  # pyright: ignore[reportMissingImports]
-
         await user.should_see("Drop an image.")
         await user.should_not_see("Ask")
         await drop(user, image.read_bytes())
@@ -139,7 +132,7 @@ def test_a_user_reads_a_caption_asks_and_draws_again(model, image):
         assert "⏎" in caption
         assert re.search(r"<rt>\d+ \(\d+–\d+\)</rt>", caption)
         with user:
-            element(user, ui.toggle, "Question").value = "question"
+            element(user, ui().toggle, "Question").value = "question"
         await user.should_see("Write a question.", retries=100)
         await user.should_not_see(NAMES[0])
         await ask(user, QUESTION)
@@ -157,7 +150,7 @@ def test_a_user_reads_a_caption_asks_and_draws_again(model, image):
         else:
             raise AssertionError("the same noise was drawn again")
         with user:
-            element(user, ui.toggle, "none").value = 0
+            element(user, ui().toggle, "none").value = 0
         await user.should_not_see("In brackets", retries=100)
         assert "(" not in "".join(tokens(user))
 
@@ -241,6 +234,7 @@ def test_a_head_without_noise_has_no_noise_samples(model, image, monkeypatch):
     visit(model, script)
 
 
+@pytest.mark.slow
 def test_a_browser_shows_tokens_and_contacts_no_other_machine(decoder, image, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -260,12 +254,4 @@ def test_a_browser_shows_tokens_and_contacts_no_other_machine(decoder, image, tm
         page.wait_for("<unk>")  # a token that is no markup
         assert page.run("document.querySelectorAll('img[src=x]').length") == 0
         assert page.run("document.querySelectorAll('.tokens ruby').length") > 4
-        for width, dark in ((1100, False), (390, True)):
-            page.look(width, 800, dark=dark)
-            page.screenshot(tmp_path / f"{width}.png")
-            assert page.run("document.documentElement.scrollWidth") <= width  # nothing is cut off
-            with Image.open(tmp_path / f"{width}.png") as shot:
-                assert (np.asarray(shot.convert("L"))[2, 2] < 128) == dark
-        assert page.requests
-        host = address.removeprefix("http://")
-        assert not [request for request in page.requests if re.match(rf"(https?|wss?)://(?!{host}/)", request)]
+        assert_fits_and_contacts_no_other_machine(page, address, tmp_path)

@@ -1,6 +1,5 @@
 """A SigLIP 2 run: the sigmoid loss, captions, self-distillation and masked prediction from a given step on."""
 
-import dataclasses
 import shutil
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import lit_het
 from lit_het import parameters
 from lit_het.checkpoints.native.folders import complete_steps
-from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.durations import Duration
 from lit_het.errors import UserError
@@ -18,32 +16,28 @@ from lit_het.optimizers import AdamW
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
-from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.distillation import DistillationConfig
 from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
+from tests.cli.conftest import changed, run_command
 
+pytestmark = pytest.mark.slow  # the losses and the task have tests of their own
 STEPS, BEGIN = 10, 5
 
 
 def siglip2(data, run_dir):
     config = tiny.shrink(quickstart_lit_deterministic.get_config(), data, run_dir)
-    assert isinstance(config.task, ContrastiveConfig)
     size = config.task.image_tower.image_size
     distillation = DistillationConfig(
         Duration(50, "percent"), num_views=2, view_size=size // 2, hidden=16, bottleneck=8, num_prototypes=20
     )
-    task = dataclasses.replace(
-        config.task,
-        head=dataclasses.replace(config.task.head, initial_bias=-10.0),
-        loss=SigmoidLoss(),
-        locked=(),
-        distillation=distillation,
-    )
-    return dataclasses.replace(
+    return changed(
         config,
-        task=task,
+        task__head__initial_bias=-10.0,
+        task__loss=SigmoidLoss(),
+        task__locked=(),
+        task__distillation=distillation,
         pretrained=None,
         length=Duration(STEPS),
         average_decay=0.9,
@@ -72,9 +66,8 @@ def test_the_losses_begin_at_half_of_the_run(config):
 
 
 @pytest.mark.parametrize("stop", [4, 8], ids=["before they begin", "after they began"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(config, data, tmp_path, stop):
-    again = dataclasses.replace(siglip2(data, tmp_path / "run"), cadence=config.cadence)
-    train(again)
+def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(config, tmp_path, stop):
+    again = changed(config, run_dir=shutil.copytree(config.run_dir, tmp_path / "run"))
     for step in complete_steps(checkpoint_dir(again.run_dir)):
         if step > stop:
             shutil.rmtree(checkpoint_dir(again.run_dir) / str(step))
@@ -90,31 +83,24 @@ def test_it_is_opened_and_exported_as_any_image_text_model(config, tmp_path, cap
     model.save_pretrained(tmp_path / "folder")
     assert "image-text model" in repr(lit_het.load(tmp_path / "folder"))
     for to, name in (("npz", "model.npz"), ("huggingface", "hf")):
-        output = tmp_path / name
-        assert main(["export", "--checkpoint", str(config.run_dir), "--to", to, "--output", str(output)]) == 0
+        run_command("export", "--checkpoint", config.run_dir, "--to", to, "--output", tmp_path / name)
         assert f"--to {to} leaves out distillation; --to lit-het exports all" in capsys.readouterr().err
 
 
-def test_a_run_without_average_has_no_teacher(config):
+def test_a_run_needs_an_average_as_teacher_and_heads_that_are_trained(config):
     with pytest.raises(UserError, match="set average_decay"):
-        dataclasses.replace(config, average_decay=None)
+        changed(config, average_decay=None)
+    with pytest.raises(UserError, match=r"its own heads: leave both out of task\.locked"):
+        changed(config.task, locked=("distillation/.*",)).build()
 
 
 def test_a_run_that_ends_before_its_losses_begin_is_refused(config, tmp_path):
-    task = dataclasses.replace(
-        config.task, distillation=dataclasses.replace(config.task.distillation, start=Duration(STEPS))
-    )
     with tiny.untrained(), pytest.raises(UserError, match=f"start {STEPS} steps is step 10 of a run of 10"):
-        train(dataclasses.replace(config, run_dir=tmp_path / "run", task=task))
+        train(changed(config, run_dir=tmp_path / "run", task__distillation__start=Duration(STEPS)))
 
 
 def test_a_second_moment_that_forgets_slowly_is_told(config, tmp_path, capsys):
     for decay, is_told in ((0.999, True), (0.95, False)):
-        optimizer = dataclasses.replace(config.optimizer, rule=AdamW(second_decay=decay))
-        train(dataclasses.replace(config, run_dir=tmp_path / str(decay), optimizer=optimizer, length=Duration(2)))
+        rule = AdamW(second_decay=decay)
+        tiny.finish_untrained(changed(config, run_dir=tmp_path / str(decay), optimizer__rule=rule))
         assert ("reach 6.6 times the learning rate" in capsys.readouterr().err) == is_told
-
-
-def test_its_heads_cannot_be_locked(config):
-    with pytest.raises(UserError, match=r"its own heads: leave both out of task\.locked"):
-        dataclasses.replace(config.task, locked=("distillation/.*",)).build()

@@ -1,6 +1,5 @@
 """A run on several processes: killed at any step, it goes on with fewer of them as if nothing had happened."""
 
-import dataclasses
 import json
 import random
 import re
@@ -25,7 +24,9 @@ from lit_het.sharding import MeshConfig
 from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
+from tests.cli.conftest import break_first_image, changed, write_splits
 
+pytestmark = pytest.mark.slow
 NUM_STEPS, BATCH_SIZE = 12, 16
 
 
@@ -43,10 +44,21 @@ def start():
         return process
 
     yield of
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    kill(*(process for process in processes if process.poll() is None))
+
+
+@pytest.fixture
+def start_pair(start):
+    """Starts two processes that train a configuration together; each has a record."""
+
+    def of(config, records, devices=1):
+        address = f"localhost:{tiny.free_port()}"
+        processes = [("--distributed", f"{address},{number}/2") for number in (0, 1)]
+        return [
+            start(config, record, *flags, devices=devices) for record, flags in zip(records, processes, strict=True)
+        ]
+
+    return of
 
 
 def finish(process):
@@ -54,21 +66,21 @@ def finish(process):
     assert process.returncode == 0, messages
 
 
-def kill_at(records, config, processes):
-    """Kills all processes as soon as the run has logged so many steps; returns how many it has logged then."""
-    deadline = time.monotonic() + 300
-    while len(losses(config)) < records:
-        assert time.monotonic() < deadline
-        for process in processes:
-            assert process.poll() is None, process.communicate()[1].decode()
-        time.sleep(0.01)
+def kill(*processes):
     for process in processes:
         process.kill()
     for process in processes:
         process.communicate()
-    last = len(losses(config))
-    assert last < NUM_STEPS, "the kill came too late to show anything"
-    return last
+
+
+def wait_for_steps(count, config, processes):
+    """Waits until the run has logged so many steps, and its processes go on."""
+    deadline = time.monotonic() + 300
+    while len(losses(config)) < count:
+        assert time.monotonic() < deadline
+        for process in processes:
+            assert process.poll() is None, process.communicate()[1].decode()
+        time.sleep(0.01)
 
 
 def keys_by_position(*records):
@@ -101,16 +113,14 @@ def whole(data, upstream, tmp_path):
     Two devices hold half of the parameters each, of the locked ones too.
     """
     config = experiment.load(config_path(upstream))
-    shutil.copytree(data / "train", tmp_path / "shapes" / "test")
-    shutil.copytree(data / "train", tmp_path / "shapes" / "train")
-    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
-    shapes = ImageSet("shapes", str(tmp_path / "shapes"), batch_size=7)
-    return dataclasses.replace(
+    shapes = ImageSet("shapes", str(write_splits(data, tmp_path / "shapes", "train", "test")), batch_size=7)
+    return changed(
         config,
         run_dir=tmp_path / "whole",
         length=Duration(NUM_STEPS),
-        task=dataclasses.replace(config.task, mixup=0.2, locked=("image_tower/patches/.*",)),
-        data=dataclasses.replace(config.data, crop=InceptionCrop(0.5)),
+        task__mixup=0.2,
+        task__locked=("image_tower/patches/.*",),
+        data__crop=InceptionCrop(0.5),
         pretrained=PretrainedConfig(upstream),
         mesh=MeshConfig(fsdp=2),
         cadence=Cadence(log_steps=1, save_steps=3, evaluate_steps=1),
@@ -119,14 +129,16 @@ def whole(data, upstream, tmp_path):
 
 
 def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_losses_of_an_undisturbed_one(
-    whole, start, tmp_path
+    whole, start, start_pair, tmp_path
 ):
     undisturbed = start(whole, tmp_path / "whole.txt", devices=4)
-    killed = dataclasses.replace(whole, run_dir=tmp_path / "killed")
+    killed = changed(whole, run_dir=tmp_path / "killed")
     records = [tmp_path / f"killed-{process}.txt" for process in (0, 1)]
-    address = f"localhost:{tiny.free_port()}"
-    pair = [start(killed, record, "--distributed", f"{address},{i}/2", devices=2) for i, record in enumerate(records)]
-    last = kill_at(random.randrange(2, NUM_STEPS - 4), killed, pair)  # after the first evaluation
+    pair = start_pair(killed, records, devices=2)
+    wait_for_steps(random.randrange(2, NUM_STEPS - 4), killed, pair)  # after the first evaluation
+    kill(*pair)
+    last = len(losses(killed))
+    assert last < NUM_STEPS, "the kill came too late to show anything"
     before, accurate_before = losses(killed), accuracies(killed)
     # On how many devices else a checkpoint can be restored, tests/scripts/test_train_lit.py tells.
     resumed = start(killed, tmp_path / "resumed.txt", "--resume", devices=4)
@@ -156,21 +168,14 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
 @pytest.fixture
 def endless(whole):
     """A long run that draws no noise, whose step is compiled sooner and once for the tests below."""
-    task = dataclasses.replace(whole.task, head=DeterministicConfig())
-    return dataclasses.replace(whole, length=Duration(2000), cadence=Cadence(log_steps=1), evaluations=(), task=task)
+    short = changed(whole, cadence=Cadence(log_steps=1), evaluations=(), task__head=DeterministicConfig())
+    return changed(short, length=Duration(2000))
 
 
-def test_a_broken_image_that_one_process_reads_ends_all_of_them(endless, data, start, tmp_path):
-    broken = tmp_path / "d"
-    shutil.copytree(data / "train", broken)
-    shard = broken / "shard-000001.tar"
-    content = bytearray(shard.read_bytes())
-    place = content.index(b"\xff\xd8\xff")
-    content[place : place + 4] = b"oops"
-    shard.write_bytes(content)
-    config = dataclasses.replace(endless, data=dataclasses.replace(endless.data, shards=(str(broken),)))
-    address = f"localhost:{tiny.free_port()}"
-    pair = [start(config, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
+def test_a_broken_image_that_one_process_reads_ends_all_of_them(endless, data, start_pair, tmp_path):
+    broken = shutil.copytree(data / "train", tmp_path / "d")
+    break_first_image(broken / "shard-000001.tar")
+    pair = start_pair(changed(endless, data__shards=(str(broken),)), [tmp_path / "0.txt", tmp_path / "1.txt"])
     messages = "".join(process.communicate(timeout=240)[1].decode() for process in pair)
     # Who misses the other may be started again; who has found the image would find it again.
     assert sorted(process.returncode for process in pair) == [1, 75]
@@ -178,16 +183,10 @@ def test_a_broken_image_that_one_process_reads_ends_all_of_them(endless, data, s
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_lost_another_exits_with_the_code_to_restart(endless, start, tmp_path, victim):
-    address = f"localhost:{tiny.free_port()}"
-    pair = [start(endless, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
-    deadline = time.monotonic() + 240
-    while len(losses(endless)) < 2:
-        assert time.monotonic() < deadline
-        assert [process.poll() for process in pair] == [None, None], pair[0].communicate()[1].decode()
-        time.sleep(0.02)
-    pair[victim].kill()
-    pair[victim].communicate()
+def test_a_process_that_lost_another_exits_with_the_code_to_restart(endless, start_pair, tmp_path, victim):
+    pair = start_pair(endless, [tmp_path / "0.txt", tmp_path / "1.txt"])
+    wait_for_steps(2, endless, pair)
+    kill(pair[victim])
     messages = pair[1 - victim].communicate(timeout=60)[1].decode()
     assert pair[1 - victim].returncode == 75, messages
     assert re.search(r"lit-het: lost another process or a device .*; restart all processes", messages)

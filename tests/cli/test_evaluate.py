@@ -1,6 +1,6 @@
 """`lit-het evaluate` and the siblings of `lit-het zero-shot`, on trained runs."""
 
-import dataclasses
+import contextlib
 import io
 import json
 import re
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lit_het import distributed
 from lit_het.cli.main import main
-from lit_het.configs import experiment, lit_e3_b32_het_xl
+from lit_het.configs import experiment, lit_e3_b32_het_xl, quickstart_lit_het_xl
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, read_records
 from lit_het.eval.sets import ImageSet
@@ -24,11 +24,10 @@ from lit_het.runs.predictor import Programs
 from lit_het.runs.training import train
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
-from lit_het.towers.vit import ViTConfig
+from lit_het.tasks.classification import ClassificationTask
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import changed, refusal, run_command, write_splits
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, 
         "    ]\n"
     )
     output = tmp_path / "figures.json"
-    assert main(["evaluate", "--checkpoint", str(run), "--config", str(suite), "--output", str(output)]) == 0
+    run_command("evaluate", "--checkpoint", run, "--config", suite, "--output", output)
     recorded = {record.kind: record for record in read_records(run)}
     assert set(recorded) == {"zero_shot", "ensemble", "few_shot", "out_of_distribution", "retrieval"}
     figures = json.loads(output.read_text())
@@ -79,8 +78,8 @@ def test_a_classifier_of_words_is_measured_on_the_words_of_captions_alone_and_as
     said = refusal(capsys, "zero-shot", "--checkpoint", one, *words[:2])
     assert "the classifier has 6 classes and there are 8 candidates" in said
     assert "take the words of captions as labels with --caption-words" in said
-    assert main(["zero-shot", "--checkpoint", str(one), *words]) == 0
-    assert main(["ensemble", "--checkpoint", str(one), str(other), *words]) == 0
+    run_command("zero-shot", "--checkpoint", one, *words)
+    run_command("ensemble", "--checkpoint", one, other, *words)
     alone, ensemble = sorted(read_records(one), key=lambda record: record.kind, reverse=True)
     assert (alone.kind, ensemble.kind) == ("supervised", "deep_ensemble")
     # Two equal models are worth one; every image has a colour and a shape of six words.
@@ -108,68 +107,66 @@ def test_the_evaluations_of_a_run_are_those_of_its_configuration(run, shapes, ca
     assert "lists no evaluations" in refusal(capsys, "evaluate", "--checkpoint", run)
     config = experiment.load(run / "config.json")
     zero_shot = ZeroShotConfig(ImageSet("shapes", str(shapes)))
-    tiny.edit_config(run, dataclasses.replace(config, evaluations=(zero_shot,)))
-    assert main(["evaluate", "--checkpoint", str(run)]) == 0
+    tiny.edit_config(run, changed(config, evaluations=(zero_shot,)))
+    run_command("evaluate", "--checkpoint", run)
     assert [record.name for record in read_records(run)] == ["shapes"]
 
 
-def test_images_are_read_once_in_a_training_with_a_locked_tower(lit_config, shapes, capsys):
-    evaluations = (ZeroShotConfig(ImageSet("shapes", str(shapes))),)
-    cadence = dataclasses.replace(lit_config.cadence, evaluate_steps=1)
-    train(dataclasses.replace(lit_config, evaluations=evaluations, cadence=cadence))
-    records = read_metrics(lit_config.run_dir / "metrics.jsonl")
-    losses = [record["zero_shot/shapes/nll"] for record in records if "zero_shot/shapes/nll" in record]
-    assert len(losses) == lit_config.length.amount
-    assert len(set(losses)) == lit_config.length.amount, "the text tower changes, and with it the figures"
-    assert capsys.readouterr().err.count("reading shapes: 40/40") == 1
+@pytest.fixture(scope="module")
+def evaluated_training(data, upstream, tmp_path_factory):
+    """The configuration of a run with a locked tower that was evaluated after each step, and what its training said."""
+    folder, said = tmp_path_factory.mktemp("evaluated"), io.StringIO()
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder / "run", pretrained=upstream)
+    shapes = ImageSet("shapes", str(write_splits(data, folder / "shapes", "train", "test")))
+    evaluations = (ZeroShotConfig(shapes), RetrievalConfig(shapes))
+    config = changed(config, evaluations=evaluations, cadence__evaluate_steps=1)
+    with contextlib.redirect_stderr(said):
+        train(config)
+    return config, said.getvalue()
 
 
-def test_evaluations_of_a_training_are_printed_as_they_come_and_found_by_report_and_compare(
-    lit_config, shapes, tmp_path, capsys
-):
-    evaluations = (ZeroShotConfig(ImageSet("shapes", str(shapes))), RetrievalConfig(ImageSet("shapes", str(shapes))))
-    cadence = dataclasses.replace(lit_config.cadence, evaluate_steps=2)
-    one = dataclasses.replace(lit_config, evaluations=evaluations, cadence=cadence)
-    other = dataclasses.replace(one, run_dir=tmp_path / "other", seed=1, evaluations=evaluations[:1])
-    train(one)
-    said = capsys.readouterr().err
+def test_evaluations_of_a_training_are_printed_as_they_come_and_read_images_once(evaluated_training):
+    config, said = evaluated_training
     assert re.findall(r"lit-het: (step \d): ([\w-]+) shapes: \w+ [\d.]+ ± [\d.]+, ", said) == [
-        (step, kind) for step in ("step 2", "step 4") for kind in ("zero-shot", "retrieval")
+        (f"step {step}", kind) for step in (1, 2, 3, 4) for kind in ("zero-shot", "retrieval")
     ]
-    train(other)
-    records = {record.kind: record for record in read_records(one.run_dir)}
-    logged = read_metrics(one.run_dir / "metrics.jsonl")[-1]
-    for kind, record in records.items():
-        assert record.step == 4
-        assert {f"{kind}/shapes/{name}": value for name, value in record.figures.items()}.items() <= logged.items()
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    losses = [record["zero_shot/shapes/nll"] for record in records if "zero_shot/shapes/nll" in record]
+    assert len(losses) == len(set(losses)) == 4, "the text tower changes, and with it the figures"
+    assert said.count("reading shapes: 40/40") == 1
+
+
+def test_evaluations_of_a_training_are_those_of_the_command_and_found_by_report_and_compare(
+    evaluated_training, tmp_path, capsys
+):
+    run_dir, output = shutil.copytree(evaluated_training[0].run_dir, tmp_path / "run"), tmp_path / "figures.json"
+    records = {record.kind: record for record in read_records(run_dir)}
+    logged = read_metrics(run_dir / "metrics.jsonl")[-1]
+    for kind in ("zero_shot", "retrieval"):
+        assert records[kind].step == 4
+        figures = records[kind].figures.items()
+        assert {f"{kind}/shapes/{name}": value for name, value in figures}.items() <= logged.items()
     assert len(records["zero_shot"].drawing.arrays["confidence"]) == 40
-    assert main(["report", str(one.run_dir)]) == 0
-    assert "Zero-shot on shapes, top-1 accuracy" in (one.run_dir / "report.html").read_text()
+    run_command("report", run_dir)
+    assert "Zero-shot on shapes, top-1 accuracy" in (run_dir / "report.html").read_text()
+    fewer = shutil.copytree(run_dir, tmp_path / "fewer")
+    (fewer / "evaluations" / "retrieval_shapes.json").unlink()
     capsys.readouterr()
-    assert main(["compare", str(one.run_dir), "--against", str(other.run_dir)]) == 0
+    run_command("compare", run_dir, "--against", fewer)
     assert "retrieval shapes" in (said := capsys.readouterr().out)
     assert "top-1 accuracy" in said
+    run_command("evaluate", "--checkpoint", run_dir, "--output", output)
+    for name, value in json.loads(output.read_text()).items():
+        assert logged[name] == pytest.approx(value, rel=1e-5), name
 
 
 def test_an_evaluation_that_cannot_be_saved_does_not_end_a_training(lit_config, shapes, capsys):
     lit_config.run_dir.mkdir()
     (lit_config.run_dir / "evaluations").write_text("not a folder")
-    assert (
-        int(train(dataclasses.replace(lit_config, evaluations=(ZeroShotConfig(ImageSet("x", str(shapes))),))).step) == 4
-    )
+    config = changed(lit_config, evaluations=(ZeroShotConfig(ImageSet("x", str(shapes))),))
+    assert int(train(config).step) == 4
     assert "evaluations: cannot be written" in capsys.readouterr().err
     assert "zero_shot/x/top1" in read_metrics(lit_config.run_dir / "metrics.jsonl")[-1]
-
-
-def test_figures_after_training_are_those_of_the_command(lit_config, shapes, tmp_path):
-    evaluations = (ZeroShotConfig(ImageSet("shapes", str(shapes))),)
-    config = dataclasses.replace(lit_config, evaluations=evaluations)
-    train(config)
-    output = tmp_path / "figures.json"
-    assert main(["evaluate", "--checkpoint", str(config.run_dir), "--output", str(output)]) == 0
-    logged = read_metrics(config.run_dir / "metrics.jsonl")[-1]
-    for name, value in json.loads(output.read_text()).items():
-        assert logged[name] == pytest.approx(value, rel=1e-5), name
 
 
 def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_image(upstream, shapes, tmp_path, capsys):
@@ -194,7 +191,7 @@ def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_image(upstr
 def test_an_evaluation_that_cannot_work_ends_a_training_before_its_first_step(lit_config, shapes, wrong, message):
     (shapes / "names.txt").write_text("grey bar\n")
     names = ClassNamesConfig(candidates=shapes / "names.txt" if wrong is ZeroShotConfig else None)
-    config = dataclasses.replace(lit_config, evaluations=(wrong(ImageSet("shapes", str(shapes)), names),))
+    config = changed(lit_config, evaluations=(wrong(ImageSet("shapes", str(shapes)), names),))
     with pytest.raises(UserError, match=message):
         train(config)
     assert not read_metrics(config.run_dir / "metrics.jsonl")
@@ -224,7 +221,7 @@ class Told:
 
 def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys):
     both = ("--checkpoint", run, trained_lit.run_dir, "--data", shapes)
-    assert main(["ensemble", *map(str, both)]) == 0
+    run_command("ensemble", *both)
     [record] = read_records(run)
     # A model and its copy agree in everything.
     assert record.figures["kl"] == pytest.approx(0, abs=1e-9)
@@ -234,11 +231,8 @@ def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys):
 
 def test_members_of_an_efficient_ensemble_have_predictions_of_their_own(data, tmp_path):
     lit = tiny.shrink(lit_e3_b32_het_xl.get_config(), data, tmp_path / "lit")
-    config = tiny.classifier(lit, data, tmp_path / "upstream").task
-    assert isinstance(config, ClassificationConfig)
-    assert isinstance(config.image_tower, ViTConfig)
-    tower = dataclasses.replace(config.image_tower, members="apart")
-    config = dataclasses.replace(config, image_tower=tower)
+    config = changed(tiny.classifier(lit, data, tmp_path / "upstream").task, image_tower__members="apart")
+    tower = config.image_tower
     task, mesh = config.build(), MeshConfig().build(jax.devices()[:1])
     assert isinstance(task, ClassificationTask)
     params = jax.device_put(jax.jit(task.initialize)(jax.random.key(0)), jax.devices()[0])

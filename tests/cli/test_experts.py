@@ -1,14 +1,12 @@
 """``--experts`` of evaluations: a trained V-MoE whose experts are used in another way than in training."""
 
-import dataclasses
 import json
 import re
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
-from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.labels import ClassIndex
@@ -23,8 +21,8 @@ from lit_het.runs.training import train
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.vit import ViTConfig
 from tests import tiny
+from tests.cli.conftest import changed, refusal, run_command
 from tests.cli.test_benchmark import write_set
-from tests.cli.test_train import refusal
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +36,16 @@ def vmoe(data, tmp_path_factory):
 def vmoe_config(data, run_dir, **fields):
     """Returns the configuration of a classifier on a V-MoE with other fields of its experts."""
     config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, run_dir)
-    tower = config.task.image_tower
-    assert isinstance(tower, ViTConfig)
     # Without a limit of the experts, so that predictions do not depend on the batch.
     experts = ExpertsConfig(4, 2, blocks=(0,), dispatch="ragged", dropout_rate=0.5, **fields)
-    tower = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
-    head = dataclasses.replace(config.task.head, zero_kernel=False)
-    task = dataclasses.replace(
-        config.task, image_tower=tower, head=head, num_classes=len(tiny.COLOURS) * len(tiny.SHAPES)
-    )
-    return dataclasses.replace(config, task=task, data=dataclasses.replace(config.data, labels=ClassIndex()))
+    num_classes = len(tiny.COLOURS) * len(tiny.SHAPES)
+    task = changed(config.task, image_tower__encoder__experts=experts, head__zero_kernel=False, num_classes=num_classes)
+    return changed(config, task=task, data__labels=ClassIndex())
 
 
 def test_samples_of_dropout_are_an_ensemble_of_a_model_that_has_one_prediction(vmoe, data, tmp_path):
-    output, flags = tmp_path / "figures.json", ["--data", f"shapes={data / 'train'}", "--split", "."]
-    command = ["ensemble", "--checkpoint", str(vmoe), *flags, "--output", str(output)]
-    assert main([*command, "--experts", "dropout_samples=3"]) == 0
+    output, flags = tmp_path / "figures.json", ("--data", f"shapes={data / 'train'}", "--split", ".")
+    run_command("ensemble", "--checkpoint", vmoe, *flags, "--output", output, "--experts", "dropout_samples=3")
     figures = json.loads(output.read_text())
     assert figures["ensemble/shapes/disagreement"] > 0
     assert "ensemble/shapes/member_3/nll" in figures
@@ -65,19 +57,19 @@ def test_other_experts_give_other_probabilities_and_those_of_training_the_same(v
     images = np.random.default_rng(0).integers(0, 256, (3, *[run.config.data.image_size] * 2, 3), np.uint8)
 
     def features(*fields):
-        return np.asarray(with_experts(run, fields).task.features(run.params, jnp.asarray(images)))
+        return np.asarray(jax.jit(with_experts(run, fields).task.features)(run.params, images))
 
     assert with_experts(run, ()) is run
-    np.testing.assert_array_equal(features("num_selected=2"), features())
-    assert np.abs(features("num_selected=1") - features()).max() > 1e-3
-    assert features("num_members=2").shape == (3, 2 * features().shape[1])
+    of_training = features()
+    np.testing.assert_array_equal(features("num_selected=2"), of_training)
+    assert np.abs(features("num_selected=1") - of_training).max() > 1e-3
+    assert features("num_members=2").shape == (3, 2 * of_training.shape[1])
 
 
 def test_a_field_that_is_true_or_false_is_given_by_these_words(vmoe, data, tmp_path):
-    output = tmp_path / "figures.json"
-    command = ["zero-shot", "--checkpoint", str(vmoe), "--data", f"shapes={data / 'train'}", "--split", "."]
+    output, flags = tmp_path / "figures.json", ("--data", f"shapes={data / 'train'}", "--split", ".")
     fewer = ["batch_priority=True", "eval_capacity_factor=0.5", "dispatch=einsum"]
-    assert main([*command, "--output", str(output), "--experts", *fewer]) == 0
+    run_command("zero-shot", "--checkpoint", vmoe, *flags, "--output", output, "--experts", *fewer)
     assert "supervised/shapes/nll" in json.loads(output.read_text())
     run = with_experts(open_run(vmoe), fewer)
     assert isinstance(tower := run.config.task.image_tower, ViTConfig)
@@ -92,37 +84,23 @@ def test_a_benchmark_of_other_experts_has_its_own_page_and_saves_nothing_in_the_
     nll = {}
     for fields in ("num_selected=2", "num_selected=1"):
         output = tmp_path / f"{fields}.html"
-        assert main([*map(str, command), "--output", str(output), "--experts", fields]) == 0
+        run_command(*command, "--output", output, "--experts", fields)
         [found] = json.loads(output.with_suffix(".json").read_text())["sets"].values()
         nll[fields] = found["figures"]["nll"]
     assert nll["num_selected=2"] != nll["num_selected=1"]
     assert not list(read_records(vmoe)), "another model than that of the run"
 
 
-def test_a_loss_that_takes_one_key_of_an_image_averages_the_samples_of_dropout(vmoe, lit_config, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "keys"), [(DeterministicContrastiveConfig(), 3), (GaussianContrastiveConfig(), 1)])
+def test_samples_of_dropout_are_keys_or_averaged_for_a_loss_that_takes_one_key(vmoe, lit_config, tmp_path, head, keys):
     tower = open_run(vmoe).config.task.image_tower
-    text = dataclasses.replace(lit_config.task.text_tower, embedding_size=tower.embedding_size)
-    task = dataclasses.replace(
-        lit_config.task,
-        image_tower=tower,
-        text_tower=text,
-        head=GaussianContrastiveConfig(),
-        loss=SoftmaxLoss(),
-    )
-    config = dataclasses.replace(lit_config, task=task, pretrained=PretrainedConfig(vmoe), run_dir=tmp_path / "lit")
-    tiny.finish_untrained(config)
-    assert with_experts(open_run(config.run_dir), ["dropout_samples=3"]).task.num_predictions == 1
-
-
-def test_an_image_text_model_has_a_key_for_each_sample_of_dropout(vmoe, lit_config, tmp_path):
-    tower = open_run(vmoe).config.task.image_tower
-    text = dataclasses.replace(lit_config.task.text_tower, embedding_size=tower.embedding_size)
-    head = DeterministicContrastiveConfig()
-    task = dataclasses.replace(lit_config.task, image_tower=tower, text_tower=text, head=head)
-    config = dataclasses.replace(lit_config, task=task, pretrained=PretrainedConfig(vmoe), run_dir=tmp_path / "lit")
+    text = changed(lit_config.task.text_tower, embedding_size=tower.embedding_size)
+    task = changed(lit_config.task, image_tower=tower, text_tower=text, head=head, loss=SoftmaxLoss())
+    config = changed(lit_config, task=task, pretrained=PretrainedConfig(vmoe), run_dir=tmp_path / "lit")
     tiny.finish_untrained(config)
     run = open_run(config.run_dir)
-    assert with_experts(run, ["dropout_samples=3"]).task.num_predictions == 3
+    assert with_experts(run, ["dropout_samples=3"]).task.num_predictions == keys
     assert with_experts(run, ["num_selected=1"]).task.num_predictions == 1
 
 

@@ -1,33 +1,29 @@
 """A folder of ``--to onnx`` answers as ``lit-het classify``, in a program without JAX and without this package."""
 
-import dataclasses
 import json
 import subprocess
 import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import onnxruntime
 import pytest
 from flax import nnx
 from PIL import Image
 
-from lit_het.cli.main import main
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.runs import onnx_folder
 from lit_het.runs.opening import Run
 from lit_het.tasks import quantities
 from lit_het.towers.experts_config import ExpertsConfig
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import changed, last_line, printed, refusal, run_command
+from tests.cli.tiny_decoder import NAMES
 
-NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
 WORDS = [*tiny.COLOURS, *tiny.SHAPES]
 # Runs a script as a program, where the two packages cannot be imported.
 WITHOUT_JAX = """
@@ -53,16 +49,13 @@ def images(tmp_path):
 
 
 def export(run_dir, folder, *flags):
-    assert main(["export", "--checkpoint", str(run_dir), "--to", "onnx", "--output", str(folder), *flags]) == 0
+    run_command("export", "--checkpoint", run_dir, "--to", "onnx", "--output", folder, *flags)
     return folder
 
 
 def by_classify(capsys, run_dir, images, labels, *flags):
-    capsys.readouterr()
-    assert (
-        main(["classify", *images, "--checkpoint", str(run_dir), "--labels", ",".join(labels), "--json", *flags]) == 0
-    )
-    return json.loads(capsys.readouterr().out)
+    named = ("--labels", ",".join(labels), "--json", *flags)
+    return printed(capsys, "classify", *images, "--checkpoint", run_dir, *named)
 
 
 def by_script(folder, images, labels, *flags):
@@ -108,16 +101,12 @@ def test_a_calibrated_run_has_equal_probabilities_and_noise(capsys, once_calibra
     assert by_script(as_trained, images, NAMES) != by_script(folder, images, NAMES)
 
 
-def test_a_sigmoid_has_the_equal_probability_of_each_label_alone(capsys, lit_config, images, tmp_path):
-    head = DeterministicContrastiveConfig(initial_bias=-1.0)
-    task = dataclasses.replace(lit_config.task, head=head, loss=SigmoidLoss())
-    tiny.finish_untrained(dataclasses.replace(lit_config, task=task))
-    folder = export(lit_config.run_dir, tmp_path / "folder")
+def test_a_sigmoid_has_the_equal_probability_of_each_label_alone(capsys, sigmoid_lit, images, tmp_path):
+    folder = export(sigmoid_lit, tmp_path / "folder")
     assert not (folder / "covariance.onnx").exists()
-    ours = by_classify(capsys, lit_config.run_dir, images, NAMES, "--samples", "0")
-    assert str(by_script(folder, images, NAMES, "--samples", "8")).endswith(
-        "this folder holds no covariance of the noise"
-    )
+    ours = by_classify(capsys, sigmoid_lit, images, NAMES, "--samples", "0")
+    said = by_script(folder, images, NAMES, "--samples", "8")
+    assert str(said).endswith("this folder holds no covariance of the noise")
     theirs = by_script(folder, images, NAMES)
     assert_equal(ours, theirs)
     assert_equal(ours, theirs, "pair_probability", "fits")
@@ -149,10 +138,10 @@ def build_run(lit_config, tmp_path):
     """Returns a function that builds a run with its initial parameters; arguments replace fields of the task."""
 
     def build(**fields):
-        task = dataclasses.replace(lit_config.task, **fields).build()
+        task = changed(lit_config.task, **fields).build()
         tokenizer = SentencePieceTokenizer(train_sentencepiece(NAMES, vocabulary_size=40), 6)
-        config = dataclasses.replace(lit_config, task=task.config)
-        return Run(tmp_path, config, task, task.initialize(jax.random.key(0)), tokenizer, 0)
+        config = changed(lit_config, task=task.config)
+        return Run(tmp_path, config, task, jax.jit(task.initialize)(jax.random.key(0)), tokenizer, 0)
 
     return build
 
@@ -173,7 +162,8 @@ def test_the_factors_make_the_covariance(build_run, covariance, tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
     embedding = run_file(tmp_path / "folder/image.onnx", image)["embedding"]
     found = run_file(tmp_path / "folder/covariance.onnx", embedding)
-    expected = nnx.merge(run.task.graph, run.params).head.image_covariance.covariance(jnp.asarray(embedding))
+    covariance_of = nnx.merge(run.task.graph, run.params).head.image_covariance.covariance
+    expected = jax.jit(covariance_of)(embedding)
     np.testing.assert_allclose(np.einsum("brd,bre->bde", found["factors"], found["factors"]), expected, atol=1e-5)
     np.testing.assert_allclose(found["noise_norm"] ** 2, np.trace(expected, axis1=1, axis2=2), rtol=1e-4)
     assert np.ptp(found["noise_norm"]) > 1e-3
@@ -187,27 +177,32 @@ def run_file(path, values) -> dict[str, Any]:
 
 def test_bfloat16_is_exported_as_float32(build_run, tmp_path):
     exact = build_run()
-    encoder = dataclasses.replace(exact.task.config.image_tower.encoder, compute_type="bfloat16")
-    run = build_run(image_tower=dataclasses.replace(exact.task.config.image_tower, encoder=encoder))
+    run = build_run(image_tower__encoder__compute_type="bfloat16")
     onnx_folder.write(run, tmp_path / "folder", calibrated=True)
     image = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
-    features = exact.task.features(exact.params, jnp.asarray(image))
-    expected = quantities.embeddings(exact.task.image_classifier(exact.params), features)
+
+    @jax.jit
+    def embedding(params, image):
+        return quantities.embeddings(exact.task.image_classifier(params), exact.task.features(params, image))
+
+    expected = embedding(exact.params, image)
     np.testing.assert_allclose(run_file(tmp_path / "folder/image.onnx", image)["embedding"], expected, atol=1e-5)
+
+
+EXPERTS = {"depth": 2, "experts": ExpertsConfig(num_experts=4, num_blocks=1)}
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"experts": True}, "experts in image_tower.*--to lit-het"),
+        (
+            {f"image_tower__encoder__{name}": value for name, value in EXPERTS.items()},
+            "experts in image_tower.*--to lit-het",
+        ),
         ({"head": HetXLContrastiveConfig(normalize_before_noise=False, normalize_after_noise=True)}, "normalize_after"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_before_a_file_is_written(build_run, lit_config, fields, message, tmp_path):
-    if fields.pop("experts", False):
-        tower = lit_config.task.image_tower
-        encoder = dataclasses.replace(tower.encoder, depth=2, experts=ExpertsConfig(num_experts=4, num_blocks=1))
-        fields = {"image_tower": dataclasses.replace(tower, encoder=encoder)}
+def test_what_has_no_counterpart_is_refused_before_a_file_is_written(build_run, fields, message, tmp_path):
     with pytest.raises(UserError, match=message):
         onnx_folder.write(build_run(**fields), tmp_path / "folder", calibrated=True)
     assert not (tmp_path / "folder").exists()
@@ -215,11 +210,10 @@ def test_what_has_no_counterpart_is_refused_before_a_file_is_written(build_run, 
 
 def test_a_run_without_a_tokenizer_is_refused(build_run, tmp_path):
     with pytest.raises(UserError, match="--tokenizer FILE"):
-        onnx_folder.write(dataclasses.replace(build_run(), tokenizer=None), tmp_path / "folder", calibrated=True)
+        onnx_folder.write(changed(build_run(), tokenizer=None), tmp_path / "folder", calibrated=True)
 
 
 def test_without_onnx_the_extra_is_named_before_the_run_is_opened(capsys, trained_lit, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    flags = ["--checkpoint", str(trained_lit.run_dir), "--to", "onnx", "--output", str(tmp_path / "folder")]
-    assert main(["export", *flags]) == 1
-    assert capsys.readouterr().err.strip().endswith("--to onnx needs onnx: pip install 'lit-het[onnx]'")
+    flags = ("--checkpoint", trained_lit.run_dir, "--to", "onnx", "--output", tmp_path / "folder")
+    assert last_line(capsys, "export", *flags).endswith("--to onnx needs onnx: pip install 'lit-het[onnx]'")

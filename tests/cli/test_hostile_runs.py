@@ -47,6 +47,9 @@ def test_a_changed_file_is_named_when_the_run_is_opened(copied, capsys):
             opening()
     assert main(["checkpoint", "verify", str(run)]) == 1
     assert "tokenizer.model is not what the run wrote" in capsys.readouterr().err
+    flip(run / "config.json", 100)
+    with pytest.raises(UserError, match=r"config\.json is not what the run wrote"):
+        parse_config(run / "config.json", ())
 
 
 def test_a_configuration_edited_by_hand_is_accepted_once_the_manifest_is_deleted(copied):
@@ -80,36 +83,24 @@ def test_a_run_that_takes_its_parameters_from_itself_is_refused_at_once(copied, 
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
-    [("locked_checksum", "the locked parameters are not those"), ("position", "has no position in the data")],
+    ("field", "resumes", "told"),
+    [
+        ("position", True, "has no position in the data"),
+        ("locked_checksum", True, "the locked parameters are not those"),
+        ("locked_checksum", False, "are not those that"),
+    ],
 )
-def test_a_checkpoint_whose_info_lacks_a_field_is_a_one_line_error(copied, field, told, monkeypatch):
+def test_a_checkpoint_whose_info_lacks_a_field_is_a_one_line_error(copied, field, resumes, told, monkeypatch):
     run, config = copied
-    monkeypatch.setattr(SavedStep, "read_info", _without(field, SavedStep.read_info))
-    with pytest.raises(UserError, match=told):
-        train(dataclasses.replace(config, run_dir=run), resume=True)
+    read_info = SavedStep.read_info
 
-
-def test_a_run_whose_info_lacks_the_checksum_of_the_locked_parameters_does_not_open(copied, monkeypatch):
-    run, _ = copied
-    monkeypatch.setattr(SavedStep, "read_info", _without("locked_checksum", SavedStep.read_info))
-    with pytest.raises(UserError, match="are not those that"):
-        open_run(run)
-
-
-def _without(field, read_info):
-    def changed(step):
+    def without(step):
         info, fingerprints = read_info(step)
         return {name: value for name, value in info.items() if name != field}, fingerprints
 
-    return changed
-
-
-def test_a_changed_configuration_is_named_also_where_its_path_is_given(copied):
-    run, _ = copied
-    flip(run / "config.json", 100)
-    with pytest.raises(UserError, match=r"config\.json is not what the run wrote"):
-        parse_config(run / "config.json", ())
+    monkeypatch.setattr(SavedStep, "read_info", without)
+    with pytest.raises(UserError, match=told):
+        train(dataclasses.replace(config, run_dir=run), resume=True) if resumes else open_run(run)
 
 
 def test_a_start_on_a_full_disk_can_be_retried(copied, monkeypatch, capsys):
@@ -127,6 +118,7 @@ def test_a_start_on_a_full_disk_can_be_retried(copied, monkeypatch, capsys):
 VALUES = (None, True, -1, 10**30, float("nan"), float("inf"), "x", [], {}, {"type": "Nothing"}, {"type": []}, [3])
 
 
+@pytest.mark.slow
 def test_no_value_of_any_field_of_a_configuration_ends_in_a_traceback(trained_lit, tmp_path):
     path, fields = tmp_path / "config.json", experiment.to_dict(trained_lit)
 

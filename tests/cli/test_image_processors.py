@@ -1,10 +1,10 @@
 """A folder's preprocessor_config.json becomes a Preprocessing, and what cannot is said."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
-import transformers
 from PIL import Image
 
 from lit_het.checkpoints.huggingface.image_towers import FAMILIES
@@ -38,6 +38,15 @@ def test_processors_of_the_known_kinds_are_understood_in_full(processor, expecte
     assert image_processors.read(processor, 32) == image_processors.Reading(expected, size, ())
 
 
+@pytest.fixture(scope="module")
+def transformers():
+    """Imported where it is used: it takes seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("transformers")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -47,7 +56,7 @@ def test_processors_of_the_known_kinds_are_understood_in_full(processor, expecte
         ("clip_vision_model", "CLIPImageProcessorPil"),
     ],
 )
-def test_a_folder_without_a_processor_has_that_of_its_class_in_transformers(kind, name):
+def test_a_folder_without_a_processor_has_that_of_its_class_in_transformers(transformers, kind, name):
     theirs = getattr(transformers, name)
     for field, value in FAMILIES[kind].processor.items():
         assert np.array_equal(getattr(theirs, field), value), field
@@ -92,6 +101,7 @@ def test_written_processors_are_read_back(preprocessing):
     assert image_processors.read(processor, 224) == image_processors.Reading(preprocessing, 224, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -101,7 +111,7 @@ def test_written_processors_are_read_back(preprocessing):
         ("BitImageProcessorPil", {"size": {"shortest_edge": 74}, "crop_size": {"height": 64, "width": 64}}),
     ],
 )
-def test_images_are_those_of_transformers(kind, fields):
+def test_images_are_those_of_transformers(transformers, kind, fields):
     random = np.random.default_rng(0)
     coarse = Image.fromarray(random.integers(0, 256, (12, 17, 3), np.uint8))
     # Nothing is cut off by half a pixel: their two backends round it differently.

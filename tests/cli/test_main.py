@@ -90,6 +90,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_command_quietly():
     command = [sys.executable, "-m", "lit_het.cli.main", "train", "--config", "quickstart_lit_het_xl", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -11,12 +11,12 @@ import pytest
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
+from lit_het.eval import recognition
 from lit_het.eval.evaluation import read_records
 from lit_het.runs.opening import open_run
 from lit_het.training import loop
 from tests import tiny
-from tests.cli.conftest import write_config_file, write_splits
-from tests.cli.test_train import refusal
+from tests.cli.conftest import last_line, refusal, run_command, write_config_file, write_splits
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,16 @@ def run_of(ensemble, number):
     return ensemble.run_dir / f"member_{number}"
 
 
-@pytest.fixture
-def shapes(data, tmp_path):
+@pytest.fixture(scope="module")
+def shapes(data, tmp_path_factory):
     """The shapes as a set with two splits, of the same 40 images."""
-    return write_splits(data, tmp_path / "shapes", "val", "test")
+    return write_splits(data, tmp_path_factory.mktemp("sets") / "shapes", "val", "test")
+
+
+@pytest.fixture
+def command(ensemble, shapes):
+    """Evaluates the ensemble; further flags follow."""
+    return ["ensemble", "--checkpoint", str(ensemble.run_dir), "--data", str(shapes)]
 
 
 def test_members_differ_in_their_seeds_alone(ensemble, data, tmp_path):
@@ -99,28 +105,27 @@ def test_members_may_start_from_runs_of_their_own(lit_config, upstream, tmp_path
         assert config.pretrained.run == tmp_path / f"upstream_{number}"
 
 
-def test_the_folder_of_the_members_is_an_ensemble(ensemble, shapes, tmp_path):
-    output = tmp_path / "figures.json"
-    flags = ["--data", str(shapes), "--output", str(output)]
-    assert main(["ensemble", "--checkpoint", str(ensemble.run_dir), *flags]) == 0
-    together = json.loads(output.read_text())
+def figures_of(command, tmp_path):
+    run_command(*command, "--output", tmp_path / "figures.json")
+    return json.loads((tmp_path / "figures.json").read_text())
+
+
+def test_the_folder_of_the_members_is_an_ensemble(ensemble, command, tmp_path):
     each = [str(run_of(ensemble, number)) for number in range(3)]
-    assert main(["ensemble", "--checkpoint", *each, *flags]) == 0
-    assert json.loads(output.read_text()) == together
+    assert figures_of(command, tmp_path) == figures_of([*command[:2], *each, *command[3:]], tmp_path)
     [record] = read_records(run_of(ensemble, 0))
     assert record.settings["checkpoints"] == [f"{run} at step 2" for run in each]
     assert record.figures["joint_nll"] < record.figures["individual_nll"]
 
 
 def test_a_selection_reports_the_weighted_mean_of_the_runs_that_it_prints(
-    ensemble, shapes, tmp_path, capsys, monkeypatch
+    ensemble, command, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(ensemble.run_dir)  # so that paths fit into a line
-    output = tmp_path / "figures.json"
-    flags = ["--data", str(shapes), "--output", str(output)]
+    command[2:3] = ["."]
     capsys.readouterr()
-    assert main(["ensemble", "--checkpoint", ".", *flags, "--select", "2", "--select-split", "val"]) == 0
-    said, found = capsys.readouterr(), json.loads(output.read_text())
+    found = figures_of([*command, "--select", "2", "--select-split", "val"], tmp_path)
+    said = capsys.readouterr()
     assert said.err.count("reading shapes (val): 40/40") == 3, "each run has a tower of its own"
     nll = re.search(r"(\d) picks among 3 runs by shapes \(val\): NLL ([\d.]+)", said.out)
     assert nll is not None
@@ -130,21 +135,21 @@ def test_a_selection_reports_the_weighted_mean_of_the_runs_that_it_prints(
     assert found["deep_ensemble/shapes/joint_nll"] == pytest.approx(float(nll[2]), abs=1e-4)
     weights, _, runs = zip(*chosen, strict=True)
     assert len(runs) == 2
-    assert main(["ensemble", "--checkpoint", *runs, *flags, "--weights", *weights]) == 0
-    assert json.loads(output.read_text()) == found
+    command[2:3] = runs
+    assert figures_of([*command, "--weights", *weights], tmp_path) == found
 
 
-def test_portions_of_one_split_choose_and_report(ensemble, shapes, capsys):
-    command = ["ensemble", "--checkpoint", str(ensemble.run_dir), "--data", str(shapes), "--select", "3"]
-    main([*command, "--portion", ":40%", "--select-split", "test", "--select-portion", "40%:"])
+@pytest.mark.slow
+def test_portions_of_one_split_choose_and_report(command, capsys):
+    main([*command, "--select", "3", "--portion", ":40%", "--select-split", "test", "--select-portion", "40%:"])
     assert "reading shapes (test): 24/24" in capsys.readouterr().err
 
 
-def test_a_run_that_no_other_helps_is_no_ensemble(ensemble, shapes, capsys):
+def test_a_run_that_no_other_helps_is_no_ensemble(ensemble, command, capsys):
     run = str(run_of(ensemble, 0))
-    command = ["ensemble", "--checkpoint", run, run, "--data", str(shapes), "--select", "2", "--select-split", "val"]
+    command[2:3] = [run, run]
     capsys.readouterr()
-    assert main(command) == 1
+    assert main([*command, "--select", "2", "--select-split", "val"]) == 1
     said = capsys.readouterr().err
     assert said.endswith(
         f"lit-het: no other run lowers the NLL of {run} on shapes (val); evaluate it alone, with lit-het zero-shot\n"
@@ -170,16 +175,11 @@ def test_a_run_that_no_other_helps_is_no_ensemble(ensemble, shapes, capsys):
         (("--select", "2", "--select-split", "val", "--output", "no/file"), "--output no/file must be a file"),
         (("--weights", "1", "2"), "there are 3 models and 2 --weights"),
         (("--weights", "1", "0", "2"), "must be whole numbers of at least 1"),
+        (("other=.", "--select", "2", "--select-split", "val"), "give one --data"),
     ],
 )
-def test_a_wrong_selection_is_one_line(ensemble, shapes, capsys, flags, expected):
-    command = ("ensemble", "--checkpoint", ensemble.run_dir, "--data", shapes)
+def test_a_wrong_selection_is_one_line(command, capsys, flags, expected):
     assert expected in refusal(capsys, *command, *flags)
-
-
-def test_a_selection_is_for_one_set(ensemble, shapes, capsys):
-    command = ("ensemble", "--checkpoint", ensemble.run_dir, "--data", shapes, f"other={shapes}")
-    assert "give one --data" in refusal(capsys, *command, "--select", 2, "--select-split", "val")
 
 
 def test_a_wrong_number_or_directory_of_members_is_one_line(ensemble, trained_lit, tmp_path, capsys):
@@ -199,8 +199,8 @@ def broken(ensemble, tmp_path):
     return shutil.copytree(ensemble.run_dir, tmp_path / "broken")
 
 
-def test_a_member_that_is_not_finished_is_named(broken, shapes, capsys):
-    command = ("ensemble", "--checkpoint", broken, "--data", shapes)
+def test_a_member_that_is_not_finished_is_named(broken, command, capsys):
+    command[2] = broken
     steps = broken / "member_1" / "checkpoints"
     (steps / "2").rename(steps / "1")
     line = refusal(capsys, *command)
@@ -211,9 +211,7 @@ def test_a_member_that_is_not_finished_is_named(broken, shapes, capsys):
     assert "member_1 holds no run; train it with --resume" in refusal(capsys, *command)
 
 
-def test_a_run_that_diverged_is_named_by_the_selection(broken, shapes, capsys, monkeypatch):
-    import lit_het.eval.recognition as recognition
-
+def test_a_run_that_diverged_is_named_by_the_selection(broken, command, capsys, monkeypatch):
     predict, calls = recognition.predict, []
 
     def diverged(predictor, features):
@@ -223,17 +221,15 @@ def test_a_run_that_diverged_is_named_by_the_selection(broken, shapes, capsys, m
         return predict(predictor, features)
 
     monkeypatch.setattr(recognition, "predict", diverged)
-    capsys.readouterr()
-    command = ["ensemble", "--checkpoint", str(broken), "--data", str(shapes), "--select", "2", "--select-split", "val"]
-    assert main(command) == 1
-    last = capsys.readouterr().err.strip().splitlines()[-1]
+    command[2] = broken
+    last = last_line(capsys, *command, "--select", "2", "--select-split", "val")
     assert last.startswith(f"lit-het: {broken / 'member_1'}: predictions of the model are not finite")
 
 
-def test_classifiers_of_different_classes_are_no_ensemble(ensemble, upstream, shapes, capsys):
-    runs = ("--checkpoint", run_of(ensemble, 0), upstream)
+def test_classifiers_of_different_classes_are_no_ensemble(ensemble, command, upstream, capsys):
+    command[2:3] = [run_of(ensemble, 0), upstream]
     for flags in ((), ("--select", 2, "--select-split", "val")):
-        line = refusal(capsys, "ensemble", *runs, "--data", shapes, *flags)
+        line = refusal(capsys, *command, *flags)
         assert f"{upstream} and {run_of(ensemble, 0)} are classifiers of 6 and of 8 classes" in line
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
+import pytest
 
 from lit_het import sharding
 from lit_het.eval import scores
@@ -15,7 +16,8 @@ from lit_het.runs.predictor import Programs
 from lit_het.sharding import MeshConfig
 from lit_het.types import Batch
 
-NUM_IMAGES = 10_000
+pytestmark = pytest.mark.devices
+NUM_IMAGES = 2_500  # four batches on eight devices, the last of which is filled up
 NAMES = ("red bar", "green bar", "red square", "blue square")
 
 
@@ -41,7 +43,8 @@ def evaluate(run: Run, num_devices: int) -> tuple[Features, dict[str, float], di
     return features, quiet, noisy
 
 
-def test_ten_thousand_images_give_the_same_figures_on_one_device_and_on_eight(trained_lit):
+@pytest.mark.slow
+def test_thousands_of_images_give_the_same_figures_on_one_device_and_on_eight(trained_lit):
     run = open_run(trained_lit.run_dir)
     one, eight = (evaluate(run, num_devices) for num_devices in (1, 8))
     assert len(one[0].labels) == NUM_IMAGES

@@ -1,31 +1,21 @@
 """`lit-het new`: from a tower and shards to a trained, calibrated model that classifies."""
 
-import json
+from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from PIL import Image
 
-from lit_het.cli.main import main
 from lit_het.configs.experiment import load_module_config
-from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import printed, refusal, run_command
 
 
-@pytest.fixture(scope="module")
-def glyphs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("glyphs") / "data"
-    write_glyph_shards(GlyphConfig(scripts=("digit", "greek")), folder)
-    return folder / "train"
-
-
-def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, glyphs, tmp_path):
-    project = tmp_path / "mine"
-    assert main(["new", str(project), "--tower", str(upstream), "--data", str(glyphs)]) == 0
+def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tmp_path):
+    project, pairs = tmp_path / "mine", tiny.write_data(tmp_path / "pairs", num_samples=1000) / "train"
+    run_command("new", project, "--tower", upstream, "--data", pairs)
     assert f"lit-het train --config {project}/config.py" in capsys.readouterr().err
     assert sorted(path.name for path in project.iterdir()) == ["config.py", "tokenizer.model"]
     text = (project / "config.py").read_text()
@@ -36,27 +26,27 @@ def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, gl
     assert str(config.calibration) == "90%:100%" == str(config.evaluations[0].data.portion)
 
     flags = ("--length", "3 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
-    assert main(["train", "--config", str(project / "config.py"), *flags]) == 0
+    small = ("--task.text-tower.encoder.depth", "1", "--task.text-tower.encoder.compute-type", "float32")
+    run_command("train", "--config", project / "config.py", *flags, *small)
     names = {name for record in read_metrics(project / "run" / "metrics.jsonl") for name in record}
     assert "retrieval/held_out/image_to_text_recall1" in names
     assert read_calibration(project / "run", 3) is not None
 
     Image.fromarray(np.zeros((40, 30, 3), np.uint8)).save(tmp_path / "black.png")
-    capsys.readouterr()
-    image, run = str(tmp_path / "black.png"), str(project / "run")
-    assert main(["classify", image, "--checkpoint", run, "--labels", "digit one,digit two", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert {label["label"] for label in found["labels"]} == {"digit one", "digit two"}
-    assert "already exists" in refusal(capsys, "new", project, "--tower", upstream, "--data", glyphs)
+    command = ("classify", tmp_path / "black.png", "--checkpoint", project / "run", "--labels", "red bar,blue square")
+    (found,) = printed(capsys, *command, "--json")
+    assert {label["label"] for label in found["labels"]} == {"red bar", "blue square"}
+    assert "already exists" in refusal(capsys, "new", project, "--tower", upstream, "--data", pairs)
 
 
-def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_lit, tmp_path):
+def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_lit, tmp_path, monkeypatch):
+    # Everything fits: a step takes seconds to trace.
+    monkeypatch.setattr("lit_het.apps.project.Step", lambda *_: SimpleNamespace(memory=dict))
     data = tiny.write_data(tmp_path / "few", num_samples=8)
-    exported = tmp_path / "lit.npz"
-    run = str(trained_lit.run_dir)
-    assert main(["export", "--checkpoint", run, "--to", "npz", "--output", str(exported)]) == 0
-    folder = tmp_path / "huggingface"
-    assert main(["export", "--checkpoint", run, "--to", "huggingface", "--output", str(folder)]) == 0
+    exported, folder = tmp_path / "lit.npz", tmp_path / "huggingface"
+    run = trained_lit.run_dir
+    run_command("export", "--checkpoint", run, "--to", "npz", "--output", exported)
+    run_command("export", "--checkpoint", run, "--to", "huggingface", "--output", folder)
     size = ("--image-size", str(trained_lit.task.image_tower.image_size))
     towers = (
         ("weights", exported, size),
@@ -66,7 +56,7 @@ def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_li
     )
     for name, tower, flags in towers:
         project = tmp_path / name
-        assert main(["new", str(project), "--tower", str(tower), "--data", str(data / "train"), *flags]) == 0
+        run_command("new", project, "--tower", tower, "--data", data / "train", *flags)
         config = load_module_config(project / "config.py")
         assert config.task.image_tower.embedding_size == trained_lit.task.image_tower.embedding_size
         assert (project / "tower").is_dir() == (name != "run")

@@ -23,8 +23,8 @@ KIND_OF = len(tiny.COLOURS) * len(tiny.SHAPES)
 
 
 @pytest.fixture
-def exploding(tmp_path):
-    config = tiny.shrink(glyph_classifier.get_config(), tiny.write_data(tmp_path), tmp_path / "run")
+def exploding(data, tmp_path):
+    config = tiny.shrink(glyph_classifier.get_config(), data, tmp_path / "run")
     return dataclasses.replace(
         config,
         length=Duration(20),
@@ -34,7 +34,7 @@ def exploding(tmp_path):
     )
 
 
-def test_the_samples_of_the_batch_are_written_down_and_the_step_before_stays(exploding, tmp_path, capsys):
+def test_the_samples_of_the_batch_are_written_down_and_the_step_before_stays(exploding, data, tmp_path, capsys):
     experiment.save(exploding, tmp_path / "exploding.json")
     assert main(["train", "--config", str(tmp_path / "exploding.json")]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
@@ -50,7 +50,7 @@ def test_the_samples_of_the_batch_are_written_down_and_the_step_before_stays(exp
     assert told["positions"] == [(step - 1) * rows, step * rows]
     assert [int(sample["key"]) % KIND_OF for sample in told["samples"]] == np.asarray(batch.label).tolist()
     shards = {sample["shard"] for sample in told["samples"]}
-    assert shards <= {str(path) for path in (tmp_path / "train").glob("*.tar")}
+    assert shards <= {str(path) for path in (data / "train").glob("*.tar")}
 
     opened = open_run(exploding.run_dir)
     assert opened.step == step - 1

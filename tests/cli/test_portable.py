@@ -1,7 +1,6 @@
 """Folders of ``--to lit-het``: every model leaves, and is opened again with equal outputs."""
 
 import dataclasses
-import json
 import shutil
 
 import numpy as np
@@ -10,15 +9,26 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from lit_het.checkpoints.native import checksums
-from lit_het.cli.main import main
 from lit_het.runs import portable
 from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
 from lit_het.towers.bert import BertConfig
 from tests import tiny
-from tests.cli.test_convert import refusal, run
+from tests.cli.conftest import last_line, printed, run_command
+from tests.cli.tiny_decoder import NAMES
 
-NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
 WORDS = [*tiny.COLOURS, *tiny.SHAPES]
+
+
+def export(run_dir, folder):
+    run_command("export", "--checkpoint", run_dir, "--to", "lit-het", "--output", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(once_calibrated, tmp_path_factory):
+    """A folder of the calibrated run; tests only read it."""
+    return export(once_calibrated, tmp_path_factory.mktemp("exported") / "folder")
 
 
 @pytest.fixture
@@ -28,9 +38,8 @@ def image(tmp_path):
 
 
 def answers(capsys, run_dir, image, labels):
-    capsys.readouterr()
-    run("classify", image, "--checkpoint", run_dir, "--labels", ",".join(labels), "--samples", 8, "--json")
-    (found,) = json.loads(capsys.readouterr().out)
+    line = ("classify", image, "--checkpoint", run_dir, "--labels", ",".join(labels), "--samples", 8, "--json")
+    (found,) = printed(capsys, *line)
     return found
 
 
@@ -39,10 +48,9 @@ def test_an_exported_folder_answers_as_the_run_with_its_noise_and_calibration(
     capsys, request, image, tmp_path, name, labels
 ):
     original = request.getfixturevalue(name)
-    run("export", "--checkpoint", original, "--to", "lit-het", "--output", tmp_path / "folder")
     # Elsewhere, without the run that holds the locked parameters.
-    folder = shutil.move(tmp_path / "folder", tmp_path / "moved")
-    run("import", "--from", folder, "--to", tmp_path / "again")
+    folder = shutil.move(export(original, tmp_path / "folder"), tmp_path / "moved")
+    run_command("import", "--from", folder, "--to", tmp_path / "again")
     expected = answers(capsys, original, image, labels)
     assert expected["noise_norm"] > 0
     assert expected["calibrated"] == (name == "once_calibrated")
@@ -50,21 +58,12 @@ def test_an_exported_folder_answers_as_the_run_with_its_noise_and_calibration(
         assert answers(capsys, place, image, labels) == expected
 
 
-def test_no_path_of_the_machine_leaves_with_a_model(once_calibrated, tmp_path):
-    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
-    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == sorted([*portable.FILES, "README.md"])
+def test_a_folder_has_no_path_of_the_machine_one_mode_and_a_card_that_tells_what_the_model_is(exported):
+    assert sorted(path.name for path in exported.iterdir()) == sorted([*portable.FILES, "README.md"])
     for name in ("config.json", "calibration.json", "README.md"):
-        assert "/tmp" not in (tmp_path / "folder" / name).read_text()
-
-
-def test_whoever_may_read_the_folder_may_read_the_model(once_calibrated, tmp_path):
-    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
-    assert len({path.stat().st_mode for path in (tmp_path / "folder").iterdir()}) == 1
-
-
-def test_the_model_card_tells_what_the_model_is(once_calibrated, tmp_path):
-    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
-    card = (tmp_path / "folder" / "README.md").read_text()
+        assert "/tmp" not in (exported / name).read_text()
+    assert len({path.stat().st_mode for path in exported.iterdir()}) == 1, "who may read it may read the model"
+    card = (exported / "README.md").read_text()
     for text in ("library_name: lit-het", "head HetXLContrastive", "`train`", "calibrated on", "No licence was given"):
         assert text in card
 
@@ -72,40 +71,33 @@ def test_the_model_card_tells_what_the_model_is(once_calibrated, tmp_path):
 def test_towers_that_no_other_format_has_survive(lit_config, tmp_path):
     encoder = dataclasses.replace(lit_config.task.text_tower.encoder, norm_placement="after", activation="swiglu")
     text = BertConfig(64, 6, lit_config.task.image_tower.embedding_size, encoder)
-    from lit_het.runs.training import train
-
-    train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, text_tower=text)))
-    run("export", "--checkpoint", lit_config.run_dir, "--to", "lit-het", "--output", tmp_path / "folder")
-    digests = {checksums.digest(open_run(place).params) for place in (lit_config.run_dir, tmp_path / "folder")}
+    with tiny.untrained():
+        train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, text_tower=text)))
+    folder = export(lit_config.run_dir, tmp_path / "folder")
+    digests = {checksums.digest(open_run(place).params) for place in (lit_config.run_dir, folder)}
     assert len(digests) == 1
 
 
-def test_a_damaged_folder_is_a_one_line_error(capsys, once_calibrated, image, tmp_path):
-    folder = tmp_path / "folder"
-    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", folder)
+def test_a_damaged_folder_is_a_one_line_error(capsys, exported, image, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "folder")
     arrays = load_file(folder / "model.safetensors")
     arrays["text_tower/tokens/embedding"] = np.zeros((3, 3), np.float32)
     save_file(arrays, folder / "model.safetensors")
     classify = ("classify", image, "--checkpoint", folder, "--labels", "a,b")
-    assert "text_tower/tokens/embedding has shape (3, 3), not (64, 64)" in refusal(capsys, *classify)
+    assert "text_tower/tokens/embedding has shape (3, 3), not (64, 64)" in last_line(capsys, *classify)
     (folder / "model.safetensors").write_bytes(b"no arrays")
-    assert "model.safetensors" in refusal(capsys, *classify)
+    assert "model.safetensors" in last_line(capsys, *classify)
 
 
-def test_settings_of_other_formats_are_refused(capsys, once_calibrated, tmp_path):
-    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
-    line = refusal(capsys, "import", "--from", tmp_path / "folder", "--to", tmp_path / "run", "--image-size", 64)
+def test_settings_of_other_formats_and_an_output_that_exists_are_refused(capsys, exported, once_calibrated, tmp_path):
+    line = last_line(capsys, "import", "--from", exported, "--to", tmp_path / "run", "--image-size", 64)
     assert "leave out --image-size" in line
+    line = last_line(capsys, "export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", "/")
+    assert "is not an empty folder" in line
 
 
-def test_a_folder_is_read_from_an_address(once_calibrated, tmp_path, monkeypatch):
+def test_a_folder_is_read_from_an_address(exported, once_calibrated, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
-    run("import", "--from", f"file://{tmp_path}/folder", "--to", tmp_path / "run")
+    run_command("import", "--from", f"file://{exported}", "--to", tmp_path / "run")
     digests = {checksums.digest(open_run(place).params) for place in (once_calibrated, tmp_path / "run")}
     assert len(digests) == 1
-
-
-def test_an_output_that_exists_is_refused(capsys, once_calibrated):
-    assert main(["export", "--checkpoint", str(once_calibrated), "--to", "lit-het", "--output", "/"]) == 1
-    assert "is not an empty folder" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_the_command_prepares_images_as_the_run_did(trained_lit, data, tmp_path,
         changed = dataclasses.replace(config.data, preprocessing=preprocessing)
         tiny.edit_config(run_dir, dataclasses.replace(config, data=changed))
         output = tmp_path / f"{preprocessing.fit}.json"
-        arguments = ("--checkpoint", run_dir, "--data", data / "train", "--batch-size", 5, "--output", output)
+        arguments = ("--checkpoint", run_dir, "--data", data / "train", "--batch-size", 40, "--output", output)
         assert main(["zero-shot", *map(str, arguments)]) == 0
         np.testing.assert_array_equal(seen.pop(), images(data, preprocessing, config.data.image_size))
         assert not seen
@@ -65,10 +65,10 @@ def test_the_command_prepares_images_as_the_run_did(trained_lit, data, tmp_path,
     assert figures[0] != figures[1]
 
 
-@pytest.mark.parametrize("preprocessing", [OURS, OTHER], ids=lambda preprocessing: preprocessing.fit)
+@pytest.mark.parametrize("preprocessing", [pytest.param(OURS, marks=pytest.mark.slow), OTHER], ids=["squash", "crop"])
 def test_evaluations_of_training_prepare_images_as_training_does(lit_config, data, seen, preprocessing):
     changed = dataclasses.replace(lit_config.data, preprocessing=preprocessing)
-    shapes = ZeroShotConfig(ImageSet("shapes", str(data / "train"), split=".", batch_size=5))
+    shapes = ZeroShotConfig(ImageSet("shapes", str(data / "train"), split=".", batch_size=40))
     config = dataclasses.replace(lit_config, data=changed, evaluations=(shapes,), length=Duration(2))
     train(config)
     expected = images(data, preprocessing, changed.image_size)

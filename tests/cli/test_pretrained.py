@@ -62,19 +62,20 @@ def upstream(tmp_path_factory):
     return config, parameters.flatten(params)
 
 
-def start(tower, source, run_dir, **changes):
-    config = experiment_on(tower, run_dir, pretrained=PretrainedConfig(source), **changes)
-    mesh = MeshConfig(fsdp=2, data=-1).build()
+def start(tower, source, run_dir, fsdp=1):
+    config = experiment_on(tower, run_dir, pretrained=PretrainedConfig(source))
+    mesh = MeshConfig(fsdp=fsdp, data=-1).build()
     return parameters.flatten(parameters.merge(*initial_params(config, config.task.build(), mesh)))
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize(("image_size", "patch_size"), [(12, 4), (20, 4), (18, 6)])
 def test_positions_and_patches_are_resampled_and_all_else_is_taken_as_it_is(upstream, tmp_path, image_size, patch_size):
     config, theirs = upstream
     experts = dataclasses.replace(EXPERTS, capacity_factor=1.5, dropout_rate=0.1, num_members=2, num_selected=1)
     encoder = dataclasses.replace(ENCODER, experts=experts)
     tower = dataclasses.replace(TOWER, image_size=image_size, patch_size=patch_size, encoder=encoder)
-    ours = start(tower, config.run_dir, tmp_path / "run")
+    ours = start(tower, config.run_dir, tmp_path / "run", fsdp=2)
     positions, kernel = "image_tower/positions", "image_tower/patches/kernel"
     expected = dict(theirs)
     expected[positions] = resample_positions(

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from lit_het.cli.main import main
-from tests.cli.test_convert import refusal, run
+import lit_het
+from tests.cli.conftest import last_line, run_command
 
 
 def export(run_dir, folder, to="lit-het"):
@@ -36,7 +36,7 @@ def hub(monkeypatch):
 
 @pytest.mark.parametrize(("to", "library"), [("lit-het", "lit-het"), ("huggingface", "transformers")])
 def test_a_folder_is_uploaded_with_its_model_card(capsys, hub, once_calibrated, tmp_path, to, library):
-    run(*export(once_calibrated, tmp_path / "folder", to), "--licence", "apache-2.0")
+    run_command(*export(once_calibrated, tmp_path / "folder", to), "--licence", "apache-2.0")
     (_, created, options), (_, name, files) = hub
     assert (created, name, options) == ("me/mine", "me/mine", {"exist_ok": True})
     assert set(files) == {path.name for path in (tmp_path / "folder").iterdir()}
@@ -50,9 +50,16 @@ def test_a_folder_is_uploaded_with_its_model_card(capsys, hub, once_calibrated, 
     assert "https://hub/me/mine/commit/1" in capsys.readouterr().err
 
 
+def test_a_model_is_uploaded_from_python_with_its_calibration(hub, once_calibrated):
+    lit_het.load(once_calibrated).push_to_hub("me/mine")
+    (_, created, _), (_, name, files) = hub
+    assert created == name == "me/mine"
+    assert {"model.safetensors", "config.json", "README.md", "calibration.json"} <= set(files)
+
+
 def test_without_a_token_the_export_stays_and_one_line_tells(capsys, monkeypatch, once_calibrated, tmp_path):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    line = refusal(capsys, *export(once_calibrated, tmp_path / "folder"))
+    line = last_line(capsys, *export(once_calibrated, tmp_path / "folder"))
     assert "no token of the Hugging Face Hub: run 'hf auth login' or set HF_TOKEN" in line
     assert (tmp_path / "folder" / "model.safetensors").is_file()
 
@@ -75,16 +82,15 @@ def test_a_refusal_of_the_hub_and_no_network_are_one_line(capsys, monkeypatch, o
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: real(endpoint=address))
-        assert "me/mine was not uploaded (" in refusal(capsys, *export(once_calibrated, tmp_path / "refused"))
+        assert "me/mine was not uploaded (" in last_line(capsys, *export(once_calibrated, tmp_path / "refused"))
         server.shutdown()
-    line = refusal(capsys, *export(once_calibrated, tmp_path / "offline"))
+    line = last_line(capsys, *export(once_calibrated, tmp_path / "offline"))
     assert "me/mine was not uploaded (" in line
     assert "the export is complete in" in line
 
 
 @pytest.mark.parametrize(("to", "name"), [("npz", "me/mine"), ("lit-het", "mine")])
 def test_what_cannot_be_pushed_is_refused_before_anything_is_written(capsys, once_calibrated, tmp_path, to, name):
-    arguments = ("--checkpoint", once_calibrated, "--to", to, "--output", tmp_path / "out", "--push", name)
-    assert main(["export", *map(str, arguments)]) == 1
-    assert "needs OWNER/NAME and a folder" in capsys.readouterr().err
+    line = last_line(capsys, *export(once_calibrated, tmp_path / "out", to)[:-1], name)
+    assert "needs OWNER/NAME and a folder" in line
     assert not (tmp_path / "out").exists()

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,20 @@ from tests.eval.report.saved_runs import DETERMINISTIC, NAMES, all_kinds, predic
 
 def report(*arguments: object) -> None:
     assert main(["report", *map(str, arguments)]) == 0
+
+
+def page_of(run: Path, *others: Path) -> str:
+    """The page of one run, or of several."""
+    report(run, *others, "--output", run / "page.html")
+    return (run / "page.html").read_text()
+
+
+def titles_of(run: Path) -> Sequence[str]:
+    return Outline(page_of(run)).titles
+
+
+def section_of(page: str, name: str) -> str:
+    return page.partition(f'<section id="{name}">')[2].partition("</section>")[0]
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +89,10 @@ def test_the_page_asks_for_nothing_from_outside(page: str):
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
 
-def test_names_cannot_break_the_page(page: str):
+def test_names_cannot_break_the_page_are_unique_and_every_reference_finds_one(page: str):
     assert "<b>cat" not in page
     assert "<i>query" not in page
     assert "a &lt;b&gt;cat&lt;/b&gt; &amp; &quot;dog&quot;" in page
-
-
-def test_names_on_the_page_are_unique_and_every_reference_finds_one(page: str):
     names = [attributes["id"] for _, attributes in Outline(page).tags if "id" in attributes]
     assert len(names) == len(set(names))
     assert set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", page)) <= set(names)
@@ -105,28 +116,23 @@ def test_the_worst_classes_stand_beside_all_that_they_were_taken_for(page: str):
 def test_an_evaluation_of_an_earlier_version_is_drawn_without_what_it_lacks(tmp_path: Path):
     saved = predictions()
     old = {name: array for name, array in saved.arrays.items() if not re.match("worst|sets/|risk/", name)}
-    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(old, saved.texts))])
-    report(run)
-    titles = Outline((run / "report.html").read_text()).titles
+    titles = titles_of(
+        write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(old, saved.texts))])
+    )
     assert "Calibration" in titles
     assert not {"Worst classes", "Prediction sets and selective prediction"} & set(titles)
 
 
 def test_ensembles_of_some_members_are_drawn_by_their_number(page: str, tmp_path: Path):
-    section = page.partition('<section id="ensemble">')[2].partition("</section>")[0]
-    plots = re.findall(r'<figure class="plot"><h3>(.*?)</h3>', section)
+    plots = re.findall(r'<figure class="plot"><h3>(.*?)</h3>', section_of(page, "ensemble"))
     assert plots == [f"pets: {STYLES[figure].label}" for figure in ("nll", "top1", "ece", "mutual_information")]
-    earlier = dataclasses.replace(all_kinds()[-1], draw=Drawing)
-    run = write_run(tmp_path / "run", [earlier])
-    report(run)
-    assert (
-        '<figure class="plot">'
-        not in (run / "report.html").read_text().partition('id="ensemble"')[2].partition("</section>")[0]
-    )
+    earlier = page_of(write_run(tmp_path / "run", [dataclasses.replace(all_kinds()[-1], draw=Drawing)]))
+    assert "<table" in section_of(earlier, "ensemble")
+    assert '<figure class="plot">' not in section_of(earlier, "ensemble")
 
 
 def test_sets_and_errors_are_drawn_for_all_parts_and_errors_by_noise(page: str):
-    section = page.partition('<section id="prediction-sets-and-selective-prediction">')[2].partition("</section>")[0]
+    section = section_of(page, "prediction-sets-and-selective-prediction")
     sets, errors = section.split("Errors among the most confident</h3>")
     parts = ("as trained", "calibrated", "mean over noise samples")
     assert all(part in sets and part in errors for part in parts)
@@ -137,9 +143,9 @@ def test_sets_and_errors_are_drawn_for_all_parts_and_errors_by_noise(page: str):
 def test_sets_that_need_more_images_than_there_are_have_no_plot(tmp_path: Path):
     saved = predictions()
     few = {name: array[:, :0] if name.startswith("sets/") else array for name, array in saved.arrays.items()}
-    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(few, saved.texts))])
-    report(run)
-    page = (run / "report.html").read_text()
+    page = page_of(
+        write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(few, saved.texts))])
+    )
     assert "Errors among the most confident" in page
     assert "Size of prediction sets" not in page
 
@@ -163,7 +169,7 @@ def test_json_csv_and_markdown_hold_the_figures_of_the_records(full: Path):
 
 
 def test_a_figure_that_is_not_finite_is_null_in_json(tmp_path: Path):
-    run = write_run(tmp_path / "run", [zero_shot(nll=float("inf"))])
+    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(nll=float("inf")), draw=Drawing)])
     report(run)
     text = (run / "report.json").read_text()
     content = json.loads(text, parse_constant=lambda name: pytest.fail(name))
@@ -171,9 +177,7 @@ def test_a_figure_that_is_not_finite_is_null_in_json(tmp_path: Path):
 
 
 def test_a_run_that_only_trained_has_curves_and_says_that_nothing_was_measured(tmp_path: Path):
-    run = write_run(tmp_path / "run", [])
-    report(run)
-    page = (run / "report.html").read_text()
+    page = page_of(write_run(tmp_path / "run", []))
     assert Outline(page).titles == ["Training", "Configuration"]
     assert "No evaluations yet" in page
 
@@ -181,20 +185,17 @@ def test_a_run_that_only_trained_has_curves_and_says_that_nothing_was_measured(t
 def test_an_imported_image_tower_has_a_page_with_its_configuration(tmp_path: Path):
     run = write_run(tmp_path / "run", [], task={"type": "ClassificationConfig", "image_tower": {"width": 8}})
     (run / "metrics.jsonl").unlink()
-    report(run)
-    assert Outline((run / "report.html").read_text()).titles == ["Configuration"]
+    assert titles_of(run) == ["Configuration"]
 
 
 def test_a_configuration_of_another_version_is_shown_as_it_is(tmp_path: Path):
-    run = write_run(tmp_path / "run", [], task=None, forgotten_field=3)
-    report(run)
-    assert "&quot;forgotten_field&quot;: 3" in (run / "report.html").read_text()
+    page = page_of(write_run(tmp_path / "run", [], task=None, forgotten_field=3))
+    assert "&quot;forgotten_field&quot;: 3" in page
 
 
 def test_evaluations_without_anything_to_draw_have_their_tables(tmp_path: Path):
     run = write_run(tmp_path / "run", [Evaluation(e.kind, e.name, e.figures) for e in all_kinds()])
-    report(run)
-    assert "Calibration" not in Outline((run / "report.html").read_text()).titles
+    assert "Calibration" not in titles_of(run)
 
 
 def test_several_seeds_of_two_heads_are_tested(seeds: Path, tmp_path: Path):
@@ -208,50 +209,41 @@ def test_several_seeds_of_two_heads_are_tested(seeds: Path, tmp_path: Path):
     assert json.loads((tmp_path / "all.json").read_text())["comparison"]["figures"]["zero_shot/pets/top1"]["p"] < 0.05
 
 
+def side_by_side(tmp_path: Path, other: Evaluation, first: Evaluation | None = None) -> str:
+    """The page of two runs that differ in more than their seeds; nothing is drawn, which takes seconds."""
+    first, other = (dataclasses.replace(one, draw=Drawing) for one in (first or zero_shot(), other))
+    return page_of(write_run(tmp_path / "first", [first]), write_run(tmp_path / "second", [other], task=DETERMINISTIC))
+
+
 def test_runs_that_differ_otherwise_stand_side_by_side(tmp_path: Path):
-    first = write_run(tmp_path / "first", [zero_shot()])
-    second = write_run(tmp_path / "second", [zero_shot(top1=0.7)], task=DETERMINISTIC)
-    report(first, second, "--output", tmp_path / "two.html")
-    page = (tmp_path / "two.html").read_text()
+    page = side_by_side(tmp_path, zero_shot(top1=0.7))
     assert "Comparison" not in Outline(page).titles
     assert "<strong>70.0% ± 2.0</strong>" in page
     assert "task.head.type" in page
 
 
 def test_a_value_is_bold_only_where_it_is_better_by_more_than_the_errors(tmp_path: Path):
-    first = write_run(tmp_path / "first", [zero_shot()])
-    second = write_run(tmp_path / "second", [zero_shot(top1=0.53)], task=DETERMINISTIC)
-    report(first, second, "--output", tmp_path / "two.html")
-    assert "<strong>" not in (tmp_path / "two.html").read_text()
+    assert "<strong>" not in side_by_side(tmp_path, zero_shot(top1=0.53))
 
 
-def side_by_side(tmp_path: Path, *precisions: float, errors: Mapping[str, float]) -> str:
-    """The page of runs that differ in more than their seeds."""
-    runs = [
-        write_run(
-            tmp_path / f"run{number}",
-            [Evaluation("zero_shot", "voc", {"mean_average_precision": of_run}, errors)],
-            n=number,
-        )
-        for number, of_run in enumerate(precisions)
-    ]
-    report(*runs, "--output", tmp_path / "page.html")
-    return (tmp_path / "page.html").read_text()
-
-
-def test_without_a_standard_error_nothing_is_said_to_be_better(tmp_path: Path):
-    page = side_by_side(tmp_path, 0.501, 0.4, errors={})
-    assert "without standard errors it is unknown whether they differ" in page
-    assert "a difference of" not in page
-    assert "<strong>" not in page
-
-
-def test_with_standard_errors_the_verdict_says_whether_a_run_is_better_by_more(tmp_path: Path):
-    errors = {"mean_average_precision": 0.01}
-    assert "a difference of more than the standard errors" in side_by_side(tmp_path / "far", 0.5, 0.4, errors=errors)
-    assert "a difference of no more than the standard errors" in side_by_side(
-        tmp_path / "near", 0.5, 0.49, errors=errors
-    )
+@pytest.mark.parametrize(
+    ("other", "errors", "said"),
+    [
+        (0.4, {}, "without standard errors it is unknown whether they differ"),
+        (0.4, {"mean_average_precision": 0.01}, "a difference of more than the standard errors"),
+        (0.49, {"mean_average_precision": 0.01}, "a difference of no more than the standard errors"),
+    ],
+)
+def test_the_verdict_says_whether_a_run_is_better_by_more_than_the_standard_errors(
+    tmp_path: Path, other: float, errors: Mapping[str, float], said: str
+):
+    precisions = (0.501 if not errors else 0.5, other)
+    first, second = (Evaluation("zero_shot", "voc", {"mean_average_precision": one}, errors) for one in precisions)
+    page = side_by_side(tmp_path, second, first)
+    assert said in page
+    if not errors:
+        assert "a difference of" not in page
+        assert "<strong>" not in page
 
 
 @pytest.mark.parametrize(
@@ -263,8 +255,7 @@ def test_the_best_value_is_better_than_all_others_by_more_than_the_errors(errors
 
 def test_many_runs_are_drawn_though_colours_come_again(tmp_path: Path):
     runs = [write_run(tmp_path / f"run{seed}", [], seed) for seed in range(10)]
-    report(*runs, "--output", tmp_path / "all.html")
-    assert 'class="swatch dashed"' in (tmp_path / "all.html").read_text()
+    assert 'class="swatch dashed"' in page_of(*runs)
 
 
 @pytest.mark.parametrize("name", ["zero_shot_pets.npz", "zero_shot_pets.json"])
@@ -364,6 +355,5 @@ def test_groups_whose_evaluations_differ_are_reported_without_a_test(seeds: Path
     record = det[0] / "evaluations" / "zero_shot_pets.json"
     content = json.loads(record.read_text())
     record.write_text(json.dumps(content | {"settings": {"data": {"name": "pets"}, "samples": 8}}))
-    report(*het, *det, "--output", tmp_path / "all.html")
-    page = (tmp_path / "all.html").read_text()
+    page = page_of(*het, *det)
     assert "The two groups of runs are not compared: zero-shot pets: samples is not set in" in page

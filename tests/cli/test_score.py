@@ -13,7 +13,7 @@ from lit_het.data_pipelines.shards import write_shards
 from lit_het.eval.recognition import embed_texts
 from lit_het.runs.opening import open_run
 from lit_het.tasks import quantities
-from tests.cli.test_train import refusal
+from tests.cli.conftest import refusal
 
 
 def scored(*arguments):

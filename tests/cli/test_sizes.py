@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -20,7 +20,7 @@ from lit_het.runs.training import train
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import refusal
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def flexible(data, tmp_path_factory):
 def features(run):
     size = run.config.data.image_size
     images = np.random.default_rng(0).integers(0, 256, (3, size, size, 3), np.uint8)
-    return np.asarray(run.task.features(run.params, jnp.asarray(images)))
+    return np.asarray(jax.jit(run.task.features)(run.params, images))
 
 
 def test_a_run_has_other_features_at_other_sizes_and_its_own_at_those_of_training(flexible):
@@ -71,7 +71,7 @@ def test_an_image_and_patches_of_twice_the_size_have_the_same_features(flexible)
     size = run.config.data.image_size
 
     def of_colour(one, size):
-        return np.asarray(one.task.features(one.params, jnp.full((1, size, size, 3), 200, jnp.uint8)))
+        return np.asarray(jax.jit(one.task.features)(one.params, np.full((1, size, size, 3), 200, np.uint8)))
 
     both = with_sizes(run, Sizes(size, 2 * size))
     np.testing.assert_allclose(of_colour(both, 2 * size), of_colour(run, size), atol=1e-4)

@@ -33,7 +33,7 @@ def texts_of(batches):
     return found
 
 
-@pytest.fixture(params=["captions", "questions"])
+@pytest.fixture(params=[pytest.param("captions", marks=pytest.mark.slow), "questions"])
 def streamed(request, decoder, tmp_path):
     """A decoder of captions or of answers, on the stream that a command writes."""
     data = dataclasses.replace(decoder.data, mixture=())

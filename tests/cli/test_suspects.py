@@ -14,8 +14,8 @@ from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.parsing import parse_tower
 from lit_het.runs.training import train
 from lit_het.training.metric_log import read_metrics
-from tests.cli.conftest import write_config_file
-from tests.cli.test_train import refusal
+from tests import tiny
+from tests.cli.conftest import refusal, write_config_file
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_run_resumes_with_its_own_suspects_only(trained_lit, scores, tmp_path)
     table = tmp_path / "scores.csv"
     table.write_text(scores.read_text())
     config = without_suspects(trained_lit, table, tmp_path / "run")
-    train(config)
+    tiny.finish_untrained(config)
     header, *rows = scores.read_text().splitlines(keepends=True)
     table.write_text("".join([header, *reversed(rows)]))
     with pytest.raises(UserError, match="or others are left out; restore them and the table of suspects"):

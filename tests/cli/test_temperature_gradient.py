@@ -27,7 +27,7 @@ from lit_het.tasks.temperature_gradient import TemperatureGradient
 from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import refusal
 
 STEPS = 6
 FLAGS = ("--task.temperature-gradient.method", "luketina", "--task.temperature-gradient.held-out", "0.5")
@@ -53,13 +53,13 @@ def records(config):
     return [record for record in read_metrics(config.run_dir / "metrics.jsonl") if "train/loss" in record]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(lit_config, held_out, tmp_path):
     more = (WeightedShards((str(held_out),), 1.0, held_out=True),)
     whole = with_gradient(lit_config, held_out=None, mixture=more)
     train(whole)
     assert all(np.isfinite(record["train/held_out_loss"]) for record in records(whole))
-    stopped = dataclasses.replace(whole, run_dir=tmp_path / "stopped")
-    train(stopped)
+    stopped = dataclasses.replace(whole, run_dir=shutil.copytree(whole.run_dir, tmp_path / "stopped"))
     for step in complete_steps(checkpoint_dir(stopped.run_dir)):
         if step > STEPS // 2:
             shutil.rmtree(checkpoint_dir(stopped.run_dir) / str(step))
@@ -70,6 +70,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(lit_config, held_
     assert experiment.load(whole.run_dir / "config.json") == whole
 
 
+@pytest.mark.slow
 def test_a_classifier_with_a_locked_tower_trains_on_stored_embeddings_as_on_images(data, upstream, tmp_path):
     base = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "images")
     task = dataclasses.replace(base.task, locked=("image_tower/.*",))
@@ -99,7 +100,8 @@ def test_figures_of_images_that_train_the_temperature_are_no_test(lit_config, da
 
 def test_flags_set_it(config_file, capsys, tmp_path):
     command = ("--config", str(config_file), *FLAGS, "--run-dir", str(tmp_path / "run"), "--length", "2")
-    assert main(["train", *command]) == 0
+    with tiny.untrained():
+        assert main(["train", *command]) == 0
     found = experiment.load(tmp_path / "run" / "config.json").task
     assert isinstance(found, ContrastiveConfig)
     assert found.temperature_gradient == TemperatureGradient("luketina", 0.5)

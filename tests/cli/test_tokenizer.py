@@ -8,7 +8,7 @@ from lit_het.cli.main import main
 from lit_het.data_pipelines.images import encode_jpeg
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
-from tests.cli.test_train import refusal
+from tests.cli.conftest import refusal
 
 CAPTIONS = ["a red bar", "a blue square", "a green bar\na GREEN stripe", "grey squares"]
 LINES = [line for caption in CAPTIONS for line in caption.split("\n")]

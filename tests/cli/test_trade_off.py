@@ -2,12 +2,17 @@
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from lit_het.apps import trade_off
 from lit_het.cli.main import main
 from lit_het.eval.evaluation import write_record
+from lit_het.eval.pareto import Cost
+from lit_het.eval.saved_runs import SavedRun
 from lit_het.runs import directory
 from lit_het.runs.parsing import parse_config
 from tests.cli.seeds_of_heads import fails_with
@@ -25,6 +30,21 @@ def write(folder: Path, model: str, seed: int, nll: float) -> Path:
     directory.write(folder, config, None)
     write_record(zero_shot(seed, nll=nll), folder, 10, {"data": {"name": "pets"}})
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def counted_once() -> Iterator[None]:
+    """Operations of a setting are counted once: a step takes seconds to trace."""
+    costs, count = {}, trade_off._cost
+
+    def cost(run: SavedRun) -> Cost:
+        setting = run.directory.name.partition("_")[0]
+        if setting not in costs:
+            costs[setting] = count(run)
+        return costs[setting]
+
+    with mock.patch.object(trade_off, "_cost", cost):
+        yield
 
 
 @pytest.fixture(scope="module")

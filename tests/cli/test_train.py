@@ -29,34 +29,21 @@ from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
 from lit_het.training.run_lock import locked
 from tests import tiny
-from tests.cli.conftest import write_config_file
+from tests.cli.conftest import refusal, write_config_file
 from tests.training.test_tracking import Service
 
 
-def refusal(capsys, *arguments) -> str:
-    """Runs a command that must fail with one line, beside progress; returns the line."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) != 0
-    lines = capsys.readouterr().err.strip().splitlines()
-    lines = [line for line in lines if not line.startswith("indexing: ") and " as suspects of " not in line]
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("lit-het: ")
-    return lines[0]
-
-
-def command(config_file, *flags):
-    return [sys.executable, "-m", "lit_het.cli.main", "train", "--config", str(config_file), *flags]
-
-
-def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(lit_config, tmp_path):
+@pytest.mark.slow
+def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(lit_config, tmp_path, monkeypatch):
     environment = tiny.environment()
     config = dataclasses.replace(lit_config, length=Duration(60), cadence=Cadence(log_steps=1, save_steps=5))
-    whole = write_config_file(config, tmp_path / "whole.py")
-    killed = write_config_file(dataclasses.replace(config, run_dir=tmp_path / "killed"), tmp_path / "killed.py")
-    reference = None
-    metrics = tmp_path / "killed" / "metrics.jsonl"
+    killed = dataclasses.replace(config, run_dir=tmp_path / "killed")
+    command = ["train", "--config", str(write_config_file(killed, tmp_path / "killed.py"))]
+    metrics = killed.run_dir / "metrics.jsonl"
     for records, flags, number in ((7, (), signal.SIGKILL), (25, ("--resume",), signal.SIGTERM)):
-        process = subprocess.Popen(command(killed, *flags), env=environment, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lit_het.cli.main", *command, *flags], env=environment, stderr=subprocess.PIPE
+        )
         deadline = time.monotonic() + 300
         while len(read_metrics(metrics)) < records:
             assert process.poll() is None, process.communicate()[1].decode()
@@ -64,27 +51,24 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(l
             time.sleep(0.01)
         process.send_signal(number)
         messages = process.communicate()[1].decode()
-        if reference is None:  # only now, when the program is compiled
-            reference = subprocess.Popen(command(whole), env=environment, stderr=subprocess.PIPE)
         assert process.returncode == (75 if number == signal.SIGTERM else -signal.SIGKILL), messages
         assert len(read_metrics(metrics)) < config.length.amount, "the kill came too late to show anything"
     assert re.search(r"lit-het: ended by SIGTERM after step \d+, which is saved; --resume", messages)
-    subprocess.run(command(killed, "--resume"), env=environment, check=True, capture_output=True)
-    starts = [json.loads(line) for line in (tmp_path / "killed" / "starts.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(sys, "argv", ["lit-het", *command, "--resume"])
+    assert main([*command, "--resume"]) == 0
+    starts = [json.loads(line) for line in (killed.run_dir / "starts.jsonl").read_text().splitlines()]
     assert ["--resume" in start["command"] for start in starts] == [False, True, True]
     assert set(starts[0]["environment"]) <= {name for name in environment if name.startswith(("XLA", "JAX", "LIBTPU"))}
     assert starts[0]["versions"]["jax"] == jax.__version__
-    assert reference is not None
-    messages = reference.communicate()[1].decode()
-    assert reference.returncode == 0, messages
 
+    train(config)
     losses = [
         [(record["step"], record["train/loss"]) for record in read_metrics(run / "metrics.jsonl")]
-        for run in (config.run_dir, tmp_path / "killed")
+        for run in (config.run_dir, killed.run_dir)
     ]
     assert [step for step, _ in losses[0]] == list(range(1, config.length.amount + 1))
     assert losses[0] == losses[1]
-    assert _final_checksum(config.run_dir, config) == _final_checksum(tmp_path / "killed", config)
+    assert _final_checksum(config.run_dir, config) == _final_checksum(killed.run_dir, config)
 
 
 def _final_checksum(run_dir, config):
@@ -95,13 +79,10 @@ def _final_checksum(run_dir, config):
         return checksums.digest(checkpoints.restore_params(trainable)[0])
 
 
-def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
+def test_the_checkpoint_holds_no_locked_parameter_and_the_run_has_those_of_upstream_bit_by_bit(trained_lit, upstream):
     with Checkpoints(checkpoint_dir(trained_lit.run_dir)) as checkpoints:
         _, fingerprints = checkpoints.at(checkpoints.newest_step()).read_info()
     assert {path.split("/")[1] for path in fingerprints if path.startswith("params/")} == {"text_tower", "head"}
-
-
-def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(trained_lit, upstream):
     run = open_run(trained_lit.run_dir)
     locked, _ = parameters.partition(run.params, ("image_tower/.*",))
     with Checkpoints(checkpoint_dir(upstream)) as checkpoints:
@@ -135,25 +116,6 @@ def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(l
     assert again == [True], "what is done, and damaged, is not done"
 
 
-def test_an_unknown_flag_is_one_line_with_the_nearest_flag(capsys, config_file):
-    line = refusal(capsys, "train", "--config", config_file, "--lenght", 3)
-    assert "unknown flag --lenght; did you mean --length?" in line
-
-
-def test_a_missing_configuration_file_is_one_line(capsys):
-    assert "no configuration file nowhere.py" in refusal(capsys, "train", "--config", "nowhere.py")
-
-
-def test_missing_shards_are_one_line_with_their_path(capsys, config_file):
-    assert "/no/such/shards" in refusal(capsys, "train", "--config", config_file, "--data.shards", "/no/such/shards")
-
-
-def test_a_batch_that_devices_cannot_share_is_one_line_with_a_size_that_works(capsys, config_file):
-    line = refusal(capsys, "train", "--config", config_file, "--data.batch-size", 12)
-    assert "batch size 12 is not divisible by the 8 devices" in line
-    assert "--data.batch-size 8 or 16" in line
-
-
 def test_a_second_run_in_the_same_directory_is_refused_and_nothing_is_lost(capsys, trained_lit, tmp_path):
     before = sorted(path.name for path in trained_lit.run_dir.rglob("*"))
     line = refusal(capsys, "train", "--config", write_config_file(trained_lit, tmp_path / "again.py"))
@@ -182,21 +144,12 @@ def test_resuming_with_another_model_names_the_field_and_both_values(capsys, tra
     assert "task.head.num_samples was 16 and is now 4" in line
 
 
-def test_a_tower_that_differs_from_the_pretrained_one_names_the_field(capsys, config_file):
-    line = refusal(capsys, "train", "--config", config_file, "--task.image-tower.encoder.num-heads", 4)
-    assert "encoder.num_heads = 2" in line
-    assert "--task.image-tower.encoder.num-heads 2" in line
-
-
 def test_locked_parameters_without_a_source_are_refused(capsys, lit_config, tmp_path):
     path = write_config_file(dataclasses.replace(lit_config, pretrained=None), tmp_path / "nothing.py")
     assert "--pretrained.run" in refusal(capsys, "train", "--config", path)
 
 
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [("broken image", "0003"), ("missing caption", "0003"), ("truncated tar", "truncated")],
-)
+@pytest.mark.parametrize(("damage", "expected"), [("missing caption", "0003"), ("truncated tar", "truncated")])
 def test_a_damaged_shard_is_one_line_that_says_where(capsys, lit_config, tmp_path, damage, expected):
     shards = tiny.write_data(tmp_path / "damaged") / "train"
     shard = sorted(shards.glob("*.tar"))[0]
@@ -204,8 +157,6 @@ def test_a_damaged_shard_is_one_line_that_says_where(capsys, lit_config, tmp_pat
         shard.write_bytes(shard.read_bytes()[:5000])
     else:
         _rewrite(shard, damage)
-    for index in shards.glob("*.index*"):
-        index.unlink()
     config = dataclasses.replace(lit_config, data=dataclasses.replace(lit_config.data, shards=(str(shards),)))
     line = refusal(capsys, "train", "--config", write_config_file(config, tmp_path / "damaged.py"))
     assert shard.name in line
@@ -229,7 +180,8 @@ def _rewrite(shard, damage):
 def test_a_batch_larger_than_the_data_says_what_copies_count_as(capsys, lit_config, tmp_path, duplicates):
     file = write_config_file(dataclasses.replace(lit_config, length=Duration(2)), tmp_path / "wide.py")
     flags = ("--data.batch-size", "64", "--task.loss.duplicates", duplicates)
-    assert main(["train", "--config", str(file), *flags]) == 0
+    with tiny.untrained():
+        assert main(["train", "--config", str(file), *flags]) == 0
     line = f"a batch of 64 holds copies of the {tiny.NUM_SAMPLES} samples: they count as {duplicates}"
     assert line in capsys.readouterr().err
 
@@ -243,24 +195,22 @@ def test_a_batch_that_does_not_fit_into_memory_is_one_line(capsys, config_file, 
     assert "Out of memory allocating 30397065280 bytes.); lower --data.batch-size or raise --task.microbatches" in line
 
 
-def test_a_broken_image_is_skipped_if_the_user_allows_it(lit_config, tmp_path):
+def test_a_run_that_failed_on_a_broken_image_can_be_restarted_without_it_as_the_message_says(
+    capsys, lit_config, tmp_path
+):
     shards = tiny.write_data(tmp_path / "damaged") / "train"
-    _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")
-    data = dataclasses.replace(lit_config.data, shards=(str(shards),), max_bad_fraction=0.1)
-    train(dataclasses.replace(lit_config, data=data))
-    valid = [record["train/valid"] for record in read_metrics(lit_config.run_dir / "metrics.jsonl")]
-    assert min(valid) == lit_config.data.batch_size - 1
-
-
-def test_a_run_that_failed_before_its_first_record_can_be_restarted_as_the_message_says(capsys, lit_config, tmp_path):
-    shards = tiny.write_data(tmp_path / "damaged") / "train"
-    _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")
+    shard = sorted(shards.glob("*.tar"))[0]
+    _rewrite(shard, "broken image")
     data = dataclasses.replace(lit_config.data, shards=(str(shards),))
     path = write_config_file(dataclasses.replace(lit_config, data=data), tmp_path / "damaged.py")
-    assert "--data.max-bad-fraction" in refusal(capsys, "train", "--config", path)
+    line = refusal(capsys, "train", "--config", path)
+    for text in (shard.name, "0003", "--data.max-bad-fraction"):
+        assert text in line
     assert main(["train", "--config", str(path), "--data.max-bad-fraction", "0.1"]) == 0
-    steps = [record["step"] for record in read_metrics(lit_config.run_dir / "metrics.jsonl")]
+    records = read_metrics(lit_config.run_dir / "metrics.jsonl")
+    steps = [record["step"] for record in records]
     assert steps == sorted(set(steps))
+    assert min(record["train/valid"] for record in records) == data.batch_size - 1
     assert "already holds a run" in refusal(capsys, "train", "--config", path)
 
 
@@ -295,10 +245,6 @@ def test_a_service_gets_the_metrics_of_a_training_and_a_missing_one_ends_it_befo
     assert service.runs[0]["config"]["task.head.num_samples"] == 16
 
 
-def test_a_tokenizer_longer_than_the_text_tower_is_refused(capsys, config_file):
-    assert "--tokenizer.length" in refusal(capsys, "train", "--config", config_file, "--tokenizer.length", 9)
-
-
 def test_a_classifier_with_the_wrong_number_of_classes_is_refused(capsys, data, tmp_path):
     config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "run")
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, num_classes=9))
@@ -306,21 +252,30 @@ def test_a_classifier_with_the_wrong_number_of_classes_is_refused(capsys, data, 
     assert "the data has 6 classes, the task has 9" in line
 
 
-def test_metrics_of_a_run_are_json_lines_with_the_documented_names(trained_lit):
+def test_metrics_of_a_run_are_json_lines_with_the_documented_names(trained_lit, upstream):
     lines = (trained_lit.run_dir / "metrics.jsonl").read_text().splitlines()
     names = {"step", "train/loss", "train/temperature", "train/image_noise_norm", "train/text_noise_norm"}
     assert all(names <= json.loads(line).keys() for line in lines)
     # Counting right partners would take all logits of a batch.
     assert not any("train/top1" in json.loads(line) for line in lines)
-
-
-def test_metrics_of_a_classifier_count_right_classes(upstream):
     assert all(0 <= record["train/top1"] <= 1 for record in read_metrics(upstream / "metrics.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
+        (("--lenght", "3"), "unknown flag --lenght; did you mean --length?"),
+        (("--data.shards", "/no/such/shards"), "/no/such/shards"),
+        pytest.param(
+            ("--data.batch-size", "12"),
+            "batch size 12 is not divisible by the 8 devices ... --data.batch-size 8 or 16",
+            marks=pytest.mark.devices,
+        ),
+        (
+            ("--task.image-tower.encoder.num-heads", "4"),
+            "encoder.num_heads = 2 ... --task.image-tower.encoder.num-heads 2",
+        ),
+        (("--tokenizer.length", "9"), "--tokenizer.length"),
         (("--length", "many"), "--length"),
         (("--length", "20 percent"), "--length 20 percent must be a positive number of steps, examples or epochs"),
         (("--schedule.warmup", "3 weeks"), "--schedule.warmup: '3 weeks' is not a duration"),
@@ -337,7 +292,9 @@ def test_metrics_of_a_classifier_count_right_classes(upstream):
     ],
 )
 def test_a_value_that_cannot_work_is_one_line_with_the_field(capsys, config_file, flags, expected):
-    assert expected in refusal(capsys, "train", "--config", config_file, *flags)
+    line = refusal(capsys, "train", "--config", config_file, *flags)
+    for part in expected.split(" ... "):
+        assert part in line
 
 
 @pytest.mark.parametrize(

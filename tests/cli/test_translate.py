@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import shutil
 import sys
 
@@ -27,8 +26,9 @@ from lit_het.schedules import ReverseSquareRoot, Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.training.loop import Cadence
+from lit_het.training.metric_log import read_metrics
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import last_line, printed, refusal, run_command
 
 WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma")
 LENGTH = 8
@@ -95,23 +95,26 @@ def config_of(root) -> ExperimentConfig:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    root = tmp_path_factory.mktemp("translation")
-    train_texts, test_texts = sentences(2000), sentences(64)
-    write(root / "train", train_texts)
-    write(root / "test", test_texts)
-    (root / "tokenizer.model").write_bytes(train_sentencepiece(list(WORDS) * 20, vocabulary_size=32, model_type="word"))
-    config = config_of(root)
-    train(config)
-    return config
+def trained(once):
+    """The configuration of a trained run; tests only read it."""
+
+    def make(root):
+        write(root / "train", sentences(2000))
+        write(root / "test", sentences(64))
+        vocabulary = train_sentencepiece(list(WORDS) * 20, vocabulary_size=32, model_type="word")
+        (root / "tokenizer.model").write_bytes(vocabulary)
+        train(config_of(root))
+
+    return config_of(once("cli_translation", make))
 
 
-def records(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def model(trained):
+    return lit_het.load(trained.run_dir)
 
 
 def test_training_evaluates_translations(trained):
-    last = {name: value for record in records(trained.run_dir) for name, value in record.items()}
+    last = {name: value for record in read_metrics(trained.run_dir / "metrics.jsonl") for name, value in record.items()}
     found = {name.rpartition("/")[2]: value for name, value in last.items() if "captioning" in name}
     assert found["exact_match"] > 0.9
     assert found["bleu4"] > 0.9
@@ -119,20 +122,24 @@ def test_training_evaluates_translations(trained):
     assert found["log_perplexity"] < 0.4
 
 
-def test_python_and_the_command_translate(trained, capsys, monkeypatch):
-    model = lit_het.load(trained.run_dir)
+def test_python_and_the_command_translate_lines_that_end_only_where_the_file_says_so(
+    trained, model, capsys, monkeypatch
+):
     assert repr(model).startswith(f"<Model {trained.run_dir}: decoder")
     texts = sentences(40)
     found = model.translate(texts)
     assert np.mean([best.text == reverse(text) for text, (best, *_) in zip(texts, found, strict=True)]) > 0.9
     assert all(len(beams) == 4 for beams in found)
     assert model.translate(texts[3])[0].text == found[3][0].text
+    lines = f"{texts[0]}\n\n{texts[1]}\nalpha\u2028beta\x0bgamma\r\nbeta\n"
+    monkeypatch.setattr(sys, "stdin", standard_input(lines.encode()))
     capsys.readouterr()
-    monkeypatch.setattr(sys, "stdin", standard_input(f"{texts[0]}\n\n{texts[1]}\n".encode()))
-    assert main(["translate", "-", "--checkpoint", str(trained.run_dir)]) == 0
-    assert capsys.readouterr().out == f"{found[0][0].text}\n\n{found[1][0].text}\n"
-    assert main(["translate", texts[0], "--checkpoint", str(trained.run_dir), "--num-texts", "2", "--json"]) == 0
-    [row] = json.loads(capsys.readouterr().out)
+    run_command("translate", "-", "--checkpoint", trained.run_dir)
+    out = capsys.readouterr().out
+    assert out.startswith(f"{found[0][0].text}\n\n{found[1][0].text}\n")
+    assert len(out.splitlines()) == 5
+    command = ("translate", texts[0], "--checkpoint", trained.run_dir, "--num-texts", 2, "--json")
+    [row] = printed(capsys, *command)
     assert row["source"] == texts[0]
     assert [len(row["texts"]), row["texts"][0]["text"]] == [2, found[0][0].text]
 
@@ -141,18 +148,14 @@ def standard_input(content):
     return io.TextIOWrapper(io.BytesIO(content))
 
 
-def test_a_line_ends_only_where_the_file_says_so(trained, capsys, monkeypatch):
+def test_what_is_not_utf_8_and_further_texts_beside_the_standard_input_are_one_line(trained, capsys, monkeypatch):
     line = ["translate", "-", "--checkpoint", str(trained.run_dir)]
-    monkeypatch.setattr(sys, "stdin", standard_input("alpha\u2028beta\x0bgamma\r\nbeta\n".encode()))
-    assert main(line) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
     monkeypatch.setattr(sys, "stdin", standard_input(b"alpha\n\xff\n"))
     assert "standard input, line 2: not UTF-8" in refusal(capsys, *line)
     assert "leave it or the other texts out" in refusal(capsys, *line[:2], "alpha", *line[2:])
 
 
-def test_a_sample_is_one_unless_more_are_asked_for(trained):
-    model = lit_het.load(trained.run_dir)
+def test_a_sample_is_one_unless_more_are_asked_for(model):
     assert len(model.translate("alpha beta", temperature=2.0)) == 1
     assert len(model.translate("alpha beta", temperature=2.0, num_texts=3)) == 3
 
@@ -167,55 +170,55 @@ def test_shards_of_texts_are_checked_as_training_reads_them(tmp_path, capsys):
     assert main([*check[:2], str(tmp_path / "good"), "--source", "json/source"]) == 0
 
 
-def test_evaluations_and_reports_need_no_images(trained, capsys):
-    line = ["--checkpoint", trained.run_dir, "--data", f"again={trained.run_dir.parent / 'test'}"]
-    assert main(["captioning", *map(str, line), "--captions", "json/target"]) == 0
+def test_evaluations_and_reports_need_no_images(trained, tmp_path, capsys):
+    run = shutil.copytree(trained.run_dir, tmp_path / "run")
+    line = ("--checkpoint", run, "--data", f"again={trained.run_dir.parent / 'test'}", "--captions", "json/target")
+    run_command("captioning", *line)
     assert "exact_match" in capsys.readouterr().out
-    assert main(["report", str(trained.run_dir)]) == 0
-    page = (trained.run_dir / "report.html").read_text()
+    run_command("report", run)
+    page = (run / "report.html").read_text()
     assert "for the whole text" in page
 
 
-def test_its_tokens_are_calibrated_on_other_texts(trained, tmp_path, capsys):
+def test_its_tokens_are_calibrated_on_other_texts(trained, model, tmp_path, capsys):
     run = shutil.copytree(trained.run_dir, tmp_path / "run")
     write(tmp_path / "others", sentences(150))
     assert main(["calibrate", str(run), "--data", str(tmp_path / "others")]) == 0
     assert "150 texts" in capsys.readouterr().out
     text = sentences(1)[0]
-    [best, *_], [as_trained, *_] = (
-        lit_het.load(run, calibrated=calibrated).translate(text) for calibrated in (True, False)
-    )
+    [best, *_], [as_trained, *_] = (one.translate(text) for one in (lit_het.load(run), model))
     assert best.text == as_trained.text
     assert best.log_p != as_trained.log_p
 
 
-def test_a_saved_model_translates_the_same(trained, tmp_path):
-    model = lit_het.load(trained.run_dir)
+def test_a_saved_model_translates_the_same(model, tmp_path):
     model.save_pretrained(tmp_path / "saved")
     assert "pipeline_tag: translation" in (tmp_path / "saved" / "README.md").read_text()
     [one, other] = (some.translate("alpha beta") for some in (model, lit_het.load(tmp_path / "saved")))
     assert one == other
 
 
-def test_what_a_translation_model_cannot_do_is_said_in_one_line(trained, tmp_path, capsys):
-    model, run = lit_het.load(trained.run_dir), str(trained.run_dir)
-    image = np.zeros((8, 8, 3), np.uint8)
+def test_what_a_translation_model_cannot_do_is_said_in_one_line(trained, model, tmp_path, capsys):
+    run, image = trained.run_dir, np.zeros((8, 8, 3), np.uint8)
     for call in (model.caption, model.encode_images, lambda image: model.classify(image, ["a", "b"])):
         with pytest.raises(UserError, match="translates texts, and reads no images; use translate"):
             call(image)
-    with pytest.raises(UserError, match=r"text 2, 'alpha beta .*', has 11 tokens, its end included, and 8 are read"):
-        model.translate(["alpha", " ".join(WORDS[:5] * 2)])
-    with pytest.raises(UserError, match="text 2 is blank; leave it out"):
-        model.translate(["alpha", " "])
-    with pytest.raises(UserError, match="num_texts = 1000000000 is more than 4096"):
-        model.translate("alpha", num_texts=10**9)
-    with pytest.raises(UserError, match="samples = 1000000000 must be from 0 to 10,000"):
-        model.translate("alpha", samples=10**9)
-    with pytest.raises(UserError, match="no texts; give at least one"):
-        model.translate([])
+    for texts, options, message in (
+        (
+            ["alpha", " ".join(WORDS[:5] * 2)],
+            {},
+            r"text 2, 'alpha beta .*', has 11 tokens, .* included, and 8 are read",
+        ),
+        (["alpha", " "], {}, "text 2 is blank; leave it out"),
+        ("alpha", {"num_texts": 10**9}, "num_texts = 1000000000 is more than 4096"),
+        ("alpha", {"samples": 10**9}, "samples = 1000000000 must be from 0 to 10,000"),
+        ([], {}, "no texts; give at least one"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.translate(texts, **options)
     assert "no text to translate" in refusal(capsys, "translate", " ", "--checkpoint", run)
     assert "--to huggingface has no translation models" in refusal(
-        capsys, "export", "--checkpoint", run, "--to", "huggingface", "--output", str(tmp_path / "out")
+        capsys, "export", "--checkpoint", run, "--to", "huggingface", "--output", tmp_path / "out"
     )
     labelled = tmp_path / "labelled"
     for folder in (labelled, labelled / "train"):
@@ -224,10 +227,10 @@ def test_what_a_translation_model_cannot_do_is_said_in_one_line(trained, tmp_pat
     for command in ("few-shot", "linear-probe"):
         line = [command, "--checkpoint", run, "--data", f"set={labelled}", "--split", ".", "--train-split", "train"]
         assert "need an image tower, and the model translates texts" in refusal(capsys, *line)
-    assert main(["retrieval", "--checkpoint", run, "--data", f"set={labelled}", "--captions", "json/target"]) == 1
-    assert "retrieval needs an image-text model" in capsys.readouterr().err
+    line = last_line(capsys, "retrieval", "--checkpoint", run, "--data", f"set={labelled}", "--captions", "json/target")
+    assert "retrieval needs an image-text model" in line
     assert "the model has no image tower: it translates texts" in refusal(
-        capsys, "embed", "--tower", run, "--output", str(tmp_path / "embeddings")
+        capsys, "embed", "--tower", run, "--output", tmp_path / "embeddings"
     )
     with pytest.raises(UserError, match="the demo shows images; use lit-het translate"):
         open_model(trained.run_dir, None)
@@ -277,6 +280,14 @@ def test_a_source_that_is_missing_or_too_long_is_a_broken_sample(trained, tmp_pa
         ({"data": {"prompt": None}}, "set `data.prompt`"),
         ({"text_tower": {"length": 9}}, "the encoder has length 9"),
         ({"text_tower": {"padding_token": 1}}, "text-tower.padding-token 1 is not the padding of the tokenizer, 0"),
+        # Padding that stands for something else.
+        *(
+            (
+                {"text_tower": {"padding_token": token}, "tokenizer": {"padding_id": token}},
+                f"the padding of the tokenizer, {token}, is also its end",
+            )
+            for token in (1, 2)
+        ),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused_before_training(trained, tmp_path, changes, message):
@@ -287,21 +298,9 @@ def test_a_configuration_that_does_not_fit_is_refused_before_training(trained, t
         run_dir=tmp_path / "run",
         task=dataclasses.replace(task, text_tower=tower),
         data=dataclasses.replace(trained.data, **changes.get("data", {})),
+        tokenizer=dataclasses.replace(trained.tokenizer, **changes.get("tokenizer", {})),
     )
     with tiny.untrained(), pytest.raises(UserError, match=message):
-        train(config)
-
-
-@pytest.mark.parametrize("token", [1, 2])
-def test_padding_that_stands_for_something_else_is_refused(trained, tmp_path, token):
-    tower = dataclasses.replace(trained.task.text_tower, padding_token=token)
-    config = dataclasses.replace(
-        trained,
-        run_dir=tmp_path / "run",
-        task=dataclasses.replace(trained.task, text_tower=tower),
-        tokenizer=dataclasses.replace(trained.tokenizer, padding_id=token),
-    )
-    with tiny.untrained(), pytest.raises(UserError, match=f"the padding of the tokenizer, {token}, is also its end"):
         train(config)
 
 

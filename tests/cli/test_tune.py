@@ -24,7 +24,7 @@ from lit_het.runs.training import train
 from lit_het.training.loop import Cadence, NonFinite
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
-from tests.cli.conftest import write_config_file
+from tests.cli.conftest import last_line, write_config_file
 
 RATE, NLL = "schedule.learning-rate", "supervised/held_out/nll"
 FIELDS = ["--field", f"{RATE}=1e-4..1e-1:log"]
@@ -76,11 +76,10 @@ def trials_in(output):
     return json.loads((output / "trials.json").read_text())["trials"]
 
 
-def refusal(capsys, flags):
-    capsys.readouterr()
-    assert main(flags) == 1
-    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lit-het: ")]
-    return line
+def search_of(config, output, *values, **options):
+    """A search for a learning rate: in a range, or of all of the given values."""
+    axis = Axis(RATE, values) if values else Range(RATE, 1e-4, 1e-1, True, False)
+    return Search(config, (axis,), NLL, output, **({"method": "grid"} if values else {}), **options)
 
 
 def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path, capsys, monkeypatch):
@@ -110,6 +109,7 @@ def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path
     assert f"{RATE} = {best['setting'][RATE]}" in page
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(file, tmp_path, trained, monkeypatch):
     assert main(arguments(file, tmp_path / "whole", budget=12)) == 0
     stub = grid_runs.train_unless_done
@@ -152,6 +152,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_budget_and_train_each_run_once(file, tmp_path):
     log = tmp_path / "log"
     command = [sys.executable, "-c", _PROCESS, str(log), *arguments(file, tmp_path / "out", budget=12)]
@@ -168,7 +169,7 @@ def test_two_processes_share_the_budget_and_train_each_run_once(file, tmp_path):
 
 
 def test_a_run_of_another_process_is_left_to_it(config, tmp_path, trained, capsys):
-    search = Search(config, (Range(RATE, 1e-4, 1e-1, True, False),), NLL, tmp_path)
+    search = search_of(config, tmp_path)
     tuning.tune(search, 1)
     (tmp_path / "results" / "trial0000_seed0.json").unlink()
     with grid_runs._claim(tmp_path, "trial0000_seed0"):
@@ -178,49 +179,35 @@ def test_a_run_of_another_process_is_left_to_it(config, tmp_path, trained, capsy
     assert "1 run in progress in other processes" in capsys.readouterr().err
 
 
-def test_runs_that_are_not_finite_have_failed_and_are_not_repeated(config, tmp_path, trained, monkeypatch):
+def test_runs_that_are_not_finite_or_do_not_fit_have_failed_and_are_not_repeated(
+    config, tmp_path, trained, monkeypatch
+):
     stub = grid_runs.train_unless_done
+    failures = {0.1: NonFinite("the loss is nan at step 2", 2), 0.05: DoesNotFit("a step does not fit")}
 
-    def diverges(config, **_):
+    def fails(config, **_):
         stub(config)
-        if config.schedule.learning_rate > 0.01:
-            raise NonFinite("the loss is nan at step 2", 2)
+        if config.schedule.learning_rate in failures:
+            raise failures[config.schedule.learning_rate]
         if config.schedule.learning_rate < 0.001:
             write_metrics(config, math.inf)
 
-    monkeypatch.setattr(grid_runs, "train_unless_done", diverges)
-    search = Search(config, (Axis(RATE, ("0.1", "0.005", "0.0001")),), NLL, tmp_path, method="grid")
-    trials = tuning.tune(search, 5)
-    notes = {trial.setting[RATE]: (trial.state, trial.note) for trial in trials}
+    monkeypatch.setattr(grid_runs, "train_unless_done", fails)
+    search = search_of(config, tmp_path, "0.1", "0.05", "0.005", "0.0001")
+    notes = {trial.setting[RATE]: (trial.state, trial.note) for trial in tuning.tune(search, 5)}
     assert notes == {
         "0.1": ("failed", "the loss is not finite"),
+        "0.05": ("failed", "a step does not fit"),
         "0.005": ("finished", ""),
         "0.0001": ("failed", f"{NLL} is inf"),
     }
-    assert len(tuning.tune(search, 5)) == len(trained) == 3
+    assert len(tuning.tune(search, 5)) == len(trained) == 4
     assert "| 0.005 |" in (tmp_path / "table.md").read_text().splitlines()[2]
     assert all(math.isfinite(trial["value"] or 0.0) for trial in trials_in(tmp_path))
 
 
-def test_a_run_that_does_not_fit_into_memory_has_failed_and_does_not_block_the_search(
-    config, tmp_path, trained, monkeypatch
-):
-    stub = grid_runs.train_unless_done
-
-    def too_large(config, **_):
-        stub(config)
-        if config.schedule.learning_rate == 0.1:
-            raise DoesNotFit("a step does not fit")
-
-    monkeypatch.setattr(grid_runs, "train_unless_done", too_large)
-    search = Search(config, (Axis(RATE, ("0.1", "0.005", "0.0001")),), NLL, tmp_path, method="grid")
-    found = {trial.setting[RATE]: (trial.state, trial.note) for trial in tuning.tune(search, 3)}
-    assert found == {"0.1": ("failed", "a step does not fit"), "0.005": ("finished", ""), "0.0001": ("finished", "")}
-    assert len(tuning.tune(search, 3)) == len(trained) == 3
-
-
 def test_a_trial_is_watched_by_its_name_where_two_have_the_same_setting(config, tmp_path, trained):
-    search = Search(config, (Range(RATE, 1e-4, 1e-1, True, False),), NLL, tmp_path, prune=True)
+    search = search_of(config, tmp_path, prune=True)
     first, *_ = tuning.tune(search, 1)
     tuning._write_setting(search, 1, first.setting, "")
     planned = tuning._next(search, 2)
@@ -270,7 +257,7 @@ def test_runs_below_the_median_are_given_up(config, tmp_path, trained, monkeypat
                     watch(step, metrics)
 
     monkeypatch.setattr(grid_runs, "train_unless_done", train)
-    search = Search(config, (Range(RATE, 1e-4, 1e-1, True, False),), NLL, tmp_path, method="random", prune=True)
+    search = search_of(config, tmp_path, method="random", prune=True)
     trials = tuning.tune(search, 12)
     states = [trial.state for trial in trials]
     assert states[:5] == ["finished"] * 5
@@ -304,42 +291,39 @@ def test_runs_below_the_median_are_given_up(config, tmp_path, trained, monkeypat
     ],
 )
 def test_wrong_input_is_one_line(file, tmp_path, capsys, more, expected):
-    assert expected in refusal(capsys, arguments(file, tmp_path / "out", *more))
+    assert expected in last_line(capsys, *arguments(file, tmp_path / "out", *more))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_command_without_its_arguments_says_which(capsys, file):
-    assert "tune needs --config FILE, --field" in refusal(capsys, ["tune", "--config", str(file)])
+    assert "tune needs --config FILE, --field" in last_line(capsys, "tune", "--config", file)
     assert main(["tune", "--help"]) == 0
     assert "usage: lit-het tune" in capsys.readouterr().out
 
 
 def test_a_metric_that_the_runs_lack_is_reported_after_the_first(file, tmp_path, trained, capsys):
     flags = arguments(file, tmp_path, "--metric", "supervised/held_out/nl", "--direction", "lower")
-    assert main(flags) == 1
-    assert "--metric supervised/held_out/nl: these runs have no such metric; they have" in capsys.readouterr().err
+    line = last_line(capsys, *flags)
+    assert "--metric supervised/held_out/nl: these runs have no such metric; they have" in line
     assert len(trained) == 1
     assert main(arguments(file, tmp_path, budget=1)) == 0, "another metric reads the same runs"
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
+def test_a_folder_of_another_search_is_refused(file, tmp_path, trained, capsys):
+    assert main(arguments(file, tmp_path, budget=1)) == 0
+    for more, expected in (
         (
             ("--length", "3"),
             "search.json was written with length = 4 steps, which is now 3 steps; give another --output",
         ),
         (("--field", "optimizer.layer-decay=0.5..1"), f"was written with other fields ({RATE}); give another --output"),
         (("--seed", "1"), "was written with other seed (0); give another --output"),
-    ],
-)
-def test_a_folder_of_another_search_is_refused(file, tmp_path, trained, capsys, more, expected):
-    assert main(arguments(file, tmp_path, budget=1)) == 0
-    assert expected in refusal(capsys, arguments(file, tmp_path, *more, budget=1))
+    ):
+        assert expected in last_line(capsys, *arguments(file, tmp_path, *more, budget=1))
 
 
 def test_a_broken_setting_is_an_error_with_its_path(config, tmp_path, trained):
-    search = Search(config, (Range(RATE, 1e-4, 1e-1, True, False),), NLL, tmp_path)
+    search = search_of(config, tmp_path)
     tuning.tune(search, 1)
     for content in ("{", '{"number": 0, "setting": {}, "problem": ""}'):
         (tmp_path / "settings" / "0000.json").write_text(content)
@@ -347,31 +331,23 @@ def test_a_broken_setting_is_an_error_with_its_path(config, tmp_path, trained):
             tuning.tune(search, 1)
 
 
-def evaluated_on(config, *sets):
-    return dataclasses.replace(config, evaluations=tuple(ZeroShotConfig(one) for one in sets))
-
-
 def test_images_of_the_training_are_refused(config, data, held_out, tmp_path):
     folder = data / "train"
 
-    def refused(config, **changes):
-        fields = (Range(RATE, 1e-4, 1e-1, True, False),)
-        search = Search(dataclasses.replace(config, **changes), fields, "supervised/val/nll", tmp_path)
+    def refused(*sets, **of_data):
+        evaluations = tuple(ZeroShotConfig(one) for one in sets)
+        changed = dataclasses.replace(config, evaluations=evaluations, data=dataclasses.replace(config.data, **of_data))
         try:
-            tuning._check(search, 1)
+            tuning._check(dataclasses.replace(search_of(changed, tmp_path), metric="supervised/val/nll"), 1)
         except UserError as error:
             return str(error)
         return ""
 
-    same = evaluated_on(config, ImageSet("val", str(folder / "." / ".." / "train"), split="."))
-    assert "val has images that the runs are trained on" in refused(same)
-    pattern = dataclasses.replace(config.data, shards=(f"{folder}/*.tar",))
-    assert "val has images that the runs are trained on" in refused(same, data=pattern)
+    same = ImageSet("val", str(folder / "." / ".." / "train"), split=".")
     minival = ImageSet("val", str(folder), split=".", portion=Portion(90))
-    held = dataclasses.replace(config.data, portion=Portion(0, 90))
-    assert not refused(evaluated_on(config, minival), data=held)
-    assert "val has images that the runs are trained on" in refused(evaluated_on(config, minival))
+    for found in (refused(same), refused(same, shards=(f"{folder}/*.tar",)), refused(minival)):
+        assert "val has images that the runs are trained on" in found
+    assert not refused(minival, portion=Portion(0, 90))
     other = ImageSet("val", str(held_out), split=".")
-    assert not refused(evaluated_on(config, other))
-    test = dataclasses.replace(other, name="test")
-    assert "val and test are the same images" in refused(evaluated_on(config, other, test))
+    assert not refused(other)
+    assert "val and test are the same images" in refused(other, dataclasses.replace(other, name="test"))

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import io
+import itertools
 import json
+import runpy
 import shutil
-import subprocess
 import sys
 from typing import Any
 
@@ -36,9 +37,9 @@ from lit_het.runs.training import train
 from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.mixing import Mixing
 from tests import tiny
-from tests.cli.test_train import refusal
+from tests.cli.conftest import refusal
+from tests.cli.tiny_decoder import NAMES
 
-NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
 METHODS = {
     "deterministic": DeterministicContrastiveConfig,
     "HET-XL": HetXLContrastiveConfig,
@@ -48,9 +49,12 @@ METHODS = {
     "BayesVLM": BayesVLMContrastiveConfig,
     "MC dropout": McDropoutContrastiveConfig,
 }
-TOWERS = [(method, towers) for method in METHODS for towers in ("trained", "finished")]
-TOWERS.remove(("BayesVLM", "trained"))
 LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
+WAYS = [
+    pytest.param(*way, marks=[] if way == ("Gaussian", "trained", "softmax") else pytest.mark.slow)
+    for way in itertools.product(METHODS, ("trained", "finished"), LOSSES)
+    if way[:2] != ("BayesVLM", "trained")
+]
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
 
@@ -113,8 +117,7 @@ def finish(configured, pairs):
     return finished
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(("method", "towers"), TOWERS)
+@pytest.mark.parametrize(("method", "towers", "loss"), WAYS)
 def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out, tmp_path, method, loss, towers):
     run_dir = finish(method, loss, towers)
     assert main(["calibrate", str(run_dir), "--data", str(held_out)]) == 0
@@ -133,7 +136,8 @@ def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out
     )
     assert np.isfinite(list(zero_shot.figures.values())).all()
     assert 0 <= retrieval.figures["image_to_text_recall1"] <= 1
-    assert main(["report", str(run_dir), "--output", str(tmp_path / "report.html")]) == 0
+    if towers == "trained" or method == "BayesVLM":  # drawing takes seconds, and does not depend on the towers
+        assert main(["report", str(run_dir), "--output", str(tmp_path / "report.html")]) == 0
 
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")
@@ -152,8 +156,10 @@ def few(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_is_benchmarked_joined_shifted_and_shown(finish, few, tmp_path, method):
+@pytest.mark.parametrize(
+    "method", [method if method == "MC dropout" else pytest.param(method, marks=pytest.mark.slow) for method in METHODS]
+)
+def test_a_method_is_benchmarked_joined_shifted_shown_and_exported(finish, few, tmp_path, method, capsys, monkeypatch):
     with tiny.untrained():
         run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")
     page, images = tmp_path / "page.html", {"--corrupted": few / "corrupted", "--training": few / "train"}
@@ -180,8 +186,27 @@ def test_a_method_is_benchmarked_joined_shifted_and_shown(finish, few, tmp_path,
     assert labels == tuple(NAMES)
     assert (answered.samples is not None) == (demo.noise(features)[0] > 0) == (method != "deterministic")
     assert {caption for caption, _ in demo.nearest(features)} == set(NAMES)
+    if method in ("Gaussian", "ProLIP", "ProbVLM", "BayesVLM", "MC dropout"):
+        assert_onnx_has_the_scores_without_noise(run_dir, tmp_path, capsys, monkeypatch)
 
 
+def assert_onnx_has_the_scores_without_noise(run_dir, tmp_path, capsys, monkeypatch):
+    assert main(["export", "--checkpoint", str(run_dir), "--to", "onnx", "--output", str(tmp_path / "out")]) == 0
+    assert "exported without its noise" in capsys.readouterr().err
+    model, pixels = lit_het.load(run_dir), np.asarray(IMAGE)[None]
+    found: Any = onnxruntime.InferenceSession(tmp_path / "out/image.onnx").run(None, {"image": pixels})
+    np.testing.assert_allclose(found[0][0], model.encode_images(IMAGE), atol=1e-5)
+    IMAGE.save(tmp_path / "image.png")
+    monkeypatch.setattr(sys, "argv", ["classify.py", str(tmp_path / "image.png"), "--labels", ",".join(NAMES)])
+    capsys.readouterr()
+    runpy.run_path(str(tmp_path / "out/classify.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].endswith("noise norm left out")
+    scores = {line.split("  ")[-1]: float(line.split()[1]) for line in printed.splitlines()[1:]}
+    assert scores == pytest.approx(model.classify(IMAGE, NAMES, samples=0), abs=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["Gaussian", "HET-XL"])
 def test_a_method_trains_with_pseudo_positives_and_mixed_images(configured, method):
     config = configured(method, "sigmoid", "trained")
@@ -192,6 +217,7 @@ def test_a_method_trains_with_pseudo_positives_and_mixed_images(configured, meth
     assert sum(found.values()) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_stored_embeddings_hold_the_variances_of_uncertainty_tokens(configured, tmp_path):
     config = configured("ProLIP", "sigmoid", "finished")
     store = tmp_path / "embeddings"
@@ -231,7 +257,7 @@ def test_masking_that_does_not_fit_the_data_is_refused_before_anything_is_comput
 
 def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
     config = configured("Gaussian", "softmax", "trained")
-    train(config)
+    tiny.finish_untrained(config)
     model = lit_het.load(config.run_dir)
     found = model.classify(IMAGE, NAMES, prompts=["{c}"])
     one = found.to_numpy()
@@ -241,32 +267,15 @@ def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
     np.testing.assert_allclose(model.classify(IMAGE, NAMES).to_numpy(), one, rtol=1e-4)
 
 
-@pytest.mark.parametrize("to", ["huggingface", "npz"])
-def test_gaussian_embeddings_do_not_leave_for_formats_without_variances(capsys, configured, tmp_path, to):
+def test_gaussian_embeddings_do_not_leave_for_formats_without_variances(capsys, configured, tmp_path):
     config = configured("Gaussian", "sigmoid", "trained")
     tiny.finish_untrained(config)
-    line = refusal(capsys, "export", "--checkpoint", config.run_dir, "--to", to, "--output", tmp_path / "out")
-    assert "export with --to lit-het" in line
-    assert not (tmp_path / "out").exists()
+    for to in ("huggingface", "npz"):
+        line = refusal(capsys, "export", "--checkpoint", config.run_dir, "--to", to, "--output", tmp_path / "out")
+        assert "export with --to lit-het" in line
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_posterior_is_not_trained(configured):
     with pytest.raises(UserError, match="nothing to train: train with"):
         train(configured("BayesVLM", "softmax", "trained"))
-
-
-@pytest.mark.parametrize("method", ["Gaussian", "ProLIP", "ProbVLM", "BayesVLM", "MC dropout"])
-def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, finish, tmp_path, method):
-    with tiny.untrained():
-        run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")
-    assert main(["export", "--checkpoint", str(run_dir), "--to", "onnx", "--output", str(tmp_path / "out")]) == 0
-    assert "exported without its noise" in capsys.readouterr().err
-    model, pixels = lit_het.load(run_dir), np.asarray(IMAGE)[None]
-    found: Any = onnxruntime.InferenceSession(tmp_path / "out/image.onnx").run(None, {"image": pixels})
-    np.testing.assert_allclose(found[0][0], model.encode_images(IMAGE), atol=1e-5)
-    IMAGE.save(tmp_path / "image.png")
-    script = [sys.executable, tmp_path / "out/classify.py", tmp_path / "image.png", "--labels", ",".join(NAMES)]
-    printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
-    assert printed.splitlines()[0].endswith("noise norm left out")
-    scores = {line.split("  ")[-1]: float(line.split()[1]) for line in printed.splitlines()[1:]}
-    assert scores == pytest.approx(model.classify(IMAGE, NAMES, samples=0), abs=1e-5)

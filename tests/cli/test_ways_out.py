@@ -4,8 +4,8 @@ import tarfile
 
 import pytest
 
-from lit_het.cli.main import main
 from lit_het.data_pipelines.shards import write_tar
+from tests.cli.conftest import last_line
 
 ALLOWED = "where a fraction of 0 is allowed (lit-het data check lists them)"
 
@@ -21,12 +21,6 @@ def one_broken(data, tmp_path_factory):
     write_tar(folder / "shard.tar", [{**samples[0], "jpg": b"no image"}, *samples[1:]])
     (folder / "classnames.txt").write_bytes((data / "train" / "classnames.txt").read_bytes())
     return folder
-
-
-def last_line(capsys, arguments):
-    """Runs a command that must fail; returns the last line, which progress may precede."""
-    assert main([str(argument) for argument in arguments]) == 1
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 def arguments_of(command, run, shards, output):
@@ -54,11 +48,11 @@ def test_a_broken_image_names_only_flags_that_the_command_has(
     capsys, trained_lit, one_broken, tmp_path, command, way_out
 ):
     given = arguments_of(command, trained_lit.run_dir, one_broken, tmp_path)
-    assert last_line(capsys, given).endswith(f"1 bad of 20 samples, {ALLOWED}; fix them, or {way_out}")
+    assert last_line(capsys, *given).endswith(f"1 bad of 20 samples, {ALLOWED}; fix them, or {way_out}")
 
 
 def test_pairs_without_a_field_of_wrong_captions_are_one_line(capsys, trained_lit, data, tmp_path):
     given = arguments_of("benchmark", trained_lit.run_dir, data / "train", tmp_path)
-    line = last_line(capsys, [*given, "--pairs", data / "train"])
+    line = last_line(capsys, *given, "--pairs", data / "train")
     assert "0000.json: missing member" in line
     assert line.endswith("--pairs need a .txt with the caption, and a .json with the field of --wrong")

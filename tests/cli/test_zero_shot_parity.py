@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import warnings
 
 import numpy as np
 import pytest
@@ -17,12 +16,7 @@ from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.runs.opening import open_run
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 NAMES = ("cat's eye", "owl, snowy", "St. Bernard", "newt (great crested)", "ice-cream", "MULE")
 TEMPLATE = "A photo,  of the {c}!"
 SIDE, LENGTH = 24, 32
@@ -36,9 +30,9 @@ BILINEAR = {"resample": 2, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27,
 
 
 @pytest.fixture(scope="module")
-def siglip(tmp_path_factory):
+def siglip(tmp_path_factory, transformers):
     """A folder with a random model, every parameter redrawn, and a tokenizer, without an image processor."""
-    folder = tmp_path_factory.mktemp("siglip")
+    torch, folder = pytest.importorskip("torch"), tmp_path_factory.mktemp("siglip")
     captions = [TEMPLATE.format(c=name).lower() for name in NAMES]
     (folder / "spiece.model").write_bytes(train_sentencepiece(captions, vocabulary_size=80))
     tokenizer = transformers.SiglipTokenizer(
@@ -79,7 +73,7 @@ def image_files(sizes):
     return files
 
 
-def prepare(folder, in_a_file_of_its_own, **options):
+def prepare(transformers, folder, in_a_file_of_its_own, **options):
     """Writes how images are prepared, in either of the files that transformers has for it, and returns the processor.
 
     It is Pillow's, whether or not torchvision is there.
@@ -93,9 +87,8 @@ def prepare(folder, in_a_file_of_its_own, **options):
     return processor
 
 
-def answers_of_transformers(folder, processor, files):
+def answers_of(model, processor, files):
     """Returns the probabilities of all names for every image; a softmax over names ignores the model's bias."""
-    model = transformers.AutoModel.from_pretrained(folder)
     inputs = processor(
         text=[TEMPLATE.format(c=name) for name in NAMES],
         images=[Image.open(io.BytesIO(file)) for file in files],
@@ -103,8 +96,7 @@ def answers_of_transformers(folder, processor, files):
         truncation=True,
         return_tensors="pt",
     )
-    with torch.no_grad():
-        return torch.softmax(model(**inputs).logits_per_image, -1).numpy()
+    return model(**inputs).logits_per_image.softmax(-1).detach().numpy()
 
 
 def write_set(folder, files):
@@ -124,14 +116,15 @@ def write_set(folder, files):
         pytest.param((OBLONGS, True, BILINEAR), id="resized bilinearly, otherwise normalised, in a file of its own"),
     ]
 )
-def compared(request, siglip, tmp_path):
+def compared(request, siglip, transformers, tmp_path):
     """Returns an imported run, a set, and what transformers says of its images."""
     sizes, in_a_file_of_its_own, options = request.param
     folder, files = shutil.copytree(siglip, tmp_path / "folder"), image_files(sizes)
-    processor = prepare(folder, in_a_file_of_its_own, **options)
+    processor = prepare(transformers, folder, in_a_file_of_its_own, **options)
+    theirs = answers_of(transformers.AutoModel.from_pretrained(folder), processor, files)
     write_set(tmp_path / "set", files)
     assert main(["import", "--from", str(folder), "--to", str(tmp_path / "run")]) == 0
-    return tmp_path / "run", tmp_path / "set", answers_of_transformers(folder, processor, files)
+    return tmp_path / "run", tmp_path / "set", theirs
 
 
 def test_every_image_has_the_probabilities_of_transformers(compared, tmp_path):

@@ -1,6 +1,8 @@
 """Every kind of configuration trains, in small, and resumes to the same bits."""
 
 import dataclasses
+import functools
+import itertools
 import shutil
 from pathlib import Path
 
@@ -15,19 +17,22 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.training import train
 from lit_het.training.metric_log import read_metrics
+from lit_het.types import TrainState
 from tests import tiny
 
-# One of a family: these differ in heads, losses, experts, locked towers, shardings and optimizers.
+# One of a family: these differ in heads, losses, experts, locked towers, shardings and optimizers. Two show that
+# parameters and experts are split over devices.
+slow, devices = pytest.mark.slow, pytest.mark.devices
 TRAINED = [
-    Path(f"configs/{name}")
-    for name in (
-        "glyph_classifier.py",
-        "quickstart_upstream.py",
-        "quickstart_decoder.py",
-        "lit_so400m_het_xl.py",
-        "lit_e3_b32_het_xl.py",
-        "fine_tune_imagenet.py:image_size=384",
-        "fine_tune_experts.py:model=vmoe",
+    pytest.param(Path(f"configs/{name}"), marks=marks)
+    for name, *marks in (
+        ("glyph_classifier.py",),
+        ("quickstart_upstream.py", slow),
+        ("quickstart_decoder.py", slow),
+        ("lit_so400m_het_xl.py", slow, devices),
+        ("lit_e3_b32_het_xl.py", slow, devices),
+        ("fine_tune_imagenet.py:image_size=384", slow),
+        ("fine_tune_experts.py:model=vmoe", slow),
     )
 ]
 
@@ -49,22 +54,39 @@ def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
     return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
 
 
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """Trains a shrunk configuration once; returns it with its last state."""
+
+    @functools.cache
+    def train_once(path: Path) -> tuple[ExperimentConfig, TrainState]:
+        config = shrunk(path, data, tmp_path_factory.mktemp("run"))
+        return config, train(config)
+
+    return train_once
+
+
 @pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.name)
-def test_every_kind_of_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, data, tmp_path):
-    config = shrunk(path, data, tmp_path)
-    whole = train(config)
+def test_every_kind_of_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, trained, tmp_path):
+    config, whole = trained(path)
     resumed = dataclasses.replace(config, run_dir=tmp_path / "resumed")
     shutil.copytree(config.run_dir, resumed.run_dir)
     shutil.rmtree(checkpoint_dir(resumed.run_dir) / str(config.length.amount))  # the one before is now the newest
     assert_same_run(resumed, train(resumed, resume=True), config, whole)
 
 
-def test_a_run_that_ctrl_c_has_stopped_resumes_to_the_same_bits(data, tmp_path):
-    config = shrunk(Path("configs/glyph_classifier.py"), data, tmp_path)
-    whole = train(config)
+@pytest.mark.slow
+def test_a_run_that_ctrl_c_has_stopped_resumes_to_the_same_bits(trained, tmp_path):
+    config, whole = trained(Path("configs/glyph_classifier.py"))
     interrupted = dataclasses.replace(config, run_dir=tmp_path / "interrupted")
+    taken = itertools.count(1)
+
+    def advance(self, count, note=""):
+        if self.unit == "steps" and next(taken) == 2:  # not shards that are indexed
+            raise KeyboardInterrupt
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_het.training.loop.Bar.advance", _stop_after(2))
+        patch.setattr("lit_het.training.loop.Bar.advance", advance)
         with pytest.raises(KeyboardInterrupt):
             train(interrupted)
     assert_same_run(interrupted, train(interrupted, resume=True), config, whole)
@@ -73,23 +95,9 @@ def test_a_run_that_ctrl_c_has_stopped_resumes_to_the_same_bits(data, tmp_path):
 def assert_same_run(config, state, other, other_state):
     """Compares the parameters and the losses of two runs bit by bit."""
     assert checksums.digest(state.params) == checksums.digest(other_state.params)
-    losses = [
-        [record["train/loss"] for record in read_metrics(run / "metrics.jsonl")]
-        for run in (config.run_dir, other.run_dir)
-    ]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == config.length.amount
-    assert np.isfinite(losses[0]).all()
-
-
-def _stop_after(steps: int):
-    """Stands for Ctrl-C between two steps."""
-    done = 0
-
-    def advance(self, count, note=""):
-        nonlocal done
-        done += count if self.unit == "steps" else 0  # not shards that are indexed
-        if done == steps:
-            raise KeyboardInterrupt
-
-    return advance
+    found, expected = (
+        [record["train/loss"] for record in read_metrics(run.run_dir / "metrics.jsonl")] for run in (config, other)
+    )
+    assert found == expected
+    assert len(found) == config.length.amount
+    assert np.isfinite(found).all()

@@ -1,28 +1,86 @@
-"""A tiny shard set whose labels number its samples, so that a test can identify the samples of a batch."""
+"""A tiny shard set whose labels number its samples, and what several files of tests ask for."""
 
+import contextlib
 import io
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import tokenizers
 from PIL import Image
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.images import Filter, encode_jpeg
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.stream import Stream
+from lit_het.errors import UserError
 
 NUM_SAMPLES = 23
 IMAGE_SIZE = 8
+FILTERS: tuple[Filter, ...] = ("fast", "area", "bilinear", "bicubic")
 
 
-@pytest.fixture(scope="session")
-def image_bytes() -> Callable[..., bytes]:
-    def encode(image: Image.Image, format: str, **options: object) -> bytes:
-        stream = io.BytesIO()
-        image.save(stream, format, **options)
-        return stream.getvalue()
+def refused(message: str, call: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    """The call raises a `UserError` of one line that matches ``message``."""
+    with pytest.raises(UserError, match=message) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
 
-    return encode
+
+def encoded(image: Image.Image | np.ndarray, format: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(stream, format, **options)
+    return stream.getvalue()
+
+
+def cause_of(content: object) -> str:
+    """Why a member could not be read."""
+    assert isinstance(content, Unreadable)
+    return content.cause
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def sample(key: str, **members: object) -> dict[str, Any]:
+    """A sample of three members, or of those given."""
+    return {"__key__": key, **(members or {"jpg": b"pixels of " + key.encode(), "txt": f"text of {key}", "cls": 7})}
+
+
+def word_pieces(words: Sequence[str], normalizer: normalizers.Normalizer | None = None) -> tokenizers.Tokenizer:
+    """A tokenizer like BERT's, whose first words are ``[PAD]``, ``[UNK]``, ``[CLS]`` and ``[SEP]``."""
+    pieces = models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(pieces)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    control = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=control)
+    return tokenizer
+
+
+def number_tokens(captions: list[str]) -> np.ndarray:
+    """Stands for a tokenizer: the number in "word17", then 99."""
+    return np.array([[int(caption[4:] or 0), 99] for caption in captions], np.int32)
+
+
+def take(reader: Loader | Stream, count: int, *place: int) -> list[Any]:
+    """The first batches from a position on, of one process of several."""
+    with contextlib.closing(reader.batches(*place)) as batches:
+        return list(itertools.islice(batches, count))
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
 @pytest.fixture(scope="session")

@@ -16,15 +16,9 @@ from lit_het.data_pipelines import images
 from lit_het.data_pipelines.image_headers import MAX_SCANS, BrokenImage
 from lit_het.data_pipelines.images import Filter, decode, decode_whole
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
+from tests.data_pipelines.conftest import FILTERS, encoded
 
 SIZE = 16
-FILTERS: tuple[Filter, ...] = ("fast", "area", "bilinear", "bicubic")
-
-
-def encoded(image: Image.Image, format: str, **options: object) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, format, **options)
-    return stream.getvalue()
 
 
 def scene(height: int = 40, width: int = 56) -> Image.Image:
@@ -97,12 +91,14 @@ def check(data: bytes, filter: Filter) -> None:
 MAGIC = [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\x40\0\0\0WEBPVP8 ", b"RIFF\x40\0\0\0WEBPVP8L"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(magic=st.sampled_from(MAGIC), rest=st.binary(max_size=300), filter=st.sampled_from(FILTERS))
 def test_random_bytes_are_an_image_or_broken(magic: bytes, rest: bytes, filter: Filter):
     check(magic + rest, filter)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=damaged(), filter=st.sampled_from(FILTERS))
 @example(data=FILES["JPEG"][:-1], filter="fast")
@@ -143,11 +139,14 @@ def claiming(data: bytes, width: int, height: int) -> bytes:
     return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
 
 
+SOI, LONG_TEXT = b"\xff\xd8", zlib.compress(bytes(10**7))
 BROKEN = {
     "nothing": (b"", "not an image"),
     "text": (b"<html>404</html>", "not an image"),
     "a TIFF": (encoded(scene(), "TIFF"), "not an image"),
+    "a WAVE": (b"RIFF1234WAVE", "not an image"),
     "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "damaged JPEG"),
+    "a JPEG's first three bytes": (b"\xff\xd8\xff", "damaged JPEG"),
     "a PNG of 30,000 x 30,000": (png(30_000, 30_000), "too many pixels"),
     "a JPEG that claims 30,000 x 30,000": (claiming(FILES["JPEG"], 30_000, 30_000), "too many pixels"),
     "a JPEG without width": (claiming(FILES["JPEG"], 0, 40), "damaged JPEG"),
@@ -155,14 +154,8 @@ BROKEN = {
     "a PNG of 1 x 67 million": (png(1, 2**26, zlib.compress(bytes(2**20))), "side too long"),
     "a PNG of 67 million x 1": (png(2**26, 1, zlib.compress(bytes(2**20))), "side too long"),
     "a PNG of a million chunks": (png(8, 8, between=chunk(b"abCd", b"") * 2**18), "too many chunks"),
-    "a PNG with text of megabytes": (
-        png(8, 8, between=chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(10**7)))),
-        "damaged header",
-    ),
-    "a JPEG of a million segments": (
-        FILES["JPEG"][:2] + b"\xff\xfe\0\2" * 2**18 + FILES["JPEG"][2:],
-        "too many segments",
-    ),
+    "a PNG with text of megabytes": (png(8, 8, between=chunk(b"zTXt", b"a\0\0" + LONG_TEXT)), "damaged header"),
+    "a JPEG of a million segments": (SOI + b"\xff\xfe\0\2" * 2**18 + FILES["JPEG"][2:], "too many segments"),
     "a GIF with a comment of megabytes": (with_comment(FILES["GIF"], 2**21), "too much before the pixels"),
     "a WebP that claims 16,384 x 16,384": (webp(b"VP8X", bytes(4) + b"\xff\x3f\0" * 2), "too many pixels"),
     "a lossless WebP that claims as many": (webp(b"VP8L", b"\x2f\xff\xff\xff\x0f"), "too many pixels"),
@@ -206,18 +199,12 @@ def test_a_small_file_does_not_block_a_thread_for_minutes():
 @pytest.mark.parametrize("filter", FILTERS)
 def test_junk_before_the_end_of_a_jpeg_is_ignored_but_truncation_is_not(name: str, filter: Filter):
     data, junk = FILES[name], bytes(range(1, 33))
-    np.testing.assert_array_equal(
-        decode(data[:-2] + junk + data[-2:], SIZE, filter=filter), decode(data, SIZE, filter=filter)
-    )
+    with_junk = decode(data[:-2] + junk + data[-2:], SIZE, filter=filter)
+    np.testing.assert_array_equal(with_junk, decode(data, SIZE, filter=filter))
     scan = data.rindex(b"\xff\xda")
-    for cut in (
-        data[:-2],
-        data[:-2] + junk,
-        data[:-100],
-        data[: scan + 20] + data[-2:],
-        data[: scan + 20],
-        data[:scan] + junk + data[scan : scan + 20] + data[-2:],
-    ):
+    start, end = data[scan : scan + 20], data[-2:]
+    cuts = [data[:-2], data[:-2] + junk, data[:-100]]
+    for cut in (*cuts, data[:scan] + start + end, data[:scan] + start, data[:scan] + junk + start + end):
         with pytest.raises(BrokenImage, match="damaged"):
             decode(cut, SIZE, filter=filter)
 

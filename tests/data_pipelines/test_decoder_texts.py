@@ -10,15 +10,10 @@ from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from lit_het.errors import UserError
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, number_tokens, refused, take
 
-WORDS = [
-    "caption: a red word0 on blue",
-    "which colour? red",
-    "how many? two 2",
-    *(f"word{i}" for i in range(NUM_SAMPLES)),
-]
+SENTENCES = ["caption: a red word0 on blue", "which colour? red", "how many? two 2"]
+WORDS = [*SENTENCES, *(f"word{i}" for i in range(NUM_SAMPLES))]
 MODEL = train_sentencepiece(WORDS * 20, vocabulary_size=60, model_type="word")
 TOKENIZER = SentencePieceTokenizer(MODEL, length=6)
 QUESTIONS = [
@@ -33,7 +28,7 @@ def config(*shards: Path, **fields) -> LoaderConfig:
 
 
 @pytest.fixture
-def questions(tmp_path: Path, image_bytes: Callable[..., bytes], make_shards: Callable[..., Path]) -> Path:
+def questions(tmp_path: Path, make_shards: Callable[..., Path]) -> Path:
     """A shard whose images have questions, and no captions."""
     changed = {f"s{i}": {"json": {"questions": QUESTIONS}} for i in range(NUM_SAMPLES)}
     return make_shards(tmp_path / "questions", **changed)
@@ -53,10 +48,9 @@ def words(batch) -> list[tuple[str, str]]:
 
 
 def test_a_prompt_is_given_and_the_caption_and_its_end_are_learned(shards):
-    batch = next(Loader(config(shards, prompt="caption:"), TOKENIZER).epoch(4))
-    assert words(batch) == [("caption:", f"word{i} .") for i in range(4)]
-    batch = next(Loader(config(shards, prompt=""), TOKENIZER).epoch(4))
-    assert words(batch) == [("", f"word{i} .") for i in range(4)]
+    for prompt in ("caption:", ""):
+        batch = next(Loader(config(shards, prompt=prompt), TOKENIZER).epoch(4))
+        assert words(batch) == [(prompt, f"word{i} .") for i in range(4)]
 
 
 def test_without_a_prompt_texts_are_those_of_a_text_tower(shards):
@@ -68,8 +62,7 @@ def test_without_a_prompt_texts_are_those_of_a_text_tower(shards):
 def test_one_of_all_answers_is_drawn_in_training_and_the_first_taken_in_evaluation(questions):
     loader = Loader(config(questions, captions="json/questions", prompt="{question}"), TOKENIZER)
     assert set(words(next(loader.epoch(8)))) == {("which colour?", "red .")}
-    stream = loader.batches()
-    drawn = [row for _ in range(60) for row in words(next(stream))]
+    drawn = [row for batch in take(loader, 60) for row in words(batch)]
     shares = {row: drawn.count(row) / len(drawn) for row in set(drawn)}
     assert shares == {
         ("which colour?", "red ."): pytest.approx(1 / 2, abs=0.1),
@@ -79,20 +72,15 @@ def test_one_of_all_answers_is_drawn_in_training_and_the_first_taken_in_evaluati
 
 
 def test_a_mixture_has_its_own_texts_and_prompts_even_of_the_same_shards(questions):
-    both = config(
-        questions,
-        prompt="caption:",
-        mixture=(WeightedShards((str(questions),), captions="json/questions", prompt="{question}"),),
-    )
-    loader = Loader(both, TOKENIZER)
+    asked = WeightedShards((str(questions),), captions="json/questions", prompt="{question}")
+    loader = Loader(config(questions, prompt="caption:", mixture=(asked,)), TOKENIZER)
     assert loader.num_samples == 2 * NUM_SAMPLES
-    stream = loader.batches()
-    prompts = [row[0] for _ in range(6) for row in words(next(stream))]
+    prompts = [row[0] for batch in take(loader, 6) for row in words(batch)]
     assert prompts.count("caption:") == len(prompts) / 2
     assert set(prompts) == {"caption:", "which colour?", "how many?"}
 
 
-def test_samples_lack_only_the_member_of_their_own_data_set(shards, tmp_path, image_bytes):
+def test_samples_lack_only_the_member_of_their_own_data_set(shards, tmp_path):
     without = [{"__key__": "a", "jpg": b"x", "json": {"questions": QUESTIONS}}, {"__key__": "b", "jpg": b"x"}]
     write_shards(tmp_path / "mixed", without)
     more = WeightedShards((str(tmp_path / "mixed"),), captions="json/questions", prompt="{question}")
@@ -126,11 +114,11 @@ def test_what_cannot_be_asked_is_counted_by_its_cause(tmp_path, make_shards, con
 
 
 def test_configurations_that_do_not_fit_are_refused(shards):
-    with pytest.raises(UserError, match=r"data.prompt is for decoders, whose tokenizer is a SentencePieceConfig"):
-        Loader(config(shards, prompt=""), lambda captions: np.zeros((len(captions), 6), np.int32))
-    with pytest.raises(UserError, match=r"a data set of the mixture has a `prompt`; give the others one, '' for none"):
-        config(shards, mixture=(WeightedShards((str(shards),), prompt="x"),))
-    with pytest.raises(UserError, match=r"text_embeddings are of one kind of `captions`"):
-        config(shards, text_embeddings="x", mixture=(WeightedShards((str(shards),), captions="json/caption"),))
-    with pytest.raises(UserError, match=r"the prompt .* has 6 tokens, too many for 6; shorten it"):
-        TOKENIZER.prompted(["a red word0 on blue two"], ["red"])
+    message = r"data.prompt is for decoders, whose tokenizer is a SentencePieceConfig"
+    refused(message, Loader, config(shards, prompt=""), number_tokens)
+    message = r"a data set of the mixture has a `prompt`; give the others one, '' for none"
+    refused(message, config, shards, mixture=(WeightedShards((str(shards),), prompt="x"),))
+    fields = {"text_embeddings": "x", "mixture": (WeightedShards((str(shards),), captions="json/caption"),)}
+    refused(r"text_embeddings are of one kind of `captions`", config, shards, **fields)
+    message = r"the prompt .* has 6 tokens, too many for 6; shorten it"
+    refused(message, TOKENIZER.prompted, ["a red word0 on blue two"], ["red"])

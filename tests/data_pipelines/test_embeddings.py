@@ -14,9 +14,8 @@ from lit_het.data_pipelines.index import index_shard
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import expand, write_shards
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
-from lit_het.errors import UserError
 from lit_het.types import Batch
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, refused, take
 
 SIZE = 3
 PLAIN = Training(Preprocessing())
@@ -25,9 +24,11 @@ CROPPED = Training(Preprocessing(), InceptionCrop(), (HorizontalFlip(),))
 
 def recipe(**changed) -> Recipe:
     images = describe(PLAIN, IMAGE_SIZE, random=False)
-    return Recipe(
-        **{"tower": "t", "inputs": images, "size": SIZE, "num_crops": 0, "dtype": "float32", "seed": 0, **changed}
-    )
+    fields = {"tower": "t", "inputs": images, "size": SIZE, "num_crops": 0, "dtype": "float32", "seed": 0}
+    return Recipe(**{**fields, **changed})
+
+
+RECIPE = recipe()
 
 
 def embedding_of(number: int, crop: int = 0) -> np.ndarray:
@@ -41,17 +42,15 @@ def safetensors_of(header: object) -> bytes:
 
 
 def stored(batch: Batch) -> np.ndarray:
-    assert batch.image_embedding is not None
-    return batch.image_embedding
+    return np.asarray(batch.image_embedding)
 
 
 def numbers_of(batch: Batch) -> np.ndarray:
     """The numbers of the samples, from their captions."""
-    assert batch.text is not None
-    return batch.text[:, 0]
+    return np.asarray(batch.text)[:, 0]
 
 
-def write(folder, shards, how: Recipe, broken: tuple[int, ...] = ()) -> None:
+def write(folder, shards, how: Recipe = RECIPE, broken: tuple[int, ...] = ()):
     """Writes embeddings that encode the number of their sample."""
     output, views = EmbeddingFolder(str(folder), how), max(1, how.num_crops)
     for address in expand(shards):
@@ -61,6 +60,13 @@ def write(folder, shards, how: Recipe, broken: tuple[int, ...] = ()) -> None:
         embeddings = np.array(rows, np.float32)
         embeddings[[number in broken for number in numbers]] = np.nan
         output.write(table, embeddings)
+    return folder
+
+
+@pytest.fixture
+def plain(shards, tmp_path):
+    """A folder with embeddings of the shards."""
+    return write(tmp_path / "e", shards)
 
 
 def loader(shards, folder, **changed):
@@ -71,38 +77,27 @@ def loader(shards, folder, **changed):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_sample_has_its_own_embedding_and_caption(shards, tmp_path, dtype):
     write(tmp_path / "e", shards, recipe(dtype=dtype))
-    seen = []
-    for batch in loader(shards, tmp_path / "e").epoch():
-        assert batch.image is None
-        assert stored(batch).dtype == np.dtype(dtype)
-        for row in np.flatnonzero(batch.valid):
-            number = int(numbers_of(batch)[row])
-            expected = embedding_of(number).astype(np.dtype(dtype))
-            np.testing.assert_array_equal(stored(batch)[row], expected)
-            seen.append(number)
-    assert sorted(seen) == list(range(NUM_SAMPLES))
+    batch = joined(list(loader(shards, tmp_path / "e").epoch()))
+    numbers, embeddings = numbers_of(batch)[batch.valid], stored(batch)[batch.valid]
+    assert batch.image is None
+    assert embeddings.dtype == np.dtype(dtype)
+    assert sorted(numbers) == list(range(NUM_SAMPLES))
+    np.testing.assert_array_equal(embeddings, np.stack([embedding_of(n) for n in numbers]).astype(np.dtype(dtype)))
 
 
-def test_the_order_of_training_is_that_of_the_images(shards, tmp_path):
-    write(tmp_path / "e", shards, recipe())
-    numbers = []
-    for folder in (str(tmp_path / "e"), None):
-        batches = loader(shards, None, embeddings=folder).batches(position=40)
-        numbers.append([numbers_of(next(batches)).tolist() for _ in range(6)])
-    assert numbers[0] == numbers[1]
+def test_the_order_of_training_is_that_of_the_images(shards, plain):
+    both = (take(loader(shards, None, embeddings=folder), 6, 40) for folder in (str(plain), None))
+    found, expected = ([numbers_of(batch).tolist() for batch in batches] for batches in both)
+    assert found == expected
 
 
 def test_samples_without_an_image_or_a_caption_do_not_move_the_others(make_shards, tmp_path):
     folder = make_shards(tmp_path / "holes", s3={"jpg": b""}, s11={"txt": b"\xff"})
-    write(tmp_path / "e", folder, recipe(), broken=(3,))
-    found = loader(folder, tmp_path / "e", max_bad_fraction=0.5)
-    rows = [
-        (int(text), valid)
-        for batch in found.epoch()
-        for text, valid in zip(numbers_of(batch), batch.valid, strict=True)
-    ]
-    expected = [(0 if i in (3, 11) else i, i not in (3, 11)) for i in (*range(10), *range(10, NUM_SAMPLES))]
-    assert rows[:NUM_SAMPLES] == expected
+    found = loader(folder, write(tmp_path / "e", folder, broken=(3,)), max_bad_fraction=0.5)
+    batch = joined(list(found.epoch()))
+    numbers, is_broken = np.arange(NUM_SAMPLES), np.isin(np.arange(NUM_SAMPLES), (3, 11))
+    np.testing.assert_array_equal(numbers_of(batch)[:NUM_SAMPLES], np.where(is_broken, 0, numbers))
+    np.testing.assert_array_equal(batch.valid[:NUM_SAMPLES], ~is_broken)
     assert found.faults.causes == {"no embedding": 1, "text is not UTF-8": 1}
 
 
@@ -110,7 +105,7 @@ def test_samples_without_an_image_are_excluded_as_without_embeddings(tmp_path):
     samples = [{"__key__": f"s{i}", "txt": f"word{i}", **({"png": b"x"} if i != 2 else {})} for i in range(5)]
     write_shards(tmp_path / "d", samples)
     table = index_shard(expand(tmp_path / "d")[0])
-    output = EmbeddingFolder(str(tmp_path / "e"), recipe())
+    output = EmbeddingFolder(str(tmp_path / "e"), RECIPE)
     output.write(table, np.array([[embedding_of(i)] for i in (0, 1, 3, 4)]))
     found = loader(tmp_path / "d", tmp_path / "e", max_bad_fraction=0.5)
     (batch,) = found.epoch()
@@ -122,48 +117,39 @@ def test_samples_without_an_image_are_excluded_as_without_embeddings(tmp_path):
 def test_training_takes_one_of_the_crops_by_the_position_in_the_stream(shards, tmp_path):
     write(tmp_path / "e", shards, recipe(num_crops=4, inputs=describe(CROPPED, IMAGE_SIZE, random=True)))
     changes = {"crop": CROPPED.crop, "augmentations": CROPPED.augmentations}
-    first, again = (loader(shards, tmp_path / "e", **changes).batches() for _ in range(2))
-    crops, last = [], None
-    for _ in range(10):
-        batch, same = next(first), next(again)
-        np.testing.assert_array_equal(stored(batch), stored(same))
-        np.testing.assert_array_equal(stored(batch)[:, 0], numbers_of(batch))
-        crops.extend(stored(batch)[:, 1].tolist())
-        last = stored(batch)
-    assert set(crops) == {0, 1, 2, 3}
-    from_the_middle = next(loader(shards, tmp_path / "e", **changes).batches(position=72))
-    np.testing.assert_array_equal(stored(from_the_middle), last)
+    places = ((10, 0), (10, 0), (1, 72))
+    batches = (take(loader(shards, tmp_path / "e", **changes), count, place) for count, place in places)
+    first, again, from_the_middle = map(joined, batches)
+    np.testing.assert_array_equal(stored(first), stored(again))
+    np.testing.assert_array_equal(stored(first)[:, 0], numbers_of(first))
+    assert set(stored(first)[:, 1].tolist()) == {0, 1, 2, 3}
+    np.testing.assert_array_equal(stored(from_the_middle), stored(first)[72:])
 
 
 def test_shards_and_embeddings_may_move(make_shards, tmp_path):
-    folder = make_shards(tmp_path / "here")
-    write(tmp_path / "e", folder, recipe())
-    (tmp_path / "there").mkdir()
-    folder.rename(tmp_path / "there" / "d")
-    (tmp_path / "e").rename(tmp_path / "there" / "e")
-    assert loader(tmp_path / "there" / "d", tmp_path / "there" / "e").num_samples == NUM_SAMPLES
+    folder = make_shards(tmp_path / "here" / "d")
+    write(tmp_path / "here" / "e", folder)
+    there = (tmp_path / "here").rename(tmp_path / "there")
+    assert loader(there / "d", there / "e").num_samples == NUM_SAMPLES
 
 
 def test_mixtures_read_the_embeddings_of_all_their_shards(make_shards, tmp_path):
     one, other = (make_shards(tmp_path / name / "train") for name in ("one", "other"))
-    write(tmp_path / "e", one, recipe())
+    write(tmp_path / "e", one)
     mixed = loader(one, tmp_path / "e", mixture=(WeightedShards((str(other),)),))
     batch = next(mixed.batches())
     np.testing.assert_array_equal(stored(batch)[:, 0], numbers_of(batch))
 
 
-def test_files_open_with_the_safetensors_library(shards, tmp_path):
-    write(tmp_path / "e", shards, recipe())
-    path = sorted((tmp_path / "e").glob("*.safetensors"))[0]
-    with safetensors.safe_open(path, "numpy") as file:
+def test_files_open_with_the_safetensors_library(plain):
+    with safetensors.safe_open(min(plain.glob("*.safetensors")), "numpy") as file:
         embeddings, keys = file.get_tensor("embeddings"), file.get_tensor("keys")
     assert embeddings.shape == (10, 1, SIZE)
     assert [bytes(key).rstrip(b"\0").decode() for key in keys] == [f"s{i}" for i in embeddings[:, 0, 0].astype(int)]
 
 
 def test_embeddings_lie_in_stores_too(shards):
-    folder = "memory://embeddings/of-a-test"
-    write(folder, shards, recipe())
+    folder = write("memory://embeddings/of-a-test", shards)
     assert sum(batch.valid.sum() for batch in loader(shards, folder).epoch()) == NUM_SAMPLES
 
 
@@ -176,22 +162,18 @@ def test_embeddings_lie_in_stores_too(shards):
         ({"crop": InceptionCrop()}, "augmentations"),
     ],
 )
-def test_embeddings_of_other_images_are_refused(shards, tmp_path, changes, message):
-    write(tmp_path / "e", shards, recipe())
-    with pytest.raises(UserError, match=message):
-        loader(shards, tmp_path / "e", **changes)
+def test_embeddings_of_other_images_are_refused(shards, plain, changes, message):
+    refused(message, loader, shards, plain, **changes)
 
 
 def test_a_shard_that_was_written_again_has_no_embeddings(make_shards, tmp_path):
     folder = make_shards(tmp_path / "d")
-    write(tmp_path / "e", folder, recipe())
+    write(tmp_path / "e", folder)
     for shard in folder.glob("*.tar*"):
         shard.unlink()
     make_shards(folder, s12={"txt": "another caption"})
-    with pytest.raises(
-        UserError, match=r"shard-000001.tar: has no embeddings in .*, or changed after they were computed; run"
-    ):
-        loader(folder, tmp_path / "e")
+    message = r"shard-000001.tar: has no embeddings in .*, or changed after they were computed; run"
+    refused(message, loader, folder, tmp_path / "e")
 
 
 def test_images_of_equal_size_and_name_are_distinguished_by_their_content(make_shards, tmp_path):
@@ -201,14 +183,13 @@ def test_images_of_equal_size_and_name_are_distinguished_by_their_content(make_s
     place = content.index(b"\xff\xda") + 30  # among the entropy coded data of the shard's first image
     content[place] ^= 0x10
     shard.write_bytes(content)
-    write(tmp_path / "e", first, recipe())
-    with pytest.raises(UserError, match=r"b/shard-000001.tar: has no embeddings"):
-        loader(second, tmp_path / "e")
+    write(tmp_path / "e", first)
+    refused(r"b/shard-000001.tar: has no embeddings", loader, second, tmp_path / "e")
     assert loader(first, None, embeddings=None).digest != loader(second, None, embeddings=None).digest
 
 
 def test_a_row_with_any_number_missing_is_invalid(shards, tmp_path):
-    output = EmbeddingFolder(str(tmp_path / "e"), recipe())
+    output = EmbeddingFolder(str(tmp_path / "e"), RECIPE)
     for address in expand(shards):
         table = index_shard(address)
         rows = np.ones((len(table.keys), 1, SIZE), np.float32)
@@ -217,47 +198,39 @@ def test_a_row_with_any_number_missing_is_invalid(shards, tmp_path):
     assert sum(batch.valid.sum() for batch in loader(shards, tmp_path / "e", max_bad_fraction=1.0).epoch()) == 20
 
 
-def test_a_folder_with_embeddings_of_another_recipe_is_refused(shards, tmp_path):
-    write(tmp_path / "e", shards, recipe())
-    with pytest.raises(UserError, match=r"made for another model or another --task.head; choose another folder for"):
-        EmbeddingFolder(str(tmp_path / "e"), recipe(tower="u"))
-    with pytest.raises(UserError, match=r"made with dtype = float32, not float16; choose another folder for them"):
-        EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16"))
+def test_a_folder_or_a_file_of_another_recipe_is_refused(shards, plain, tmp_path):
+    message = "made for another model or another --task.head; choose another folder for"
+    refused(message, EmbeddingFolder, str(plain), recipe(tower="u"))
+    message = "made with dtype = float32, not float16; choose another folder for them"
+    refused(message, EmbeddingFolder, str(plain), recipe(dtype="float16"))
+    for path in write(tmp_path / "other", shards, recipe(tower="u")).glob("*.safetensors"):
+        path.replace(plain / path.name)
+    refused(r"was made with another recipe than embeddings.json", loader, shards, plain)
 
 
-def test_a_file_of_another_recipe_is_refused(shards, tmp_path):
-    write(tmp_path / "e", shards, recipe())
-    write(tmp_path / "other", shards, recipe(tower="u"))
-    for path in (tmp_path / "other").glob("*.safetensors"):
-        path.replace(tmp_path / "e" / path.name)
-    with pytest.raises(UserError, match=r"was made with another recipe than embeddings.json"):
-        loader(shards, tmp_path / "e")
+ARRAY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+HEADERS = [
+    "no JSON whatever",
+    {},
+    [],
+    {"embeddings": {**ARRAY, "data_offsets": [0, 4, 8]}},
+    {"embeddings": {**ARRAY, "dtype": ["F32"]}},
+    {"embeddings": {**ARRAY, "shape": [10**9] * 10_000}},
+    {"embeddings": ARRAY, "__metadata__": [1]},
+    {"embeddings": ARRAY, "__metadata__": "x"},
+    {"embeddings": 3},
+    "[" * 10_000,
+    " " * 2**21,
+]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff" * 100,
-        b"\x10" + bytes(7) + b"no JSON whatever",
-        b"\x02" + bytes(7) + b"{}",
-        b"\x02" + bytes(7) + b"[]",
-        safetensors_of({"embeddings": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]}}),
-        safetensors_of({"embeddings": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}),
-        safetensors_of({"embeddings": {"dtype": "F32", "shape": [10**9] * 10_000, "data_offsets": [0, 4]}}),
-        safetensors_of({"embeddings": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "__metadata__": [1]}),
-        safetensors_of({"embeddings": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "__metadata__": "x"}),
-        safetensors_of({"embeddings": 3}),
-        safetensors_of("[" * 10_000),
-        safetensors_of(" " * 2**21),
-    ],
-)
-def test_a_damaged_file_is_a_one_line_error_with_its_path(shards, tmp_path, content):
-    write(tmp_path / "e", shards, recipe())
-    path = sorted((tmp_path / "e").glob("*.safetensors"))[0]
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=path.name):
-        loader(shards, tmp_path / "e")
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, *map(safetensors_of, HEADERS)])
+def test_a_damaged_or_truncated_file_is_a_one_line_error_with_its_path(shards, plain, content):
+    first, *_, last = sorted(plain.glob("*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1])
+    refused(rf"{last.name}: cannot be read .*; remove it and embed its shard again", loader, shards, plain)
+    first.write_bytes(content)
+    refused(first.name, loader, shards, plain)
 
 
 def test_a_recipe_says_whether_it_is_of_tokens(tmp_path):
@@ -266,56 +239,21 @@ def test_a_recipe_says_whether_it_is_of_tokens(tmp_path):
     for how in (pooled, tokens):
         assert Recipe.from_json(how.to_json().encode()) == how
     EmbeddingFolder(str(tmp_path / "e"), tokens)
-    with pytest.raises(UserError, match="holds tokens, not pooled embeddings"):
-        EmbeddingFolder(str(tmp_path / "e"), pooled)
+    refused("holds tokens, not pooled embeddings", EmbeddingFolder, str(tmp_path / "e"), pooled)
 
 
-def test_a_truncated_file_is_a_one_line_error_with_its_path(shards, tmp_path):
-    write(tmp_path / "e", shards, recipe())
-    path = sorted((tmp_path / "e").glob("*.safetensors"))[-1]
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=rf"{path.name}: cannot be read .*; remove it and embed its shard again"):
-        loader(shards, tmp_path / "e")
+INVALID = {"tower": [3], "images": [[]], "size": [2**40, "3", 0], "num_crops": [2**40, -1, True], "seed": [None]}
+INVALID |= {"dtype": ["float8", [1]], "num_tokens": [-1, 2, None], "version": [1], "more": [1]}
+WRONG = [json.dumps(json.loads(RECIPE.to_json()) | {name: value}) for name in INVALID for value in INVALID[name]]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"tower": 3},
-        {"images": []},
-        {"size": 2**40},
-        {"size": "3"},
-        {"size": 0},
-        {"num_crops": 2**40},
-        {"num_crops": -1},
-        {"num_crops": True},
-        {"dtype": "float8"},
-        {"dtype": [1]},
-        {"seed": None},
-        {"num_tokens": -1},
-        {"num_tokens": 2},
-        {"num_tokens": None},
-        {"version": 1},
-        {"more": 1},
-    ],
-)
-def test_an_invalid_recipe_is_a_one_line_error(shards, tmp_path, changed):
-    write(tmp_path / "e", shards, recipe())
-    path = tmp_path / "e" / "embeddings.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-    with pytest.raises(UserError, match=r"embeddings.json cannot be read .*; lit-het embed writes it"):
-        loader(shards, tmp_path / "e")
-
-
-@pytest.mark.parametrize("content", ["", "[" * 100_000, "3", '{"tower": "t"}', '{"size": ' + "9" * 5000 + "}"])
-def test_a_damaged_recipe_is_a_one_line_error(shards, tmp_path, content):
-    write(tmp_path / "e", shards, recipe())
-    (tmp_path / "e" / "embeddings.json").write_text(content)
-    with pytest.raises(UserError, match=r"embeddings.json cannot be read"):
-        loader(shards, tmp_path / "e")
+@pytest.mark.parametrize("content", [*WRONG, "", "[" * 100_000, "3", '{"tower": "t"}', '{"size": ' + "9" * 5000 + "}"])
+def test_an_invalid_or_damaged_recipe_is_a_one_line_error(shards, plain, content):
+    (plain / "embeddings.json").write_text(content)
+    refused(r"embeddings.json cannot be read .*; lit-het embed writes it", loader, shards, plain)
 
 
 def test_values_that_overflow_the_dtype_are_refused(shards, tmp_path):
-    output = EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16"))
-    with pytest.raises(UserError, match="overflows float16; use --dtype bfloat16"):
-        output.write(index_shard(expand(shards)[0]), np.full((10, 1, SIZE), 1e6, np.float32))
+    output, table = EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16")), index_shard(expand(shards)[0])
+    large = np.full((10, 1, SIZE), 1e6, np.float32)
+    refused("overflows float16; use --dtype bfloat16", output.write, table, large)

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import expand
 from lit_het.data_pipelines.storage import content_or_raise
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
 
 SETS = ("train", "held_out_typeface", "held_out_characters")
 SMALL = GlyphConfig(scripts=("digit", "greek"), min_typefaces=16)
@@ -36,22 +37,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> GlyphDataset:
 
 @pytest.fixture(scope="module")
 def samples(dataset: GlyphDataset) -> dict[str, list[dict]]:
-    def read(name: str) -> list[dict]:
-        index = ShardIndex(expand(dataset.directory / name), ["image", "txt", "cls", "json"])
-        return [
-            {
-                **json.loads(about),
-                "name": name.decode(),
-                "class": int(number),
-                "pixels": decode(image, SMALL.image_size),
-            }
-            for about, name, number, image in (
-                map(content_or_raise, contents)
-                for contents in index.read(range(len(index)), ["json", "txt", "cls", "image"])
-            )
-        ]
+    return {name: read(dataset.directory / name) for name in SETS}
 
-    return {name: read(name) for name in SETS}
+
+def read(folder: Path) -> list[dict]:
+    index = ShardIndex(expand(folder), kinds := ["json", "txt", "cls", "image"])
+    samples = []
+    for contents in index.read(range(len(index)), kinds):
+        about, name, number, image = map(content_or_raise, contents)
+        pixels = decode(image, SMALL.image_size)
+        samples.append({**json.loads(about), "name": name.decode(), "class": int(number), "pixels": pixels})
+    return samples
 
 
 def lines(path: Path) -> list[str]:
@@ -62,16 +58,10 @@ def square(level: int) -> np.ndarray:
     return np.full((2, 2), level, np.uint8)
 
 
-def test_sixteen_typefaces_draw_the_small_letters():
+def test_sixteen_typefaces_draw_the_small_letters_and_the_default_config_has_at_least_1500_names():
     for typeface in TYPEFACES:
         assert set("abcxyz") <= set(characters_of(typeface, ("latin",)))
-
-
-def test_the_default_config_has_at_least_1500_names():
-    drawn: dict[str, int] = {}
-    for typeface in TYPEFACES:
-        for character in characters_of(typeface, GlyphConfig().scripts):
-            drawn[character] = drawn.get(character, 0) + 1
+    drawn = Counter(character for face in TYPEFACES for character in characters_of(face, GlyphConfig().scripts))
     held_out_typeface = set(characters_of(GlyphConfig().held_out_typeface, GlyphConfig().scripts))
     assert sum(n >= GlyphConfig().min_typefaces for c, n in drawn.items() if c in held_out_typeface) >= 1500
 
@@ -91,9 +81,9 @@ def test_classes_names_and_counts_agree(dataset: GlyphDataset, samples: dict[str
     for name in SETS:
         classes = lines(dataset.directory / name / "classnames.txt")
         assert all(classes[s["class"]] == s["name"] for s in samples[name])
-    assert dataset.num_train_images == len(samples["train"])
-    assert dataset.num_held_out_typeface_images == len(samples["held_out_typeface"])
-    assert dataset.num_held_out_character_images == len(samples["held_out_characters"])
+    found = (dataset.num_train_images, dataset.num_held_out_typeface_images, dataset.num_held_out_character_images)
+    assert found == tuple(len(samples[name]) for name in SETS)
+    assert dataset.num_clipped_images < 0.005 * sum(found)
     names = lines(dataset.directory / "names.txt")
     assert len(set(names)) == len(names) == dataset.num_names
     assert set(names) == {s["name"] for name in SETS for s in samples[name]}
@@ -102,8 +92,7 @@ def test_classes_names_and_counts_agree(dataset: GlyphDataset, samples: dict[str
 
 def test_samples_record_their_character(samples: dict[str, list[dict]]):
     omega = next(s for s in [*samples["train"], *samples["held_out_characters"]] if s["character"] == "Ω")
-    assert omega["name"] == "greek capital letter omega"
-    assert omega["code_point"] == "U+03A9"
+    assert (omega["name"], omega["code_point"]) == ("greek capital letter omega", "U+03A9")
 
 
 def test_the_loader_reads_every_set(dataset: GlyphDataset):
@@ -117,14 +106,8 @@ def test_the_loader_reads_every_set(dataset: GlyphDataset):
 
 
 def test_images_are_black_on_white_and_case_stays_visible(samples: dict[str, list[dict]]):
-    small, capital = (
-        next(
-            s["pixels"]
-            for s in samples["train"]
-            if s["name"] == f"greek {case} letter omicron" and s["typeface"] == TYPEFACES[0]
-        )
-        for case in ("small", "capital")
-    )
+    drawn = {sample["name"]: sample["pixels"] for sample in samples["train"] if sample["typeface"] == TYPEFACES[0]}
+    small, capital = (drawn[f"greek {case} letter omicron"] for case in ("small", "capital"))
     for pixels in (small, capital):
         assert pixels[0, 0].min() > 240
         assert pixels.min() < 60
@@ -151,11 +134,6 @@ def test_a_tall_glyph_leaves_the_baseline_only_as_far_as_needed():
     assert rows[0] == 0
 
 
-def test_few_images_are_clipped(dataset: GlyphDataset):
-    images = dataset.num_train_images + dataset.num_held_out_typeface_images + dataset.num_held_out_character_images
-    assert dataset.num_clipped_images < 0.005 * images
-
-
 def test_a_glyph_larger_than_the_image_counts_as_clipped():
     assert all(glyph.clipped for glyph in draw_typeface("DejaVuSans", GlyphConfig(font_size=200, scripts=("digit",))))
     assert not any(glyph.clipped for glyph in draw_typeface("DejaVuSans", GlyphConfig(scripts=("digit",))))
@@ -164,13 +142,9 @@ def test_a_glyph_larger_than_the_image_counts_as_clipped():
 def test_latin_greek_and_cyrillic_capital_a_look_the_same():
     config = GlyphConfig(scripts=("latin", "greek", "cyrillic"))
     wanted = "AΑАaаbЬ"
-    classes = homoglyph_classes(
-        g for typeface in TYPEFACES[:4] for g in draw_typeface(typeface, config) if g.character in wanted
-    )
-    assert classes["A"] == classes["Α"] == classes["А"] == "A"
-    assert classes["a"] == classes["а"] == "a"
-    assert classes["b"] == "b"
-    assert classes["Ь"] == "Ь"
+    glyphs = (glyph for typeface in TYPEFACES[:4] for glyph in draw_typeface(typeface, config))
+    classes = homoglyph_classes(glyph for glyph in glyphs if glyph.character in wanted)
+    assert {c: classes[c] for c in wanted} == dict(zip(wanted, "AAAaabЬ", strict=True))
 
 
 def test_homoglyphs_agree_in_half_of_their_common_typefaces_and_chains_join():
@@ -195,10 +169,11 @@ def test_homoglyphs_are_written_by_name(dataset: GlyphDataset):
     assert all(classes[first] == first for first in classes.values())
 
 
-def test_equal_configs_give_equal_bytes(tmp_path: Path):
-    config = GlyphConfig(scripts=("digit",))
+def test_equal_configs_give_equal_bytes_and_progress_counts_typefaces_and_sets(tmp_path: Path):
     for name in ("one", "other"):
-        write_glyph_shards(config, tmp_path / name)
+        steps: list[int] = []
+        write_glyph_shards(GlyphConfig(scripts=("digit",)), tmp_path / name, steps.append)
+        assert steps == [1] * (len(TYPEFACES) + 3)
     files = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()}
     assert len(files) == 10
     assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes() for file in files)
@@ -206,13 +181,11 @@ def test_equal_configs_give_equal_bytes(tmp_path: Path):
 
 def test_wrong_captions_are_a_fraction_of_one_script_and_nothing_else_changes(tmp_path: Path, samples):
     write_glyph_shards(dataclasses.replace(SMALL, noisy_script="greek"), tmp_path)
-    index = ShardIndex(expand(tmp_path / "train_noisy"), ["txt", "json"])
-    rows = [tuple(map(content_or_raise, row)) for row in index.read(range(len(index)), ["txt", "json"])]
-    captions, about = [row[0].decode() for row in rows], [json.loads(row[1]) for row in rows]
-    names = [sample["name"] for sample in samples["train"]]
-    assert [one["character"] for one in about] == [sample["character"] for sample in samples["train"]]
+    noisy = read(tmp_path / "train_noisy")
+    captions, names = ([sample["name"] for sample in found] for found in (noisy, samples["train"]))
+    assert [sample["character"] for sample in noisy] == [sample["character"] for sample in samples["train"]]
     wrong = np.array([caption != name for caption, name in zip(captions, names, strict=True)])
-    assert [one["is_wrong"] for one in about] == wrong.tolist()
+    assert [sample["is_wrong"] for sample in noisy] == wrong.tolist()
     is_greek = np.array([name.startswith("greek") for name in names])
     assert not wrong[~is_greek].any()
     # A random name is seldom the right one by chance: there are as many as training characters.
@@ -227,16 +200,9 @@ def test_another_seed_holds_out_other_characters():
     assert one != other
 
 
-def test_progress_counts_typefaces_and_sets(tmp_path: Path):
-    steps: list[int] = []
-    write_glyph_shards(GlyphConfig(scripts=("digit",)), tmp_path, steps.append)
-    assert steps == [1] * (len(TYPEFACES) + 3)
-
-
 def test_configs_without_characters_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="held-out typeface 'Arial' is unknown; choose one of DejaVuSans"):
-        write_glyph_shards(GlyphConfig(held_out_typeface="Arial"), tmp_path)
-    with pytest.raises(
-        UserError, match="no characters of klingon are drawn by 6 typefaces; lower min_typefaces or add"
-    ):
-        write_glyph_shards(dataclasses.replace(SMALL, scripts=("klingon",), min_typefaces=6), tmp_path)
+    message = "held-out typeface 'Arial' is unknown; choose one of DejaVuSans"
+    refused(message, write_glyph_shards, GlyphConfig(held_out_typeface="Arial"), tmp_path)
+    message = "no characters of klingon are drawn by 6 typefaces; lower min_typefaces or add"
+    few = dataclasses.replace(SMALL, scripts=("klingon",), min_typefaces=6)
+    refused(message, write_glyph_shards, few, tmp_path)

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
+from lit_het.data_pipelines.data_config import WeightedShards
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.order import HeldOut, Sequential, Shuffled
 from lit_het.data_pipelines.portions import Portion
-from lit_het.errors import UserError
-from tests.data_pipelines.test_loader import assert_equal, config, joined, labels_of, rows, take
+from tests.data_pipelines.conftest import joined, refused, take
+from tests.data_pipelines.test_loader import assert_equal, config, from_hosts, labels_of, rows
 
 
 def test_an_order_of_held_out_positions_takes_both_orders_as_they_are():
@@ -32,9 +32,8 @@ def test_the_last_rows_of_every_group_are_held_out_at_any_position_and_on_any_nu
     labels = np.array(labels_of(whole)).reshape(-1, 4)
     assert set(labels[:, 3].tolist()) == {20, 21, 22}
     assert (labels[:, :3] < 10).all()
-    hosts = [take(loader, 2, 16, process, process_count) for process in range(process_count)]
-    again = joined([joined([host[number] for host in hosts]) for number in range(2)])
-    assert_equal(again, rows(whole, slice(16, 32)))
+    hosts = (take(loader, 2, 16, process, process_count) for process in range(process_count))
+    assert_equal(from_hosts(hosts), rows(whole, slice(16, 32)))
 
 
 def test_further_sets_of_a_mixture_share_the_other_rows(shards):
@@ -47,29 +46,23 @@ def test_further_sets_of_a_mixture_share_the_other_rows(shards):
     assert (others >= 10).mean() == pytest.approx(1 / 3, abs=0.02)
 
 
-def test_only_one_set_is_held_out(shards):
+def test_only_one_set_is_held_out_and_has_a_row_in_a_batch(shards):
     one = WeightedShards((str(shards),), held_out=True)
-    with pytest.raises(UserError, match="only one data set of the mixture can be held_out; list its shards in one"):
-        LoaderConfig(shards=(str(shards),), mixture=(one, dataclasses.replace(one, weight=2.0)))
+    two = (one, dataclasses.replace(one, weight=2.0))
+    refused("only one data set of the mixture can be held_out; list its shards in one", config, shards, mixture=two)
     assert config(shards, mixture=(dataclasses.replace(one, held_out=False),)).held_out_share is None
-
-
-def test_a_share_without_a_row_in_a_batch_is_refused(shards):
-    with pytest.raises(UserError, match=r"some must be held out and some trained on"):
-        mixed(shards, WeightedShards((str(shards / "shard-000002.tar"),), 0.01, held_out=True))
+    few = WeightedShards((str(shards / "shard-000002.tar"),), 0.01, held_out=True)
+    refused("some must be held out and some trained on", mixed, shards, few)
 
 
 def test_samples_that_are_held_out_and_trained_on_are_refused(shards):
     same = WeightedShards((str(shards / "shard-000000.tar"),), held_out=True)
-    with pytest.raises(UserError, match=r"shard-000000.tar is held out and trained on; give both data sets the"):
-        mixed(shards, same)
+    refused(r"shard-000000.tar is held out and trained on; give both data sets the", mixed, shards, same)
     alias = dataclasses.replace(same, shards=(f"{shards}/./shard-000000.tar",))
-    with pytest.raises(UserError, match=r"shard-000000.tar is held out and trained on"):
-        mixed(shards, alias)
+    refused(r"shard-000000.tar is held out and trained on", mixed, shards, alias)
     # The last tenth of one shard is trained on where the first nine tenths of two are.
-    more = dataclasses.replace(same, portion=Portion(90))
-    with pytest.raises(UserError, match=r"shard-000000.tar is held out and trained on"):
-        Loader(config(shards, shards=(str(shards),), mixture=(more,), portion=Portion(0, 90)))
+    more = config(shards, mixture=(dataclasses.replace(same, portion=Portion(90)),), portion=Portion(0, 90))
+    refused(r"shard-000000.tar is held out and trained on", Loader, more)
     apart = mixed(shards, dataclasses.replace(same, portion=Portion(50)), portion=Portion(0, 50))
     labels = np.array(labels_of(joined(take(apart, 5)))).reshape(-1, 2)
     assert not {*labels[:, 0].tolist()} & {*labels[:, 1].tolist()}

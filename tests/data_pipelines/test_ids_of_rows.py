@@ -1,8 +1,6 @@
 """The hashes that tell a loss which rows of a batch have the same image or the same text."""
 
-import contextlib
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -10,14 +8,10 @@ import pytest
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.stream import Stream
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, number_tokens, take
 
 NUM_TEXTS = 4
 TEXTS = {f"s{i}": {"txt": f"word{i % NUM_TEXTS}"} for i in range(NUM_SAMPLES)}
-
-
-def number_tokens(captions):
-    return np.array([[int(caption[4:] or 0), 99] for caption in captions], np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +22,6 @@ def config(tmp_path_factory, make_shards):
     return LoaderConfig((str(shards),), image_size=IMAGE_SIZE, batch_size=size, captions="txt", threads=0)
 
 
-def batches_of(reader, count, *place):
-    with contextlib.closing(reader.batches(*place)) as batches:
-        return list(itertools.islice(batches, count))
-
-
 def sharing(ids):
     """Which pairs of rows have equal ids."""
     return (ids[:, None] == ids[None]).all(axis=-1)
@@ -40,12 +29,8 @@ def sharing(ids):
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["loader", "stream"])
 def test_rows_share_an_id_where_they_share_an_image_or_a_text(config, is_stream):
-    if is_stream:
-        reader = Stream(dataclasses.replace(config, stream=Streaming(8)), number_tokens)
-    else:
-        reader = Loader(config, number_tokens)
-    (batch,) = batches_of(reader, 1)
-    assert batch.image is not None
+    stream = dataclasses.replace(config, stream=Streaming(8))
+    (batch,) = take(Stream(stream, number_tokens) if is_stream else Loader(config, number_tokens), 1)
     image = batch.image.reshape(len(batch.image), -1)
     np.testing.assert_array_equal(sharing(batch.image_id), sharing(image))
     np.testing.assert_array_equal(sharing(batch.text_id), sharing(batch.text))
@@ -56,13 +41,12 @@ def test_rows_share_an_id_where_they_share_an_image_or_a_text(config, is_stream)
 
 def test_ids_are_the_same_on_three_hosts(config):
     loader = Loader(config, number_tokens)
-    (whole,) = batches_of(loader, 1)
-    parts = [batches_of(loader, 1, 0, host, 3)[0] for host in range(3)]
+    (whole,) = take(loader, 1)
+    parts = [take(loader, 1, 0, host, 3)[0] for host in range(3)]
     for field in ("image_id", "text_id"):
         np.testing.assert_array_equal(np.concatenate([getattr(part, field) for part in parts]), getattr(whole, field))
 
 
 def test_batches_without_text_have_no_ids(config):
-    (batch,) = batches_of(Loader(config), 1)
-    assert batch.image_id is None
-    assert batch.text_id is None
+    (batch,) = take(Loader(config), 1)
+    assert batch.image_id is batch.text_id is None

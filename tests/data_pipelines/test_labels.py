@@ -1,4 +1,3 @@
-import io
 from pathlib import Path
 
 import numpy as np
@@ -6,30 +5,37 @@ import pytest
 
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
 from lit_het.data_pipelines.storage import Unreadable
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import npy, refused
 
 
-def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
+@pytest.fixture
+def names(tmp_path: Path) -> Path:
     (tmp_path / "classnames.txt").write_text("cat\ndog\n")
-    labels = ClassIndex().build(str(tmp_path))
+    return tmp_path / "classnames.txt"
+
+
+def test_class_indices_count_the_names_beside_the_shards(names: Path):
+    labels = ClassIndex().build(str(names.parent))
     assert labels.num_classes == 2
     assert labels.encode(b"1\n") == 1
     assert labels.zeros(3).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("content", [b"-1", b"cat", b"", b"1.0", b"1" * 5000])
-def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: bytes):
-    (tmp_path / "names.txt").write_text("cat\ndog\n")
-    with pytest.raises(Unreadable, match=r"is not an index below 2; make .*names\.txt and the shards agree"):
-        ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(content)
+DISAGREE = r"is not an index below 2; make .*names\.txt and the shards agree"
 
 
-def test_a_label_beyond_the_names_reports_too_few_names(tmp_path: Path):
-    (tmp_path / "names.txt").write_text("cat\ndog\n")
-    with pytest.raises(
-        Unreadable, match=r"label is out of range \('2' is not an index below 2; .*names\.txt has too few"
-    ):
-        ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(b"2")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *((content, DISAGREE) for content in (b"-1", b"cat", b"", b"1.0", b"1" * 5000)),
+        (b"2", r"label is out of range \('2' is not an index below 2; .*names\.txt has too few"),
+        (b" " * 2_000_000, r"text too long \(2,000,000 bytes, at most 1,048,576 are read\)"),
+    ],
+    ids=lambda value: str(value[:20]),
+)
+def test_a_class_without_a_name_is_an_error(names: Path, content: bytes, message: str):
+    with pytest.raises(Unreadable, match=message):
+        ClassIndex(str(names)).build("elsewhere").encode(content)
 
 
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):
@@ -49,25 +55,15 @@ def test_a_word_that_is_not_in_the_vocabulary_is_named(tmp_path: Path):
 
 
 def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"words\.txt: cannot be read"):
-        CaptionWords().build(str(tmp_path))
-    (tmp_path / "words.txt").write_text("")
-    with pytest.raises(UserError, match=r"words\.txt: the file is empty"):
-        CaptionWords().build(str(tmp_path))
-    (tmp_path / "words.txt").write_text("a\nb\na\n")
-    with pytest.raises(UserError, match="a word is repeated"):
-        CaptionWords().build(str(tmp_path))
-
-
-def as_npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=True)
-    return buffer.getvalue()
+    refused(r"words\.txt: cannot be read", CaptionWords().build, str(tmp_path))
+    for content, message in (("", r"words\.txt: the file is empty"), ("a\nb\na\n", "a word is repeated")):
+        (tmp_path / "words.txt").write_text(content)
+        refused(message, CaptionWords().build, str(tmp_path))
 
 
 def test_several_classes_are_marked_in_a_vector(tmp_path: Path):
     (tmp_path / "classnames.txt").write_text("cat\ndog\nowl\n")
-    label = MultiHot().build(str(tmp_path)).encode(as_npy(np.array([1, 0, 1], np.int64)))
+    label = MultiHot().build(str(tmp_path)).encode(npy(np.array([1, 0, 1], np.int64)))
     assert isinstance(label, np.ndarray)
     assert label.tolist() == [1, 0, 1]
     assert label.dtype == np.float32
@@ -76,15 +72,15 @@ def test_several_classes_are_marked_in_a_vector(tmp_path: Path):
 @pytest.mark.parametrize(
     "content",
     [
-        as_npy(np.array([1, 0])),
-        as_npy(np.array([2, 0, 0])),
-        as_npy(np.array([None] * 3)),
-        as_npy(np.array(["1", "0", "1"])),
-        as_npy(np.zeros(3, [("a", "i4")])),
-        as_npy(np.zeros(3, "M8[s]")),
-        as_npy(np.array([1, 0, 1]))[:-1],
-        as_npy(np.array([1, 0, 1])).replace(b"(3,)", b'(3""'),
-        as_npy(np.array([1, 0, 1])).replace(b"(3,)", b"9**9"),
+        npy(np.array([1, 0])),
+        npy(np.array([2, 0, 0])),
+        npy(np.array([None] * 3)),
+        npy(np.array(["1", "0", "1"])),
+        npy(np.zeros(3, [("a", "i4")])),
+        npy(np.zeros(3, "M8[s]")),
+        npy(np.array([1, 0, 1]))[:-1],
+        npy(np.array([1, 0, 1])).replace(b"(3,)", b'(3""'),
+        npy(np.array([1, 0, 1])).replace(b"(3,)", b"9**9"),
         b"PK\3\4",
         b"",
         b"1 0 1",
@@ -94,9 +90,3 @@ def test_labels_that_are_not_multi_hot_vectors_are_refused_and_never_unpickled(t
     (tmp_path / "classnames.txt").write_text("cat\ndog\nowl\n")
     with pytest.raises(Unreadable, match="label is not a"):
         MultiHot().build(str(tmp_path)).encode(content)
-
-
-def test_a_text_of_more_than_a_mebibyte_is_refused_before_it_is_decoded(tmp_path: Path):
-    (tmp_path / "names.txt").write_text("cat\ndog\n")
-    with pytest.raises(Unreadable, match=r"text too long \(2,000,000 bytes, at most 1,048,576 are read\)"):
-        ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(b" " * 2_000_000)

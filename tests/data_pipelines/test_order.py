@@ -77,9 +77,8 @@ def test_a_billion_samples_start_anywhere_immediately_in_little_memory():
 
 
 def test_a_mixture_keeps_its_proportions_and_the_epochs_of_each_set():
-    mixed = Mixed(
-        [Sequential(7), Chosen(Shuffled(5, 0), range(7, 12)), Chosen(Sequential(11), range(12, 23))], [1.0, 0.5, 0.25]
-    )
+    sets = [Sequential(7), Chosen(Shuffled(5, 0), range(7, 12)), Chosen(Sequential(11), range(12, 23))]
+    mixed = Mixed(sets, [1.0, 0.5, 0.25])
     for start in (0, 123_456):
         samples = [mixed[start + i] for i in range(700)]
         sources = collections.Counter("first" if s < 7 else "second" if s < 12 else "third" for s in samples)

@@ -13,20 +13,15 @@ from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, Weighted
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, ConcatenatedRanges, Portion
-from lit_het.errors import UserError
-from tests.data_pipelines.conftest import NUM_SAMPLES
+from tests.data_pipelines.conftest import NUM_SAMPLES, refused, take
 
 
 def labels(batches):
     return np.concatenate([np.asarray(batch.label)[np.asarray(batch.valid)] for batch in batches]).tolist()
 
 
-def take(loader, count, *place):
-    batches = loader.batches(*place)
-    try:
-        return labels(itertools.islice(batches, count))
-    finally:
-        batches.close()
+def drawn(loader, count, *place):
+    return labels(take(loader, count, *place))
 
 
 def loader(shards: Path, portion: Portion, **changes) -> Loader:
@@ -76,31 +71,22 @@ def test_text_that_is_not_a_portion_is_refused(text):
         Portion.parse(text)
 
 
-@pytest.mark.parametrize("bounds", [(50, 50), (60, 40), (0, 101)])
-def test_percentages_out_of_order_are_refused(bounds):
-    with pytest.raises(UserError, match="must be from 0 to 100 and in order"):
-        Portion(*bounds)
-
-
 @pytest.mark.parametrize("changes", [{}, {"shuffle": False}, {"window": 1}], ids=["shuffled", "in turn", "windows"])
 def test_training_and_minival_together_see_each_sample_once_per_epoch(shards, changes):
     parts = [loader(shards, portion, batch_size=1, **changes) for portion in (Portion(0, 80), Portion(80))]
-    train, minival = (take(part, part.num_samples) for part in parts)
-    assert (len(train), len(minival)) == (18, 5)
-    assert sorted(train) == list(range(18))
+    train, minival = (drawn(part, part.num_samples) for part in parts)
+    again = drawn(parts[0], 18, 18)
+    assert sorted(train) == sorted(again) == list(range(18))
     assert sorted(minival) == list(range(18, NUM_SAMPLES))
-    again = take(parts[0], 18, 18)
-    assert sorted(again) == sorted(train)
     assert [labels(part.epoch()) for part in parts] == [list(range(18)), list(range(18, NUM_SAMPLES))]
-    if not changes:
-        assert again != train
+    assert changes or again != train
 
 
 def test_a_portion_resumes_anywhere_and_is_the_same_on_any_number_of_hosts(shards):
     part = loader(shards, Portion(10, 60))
-    whole = take(part, 10)
-    assert take(part, 5, 20) == whole[20:]
-    halves = [take(part, 10, 0, process, 2) for process in range(2)]
+    whole = drawn(part, 10)
+    assert drawn(part, 5, 20) == whole[20:]
+    halves = [drawn(part, 10, 0, process, 2) for process in range(2)]
     rows = [np.reshape(half, (10, 2)) for half in halves]
     assert np.concatenate(rows, axis=1).ravel().tolist() == whole
     assert labels([part.read([0, 1])]) == [2, 3]
@@ -110,19 +96,16 @@ def test_every_data_set_of_a_mixture_has_its_own_portion(shards):
     more = WeightedShards((str(shards / "shard-000002.tar"),), 0.5, Portion(50))  # of 20, 21 and 22 the last two
     part = loader(shards, Portion(0, 20), mixture=(more,))
     assert part.num_samples == 4 + 2
-    seen = take(part, 30)
+    seen = drawn(part, 30)
     assert (sorted(set(seen)), seen.count(21) + seen.count(22)) == ([0, 1, 2, 3, 21, 22], 40)
     assert labels(part.epoch()) == [0, 1, 2, 3, 21, 22]
 
 
-def test_a_portion_without_samples_is_refused(shards):
-    with pytest.raises(UserError, match=r"0%:1% of 23 samples is empty; take a larger portion"):
-        loader(shards, Portion(0, 1))
-
-
-def test_a_stream_has_no_portions():
-    with pytest.raises(UserError, match="a `stream` has no `portion`"):
-        LoaderConfig(("a.tar",), portion=Portion(0, 50), stream=Streaming())
+def test_portions_out_of_order_without_samples_or_of_a_stream_are_refused(shards):
+    for bounds in ((50, 50), (60, 40), (0, 101)):
+        refused("must be from 0 to 100 and in order", Portion, *bounds)
+    refused(r"0%:1% of 23 samples is empty; take a larger portion", loader, shards, Portion(0, 1))
+    refused("a `stream` has no `portion`", LoaderConfig, ("a.tar",), portion=Portion(0, 50), stream=Streaming())
 
 
 @given(

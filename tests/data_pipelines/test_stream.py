@@ -1,5 +1,6 @@
 """Shards that cannot seek are read sequentially, and their defects are counted."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -33,35 +34,27 @@ from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.errors import UserError
 from lit_het.types import Batch
-
-NUM_SAMPLES, IMAGE_SIZE = 23, 8
-
-
-def number_tokens(captions: list[str]) -> np.ndarray:
-    """Stands for a tokenizer: the number in "word17", then 99."""
-    return np.array([[int(caption[4:] or 0), 99] for caption in captions], np.int32)
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, refused, take
 
 
 def config(*shards: Path | str, **changes: object) -> LoaderConfig:
-    base = LoaderConfig(
-        shards=tuple(map(str, shards)), image_size=IMAGE_SIZE, batch_size=4, threads=0, seed=5, stream=Streaming(8)
-    )
+    fields: Any = {"image_size": IMAGE_SIZE, "batch_size": 4, "threads": 0, "seed": 5, "stream": Streaming(8)}
+    base = LoaderConfig(tuple(map(str, shards)), **fields)
     return dataclasses.replace(base, **changes)
 
 
-def take(stream: Stream, count: int, *arguments: int) -> Batch:
-    """The first batches of a stream as one."""
-    with contextlib.closing(stream.batches(*arguments)) as batches:
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *itertools.islice(batches, count))
-
-
-def numbers(batch: Batch) -> list[int]:
+def numbers(batches: list[Batch]) -> list[int]:
     """Of the samples in the valid rows."""
-    return np.asarray(batch.text)[batch.valid, 0].tolist()
+    batch = joined(batches)
+    return batch.text[batch.valid, 0].tolist()
+
+
+def stream_of(*shards: Path | str, **changes: object) -> Stream:
+    return Stream(config(*shards, **changes), number_tokens)
 
 
 def read(shards: Path | str, count: int, **changes: object) -> list[int]:
-    return numbers(take(Stream(config(shards, **changes), number_tokens), count))
+    return numbers(take(stream_of(shards, **changes), count))
 
 
 def assert_no_child_is_left():
@@ -72,27 +65,24 @@ def assert_no_child_is_left():
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_samples_of_all_shards_come_with_their_own_image_text_and_label(shards: Path, threads: int):
-    batch = take(Stream(config(shards, labels=ClassIndex(), threads=threads), number_tokens), 60)
-    labels = np.asarray(batch.label)
+    batch = joined(take(stream_of(shards, labels=ClassIndex(), threads=threads), 60))
     assert batch.valid.all()
-    assert set(labels.tolist()) == set(range(NUM_SAMPLES))
-    np.testing.assert_array_equal(np.asarray(batch.text)[:, 0], labels)
-    loader = Loader(config(shards, stream=None))
-    found = loader.index.read(labels.tolist(), ["image"])
-    decoded = [decode(content_or_raise(content), IMAGE_SIZE) for (content,) in found]
-    np.testing.assert_array_equal(np.asarray(batch.image), decoded)
+    assert set(batch.label.tolist()) == set(range(NUM_SAMPLES))
+    np.testing.assert_array_equal(batch.text[:, 0], batch.label)
+    found = Loader(config(shards, stream=None)).index.read(batch.label.tolist(), ["image"])
+    np.testing.assert_array_equal(batch.image, [decode(content_or_raise(one), IMAGE_SIZE) for (one,) in found])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_same_seed_gives_the_same_batches(shards: Path, threads: int):
     random = {"crop": InceptionCrop(), "augmentations": (HorizontalFlip(),)}
-    one, other = (take(Stream(config(shards, threads=threads, **random), number_tokens), 12) for _ in range(2))
+    one, other = (take(stream_of(shards, threads=threads, **random), 12) for _ in range(2))
     for part, again in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(part, again)
 
 
 def test_another_seed_process_or_position_gives_other_samples(shards: Path):
-    stream = Stream(config(shards, batch_size=8), number_tokens)
+    stream = stream_of(shards, batch_size=8)
     draws = [numbers(take(stream, 6 // count, *arguments)) for *arguments, count in [(0, 0, 1), (8, 0, 1)]]
     draws += [numbers(take(stream, 6, 0, process, 2)) for process in range(2)]
     draws += [read(shards, 6, batch_size=8, seed=6)]
@@ -100,12 +90,9 @@ def test_another_seed_process_or_position_gives_other_samples(shards: Path):
     assert [len(draw) for draw in draws] == [48, 48, 24, 24, 48]
 
 
-def test_a_buffer_of_one_sample_keeps_the_order_of_each_shard(shards: Path):
+def test_a_buffer_of_one_sample_keeps_the_order_of_each_shard_and_a_larger_one_mixes_them(shards: Path):
     found = read(shards, 30, stream=Streaming(1))
     assert all(after == before + 1 or after % 10 == 0 for before, after in itertools.pairwise(found))
-
-
-def test_a_larger_buffer_mixes_shards(shards: Path):
     found = read(shards, 30, stream=Streaming(20))
     assert sum(before // 10 != after // 10 for before, after in itertools.pairwise(found)) > 30
 
@@ -115,9 +102,7 @@ def test_commands_are_shards_and_have_braces(shards: Path):
     assert expand(address) == [f"pipe:cat {shards}/shard-00000{number}.tar" for number in range(3)]
     assert set(read(address, 60, threads=2)) == set(range(NUM_SAMPLES))
     assert_no_child_is_left()
-
-
-def test_backslashes_in_a_command_are_for_the_shell():
+    # Backslashes are for the shell.
     assert expand(r"pipe:cat my\ shard.tar") == [r"pipe:cat my\ shard.tar"]
 
 
@@ -135,21 +120,20 @@ def test_a_command_cannot_be_read_at_random(shards: Path):
 
 def test_a_command_that_fails_is_counted_with_its_exit_code(shards: Path):
     failing = f"pipe:cat {shards}/shard-000001.tar; exit 3"
-    stream = Stream(config(shards / "shard-000000.tar", failing, max_bad_fraction=0.5), number_tokens)
+    stream = stream_of(shards / "shard-000000.tar", failing, max_bad_fraction=0.5)
     assert set(numbers(take(stream, 30))) == set(range(20))  # what came before it failed is sound
     assert stream.faults.counts.keys() == {(failing, "command failed")}
     assert "exit code 3" in stream.faults.examples[failing, "command failed"]
-    with pytest.raises(UserError, match=r"exit 3: command failed \(exit code 3\); 1 defect in the first \d+ samples"):
-        read(failing, 30, stream=Streaming(1))
-    with pytest.raises(UserError, match=r"\(exit code 1\); 1 defect before the first sample of a stream, where .* fix"):
-        read("pipe:exit 1", 1)
+    message = r"exit 3: command failed \(exit code 3\); 1 defect in the first \d+ samples"
+    refused(message, read, failing, 30, stream=Streaming(1))
+    refused(r"\(exit code 1\); 1 defect before the first sample of a stream, where .* fix", read, "pipe:exit 1", 1)
     assert_no_child_is_left()
 
 
 def test_a_command_without_output_times_out(shards: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pipes, "PATIENCE", 0.05)
     stuck = "pipe:sleep 1000 & sleep 1000"
-    stream = Stream(config(shards / "shard-000000.tar", stuck, max_bad_fraction=0.5), number_tokens)
+    stream = stream_of(shards / "shard-000000.tar", stuck, max_bad_fraction=0.5)
     take(stream, 30)
     assert stream.faults.counts.keys() == {(stuck, "command is stuck")}
     assert_no_child_is_left()
@@ -181,38 +165,36 @@ def test_every_defect_of_a_shard_is_counted(tmp_path: Path, make_shards: Callabl
     write_shards(directory, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="y")
     names = ["shard-000000", "cut", "cut-between", "damaged", "twice", "text", "nothing", "zeros", "y-000000"]
     addresses = [form.format(directory / f"{name}.tar") for name in names]
-    stream = Stream(config(*addresses, max_bad_fraction=0.9), number_tokens)
+    stream = stream_of(*addresses, max_bad_fraction=0.9)
     take(stream, 100)
-    assert {(address.rpartition("/")[2].removesuffix(".tar"), cause) for address, cause in stream.faults.counts} == {
-        ("shard-000000", "damaged JPEG"),
-        ("shard-000000", "empty caption"),
-        ("shard-000000", "text is not UTF-8"),
-        ("cut", DAMAGED),
-        ("cut-between", DAMAGED),
-        ("damaged", DAMAGED),
-        ("damaged", "no .jpg/jpeg/png/webp"),  # of the sample that the damage parts
-        ("twice", REPEATED),
-        ("twice", "damaged JPEG"),
-        ("twice", "empty caption"),
-        ("twice", "text is not UTF-8"),
-        ("text", NO_TAR),
-        ("nothing", NO_TAR),
-        ("zeros", EMPTY),
-        ("y-000000", "no .txt"),
+    causes = collections.defaultdict(set)
+    for address, cause in stream.faults.counts:
+        causes[address.rpartition("/")[2].removesuffix(".tar")].add(cause)
+    of_samples = {"damaged JPEG", "empty caption", "text is not UTF-8"}
+    assert causes == {
+        "shard-000000": of_samples,
+        "cut": {DAMAGED},
+        "cut-between": {DAMAGED},
+        "damaged": {DAMAGED, "no .jpg/jpeg/png/webp"},  # of the sample that the damage parts
+        "twice": {REPEATED, *of_samples},
+        "text": {NO_TAR},
+        "nothing": {NO_TAR},
+        "zeros": {EMPTY},
+        "y-000000": {"no .txt"},
     }
 
 
 def test_a_run_without_readable_shards_ends(tmp_path: Path):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.tar").write_bytes(b"no tar")
-    with pytest.raises(UserError, match=r"none of 3 shards holds a readable sample: check --data\.shards"):
-        read(tmp_path, 1, max_bad_fraction=1.0, threads=2)
-    with pytest.raises(UserError, match=r"pipe:exit 1: command failed \(exit code 1\); none of 1 shards"):
-        read("pipe:exit 1", 1, max_bad_fraction=1.0)
+    message = r"none of 3 shards holds a readable sample: check --data\.shards"
+    refused(message, read, tmp_path, 1, max_bad_fraction=1.0, threads=2)
+    message = r"pipe:exit 1: command failed \(exit code 1\); none of 1 shards"
+    refused(message, read, "pipe:exit 1", 1, max_bad_fraction=1.0)
 
 
 def test_a_shard_that_vanishes_is_counted(tmp_path: Path, make_shards: Callable[..., Path]):
-    stream = Stream(config(make_shards(tmp_path), max_bad_fraction=0.5), number_tokens)
+    stream = stream_of(make_shards(tmp_path), max_bad_fraction=0.5)
     (tmp_path / "shard-000001.tar").unlink()
     assert not set(numbers(take(stream, 20))) & set(range(10, 20))
     assert stream.faults.causes.keys() == {"unreadable shard"}
@@ -221,8 +203,8 @@ def test_a_shard_that_vanishes_is_counted(tmp_path: Path, make_shards: Callable[
 def test_a_broken_sample_counts_each_time_it_is_read(tmp_path: Path, make_shards: Callable[..., Path]):
     # A rate is taken over 10,000 samples at least; the one that is broken comes 11 times much earlier.
     directory = make_shards(tmp_path, s7={"jpg": b"<html>"})
-    with pytest.raises(UserError, match=r"11 defects in the first [1-4]\d{2} samples of a stream"):
-        read(directory, 10_000, max_bad_fraction=0.001, batch_size=10)
+    message = r"11 defects in the first [1-4]\d{2} samples of a stream"
+    refused(message, read, directory, 10_000, max_bad_fraction=0.001, batch_size=10)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -230,7 +212,7 @@ def test_closing_ends_commands_and_threads_at_once(shards: Path, threads: int):
     before = threading.active_count()
     # Five samples and a part of the sixth, then nothing: the second batch waits.
     slow = f"pipe:head -c 17000 {shards}/shard-000000.tar; sleep 1000 | sleep 1000"
-    stream = Stream(config(slow, threads=threads, stream=Streaming(1), prefetch_batches=8), number_tokens)
+    stream = stream_of(slow, threads=threads, stream=Streaming(1), prefetch_batches=8)
     batches = stream.batches()
     next(batches)
     began = time.monotonic()
@@ -264,9 +246,7 @@ class StumblingFile(MemoryFile):
         return super().read(size)
 
 
-def test_failed_requests_are_retried_and_a_store_that_stays_down_is_counted(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_failed_requests_are_retried_and_a_store_that_stays_down_counted(shards: Path, monkeypatch: pytest.MonkeyPatch):
     fsspec.register_implementation("stumbling-stream", Stumbling, clobber=True)
     monkeypatch.setattr(stores, "BACK_OFF", (0.0, 0.0))
     monkeypatch.setattr(Stumbling, "failures", 2)
@@ -275,8 +255,7 @@ def test_failed_requests_are_retried_and_a_store_that_stays_down_is_counted(
     assert set(read("stumbling-stream:///sound.tar", 20)) == set(range(10))
     assert Stumbling.failures == 0
     monkeypatch.setattr(Stumbling, "failures", 3)
-    with pytest.raises(UserError, match=r"store does not answer \(the store is busy\)"):
-        read("stumbling-stream:///sound.tar", 1)
+    refused(r"store does not answer \(the store is busy\)", read, "stumbling-stream:///sound.tar", 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -288,15 +267,14 @@ def test_no_damage_crashes_or_hangs_a_stream(
     damaged = tmp_path_factory.mktemp("damaged") / "x.tar"
     damaged.write_bytes((content[:place] + junk + content[place + len(junk) :])[:cut])
     with contextlib.suppress(UserError):
-        take(Stream(config(damaged, max_bad_fraction=1.0), number_tokens), 3)
+        take(stream_of(damaged, max_bad_fraction=1.0), 3)
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("mixture", (WeightedShards(("x",)),)), ("window", 3), ("shuffle", False), ("embeddings", "x")]
 )
 def test_options_that_need_random_access_are_refused(field: str, value: object):
-    with pytest.raises(UserError, match=f"LoaderConfig: a `stream` has no `{field}`; leave out one of them"):
-        config("x", **{field: value})
+    refused(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them", config, "x", **{field: value})
 
 
 def test_a_stream_configuration_survives_serialisation():

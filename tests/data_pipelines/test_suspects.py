@@ -1,5 +1,6 @@
 """Samples that a table of suspects leaves out of training, or weights less."""
 
+import contextlib
 import csv
 import dataclasses
 import itertools
@@ -19,6 +20,7 @@ from lit_het.data_pipelines.portions import Portion, without
 from lit_het.data_pipelines.suspects import Suspects
 from lit_het.errors import UserError
 from tests.data_pipelines import test_embeddings as embeddings
+from tests.data_pipelines.conftest import refused
 
 # Two shards of ten samples and one of three; labels number the samples.
 SUSPECT = (3, 10, 11, 22, 0, 19)
@@ -40,10 +42,8 @@ def loader(shards: Path, suspects: Suspects | None, batch_size: int = 1, **chang
 
 
 def labels(batches, count: int) -> list[int]:
-    with_labels = itertools.islice(batches, count)
-    found = [int(batch.label[0]) for batch in with_labels]
-    batches.close()
-    return found
+    with contextlib.closing(batches):
+        return [int(batch.label[0]) for batch in itertools.islice(batches, count)]
 
 
 @pytest.mark.parametrize("changes", [{}, {"shuffle": False}, {"window": 1}, {"window": 2}])
@@ -119,7 +119,7 @@ def test_weights_are_those_of_the_own_shards_of_a_mixture_and_of_stored_embeddin
         weights.update(zip(batch.label.ravel().tolist(), batch.weight.tolist(), strict=True))
     assert {weights[number, 0.25] for number in SUSPECT} == {4}
     assert {weights[number, 1.0] for number in range(23)} == {4, 8}
-    embeddings.write(tmp_path / "e", shards, embeddings.recipe())
+    embeddings.write(tmp_path / "e", shards)
     batch = next(embeddings.loader(shards, tmp_path / "e", suspects=suspects).batches())
     is_suspect = np.isin(embeddings.numbers_of(batch), SUSPECT)
     assert batch.image is None
@@ -143,29 +143,28 @@ def test_a_parquet_table_is_read_as_a_csv(shards, tmp_path):
 
 
 def test_problems_of_the_table_are_one_line(shards, tmp_path):
-    def refuse(path: Path, match: str) -> None:
-        with pytest.raises(UserError, match=match):
-            loader(shards, Suspects(path, 0.5))
-
-    refuse(tmp_path / "none.csv", "none.csv cannot be read .*; write it with lit-het data score")
-    refuse(table(tmp_path / "a.csv", shards, columns=("file", "key", "loss")), "a.csv has no column 'shard'")
-    refuse(table(tmp_path / "b.csv", Path("/elsewhere")), "b.csv names /elsewhere/shard-000000.tar, which is not a tr")
-    keys = table(tmp_path / "c.csv", shards)
+    table(tmp_path / "columns.csv", shards, columns=("file", "key", "loss"))
+    table(tmp_path / "shards.csv", Path("/elsewhere"))
+    keys = table(tmp_path / "keys.csv", shards)
     keys.write_text(keys.read_text().replace(",s3,", ",unknown,"))
-    refuse(keys, "1 of 12 samples that .*c.csv names are not in the shards; score them again")
-    empty = tmp_path / "d.csv"
-    empty.write_text("shard,key\n")
-    refuse(empty, "d.csv has rows without a shard and a key")
-    empty.write_text("shard,key\nx.tar\n")
-    refuse(empty, "d.csv is cut short in line 2; write it again with lit-het data score")
-    first = table(tmp_path / "e.csv", shards, numbers=range(12))
+    (tmp_path / "empty.csv").write_text("shard,key\n")
+    (tmp_path / "short.csv").write_text("shard,key\nx.tar\n")
+    for name, problem in (
+        ("none", " cannot be read .*; write it with lit-het data score"),
+        ("columns", " has no column 'shard'"),
+        ("shards", " names /elsewhere/shard-000000.tar, which is not a tr"),
+        ("keys", " names are not in the shards; score them again"),
+        ("empty", " has rows without a shard and a key"),
+        ("short", " is cut short in line 2; write it again with lit-het data score"),
+    ):
+        refused(f"{name}.csv{problem}", loader, shards, Suspects(tmp_path / f"{name}.csv", 0.5))
+    refused("^1 of 12 samples that ", loader, shards, Suspects(keys, 0.5))
+    first = table(tmp_path / "first.csv", shards, numbers=range(12))
     with pytest.raises(UserError, match=r"all samples are suspects; lower suspects\.fraction"):
         loader(shards, Suspects(first, 0.5), portion=Portion(0, 20))
-    with pytest.raises(UserError, match=r"fraction = 5\.0 must be between 0 and 1; 0\.05 takes 5 %"):
-        Suspects(keys, 5.0)
+    refused(r"fraction = 5\.0 must be between 0 and 1; 0\.05 takes 5 %", Suspects, keys, 5.0)
     for weight in (1.0, -0.1, float("nan")):
-        with pytest.raises(UserError, match=f"Suspects: weight = {weight} must be below 1 and at least 0, which leav"):
-            Suspects(keys, 0.5, weight)
+        refused(f"Suspects: weight = {weight} must be below 1 and at least 0, which leav", Suspects, keys, 0.5, weight)
 
 
 def test_a_table_that_was_cut_short_is_one_line(shards, tmp_path):
@@ -178,13 +177,11 @@ def test_a_table_that_was_cut_short_is_one_line(shards, tmp_path):
         (b"".join(content.splitlines(keepends=True)[:7]), r"has 6 rows for 23 samples: it was cut short, or"),
     ):
         path.write_bytes(cut)
-        with pytest.raises(UserError, match=problem):
-            loader(shards, Suspects(path, 0.05))
+        refused(problem, loader, shards, Suspects(path, 0.05))
 
 
 def test_images_that_cannot_be_read_have_no_row(shards, tmp_path):
     path = table(tmp_path / "scores.csv", shards)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert loader(shards, Suspects(path, 0.05), max_bad_fraction=0.1).num_samples == 21
-    with pytest.raises(UserError, match="has 22 rows for 23 samples"):
-        loader(shards, Suspects(path, 0.05), max_bad_fraction=0.01)
+    refused("has 22 rows for 23 samples", loader, shards, Suspects(path, 0.05), max_bad_fraction=0.01)

@@ -49,14 +49,6 @@ def from_end_to_end(content: bytes) -> Iterator[str]:
     return (name for name, _ in streamed_members(OneWay(content)))
 
 
-def test_sequential_reads_give_the_contents_of_the_shard(shards: Path):
-    shard = shards / "shard-000000.tar"
-    with tarfile.open(shard) as tar:
-        files = {name: tar.extractfile(name) for name in tar.getnames()}
-        expected = {name: file.read() for name, file in files.items() if file}
-    assert dict(streamed_members(OneWay(shard.read_bytes()))) == expected
-
-
 @settings(max_examples=150, deadline=None)
 @given(place=st.integers(0, 6000), junk=st.binary(max_size=40), cut=st.integers(0, 12_000))
 def test_sequential_reads_find_damage_at_the_same_offset(shards: Path, place: int, junk: bytes, cut: int):
@@ -66,12 +58,8 @@ def test_sequential_reads_find_damage_at_the_same_offset(shards: Path, place: in
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0\n"), min_size=1, max_size=150)
-ENTRIES = st.lists(
-    st.tuples(
-        NAMES, st.sampled_from([b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7"]), st.binary(max_size=1500)
-    ),
-    min_size=1,
-)
+KINDS = st.sampled_from([b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7"])
+ENTRIES = st.lists(st.tuples(NAMES, KINDS, st.binary(max_size=1500)), min_size=1)
 
 
 @settings(max_examples=200, deadline=None)
@@ -148,13 +136,11 @@ def test_a_member_that_is_too_large_is_skipped(monkeypatch: pytest.MonkeyPatch):
     content = FIRST + header("large.txt", 2) + b"22".ljust(512, b"\0") + FIRST + END
     first, (name, reason), last = streamed_members(OneWay(content))
     assert first == last == ("first.txt", b"1")
-    assert name == "large.txt"
     assert isinstance(reason, Unreadable)
-    assert str(reason) == "member too large (2 bytes, at most 1 are read)"
+    assert (name, str(reason)) == ("large.txt", "member too large (2 bytes, at most 1 are read)")
 
 
 def test_unwanted_members_are_not_read():
-    wanted = streamed_members(
-        OneWay(FIRST + header("b.jpg", 1) + b"2".ljust(512, b"\0") + END), lambda name: "b" in name
-    )
+    content = FIRST + header("b.jpg", 1) + b"2".ljust(512, b"\0") + END
+    wanted = streamed_members(OneWay(content), lambda name: "b" in name)
     assert dict(wanted) == {"first.txt": b"", "b.jpg": b"2"}

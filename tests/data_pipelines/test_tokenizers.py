@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
-import transformers
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import normalizers
 
 from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
 from lit_het.data_pipelines.tokenizers import (
@@ -17,7 +15,7 @@ from lit_het.data_pipelines.tokenizers import (
     Tokenizer,
     train_sentencepiece,
 )
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused, word_pieces
 
 CAPTIONS = [f"latin {size} letter {letter}" for size in ("small", "capital") for letter in "abcdefghij"]
 END = 1
@@ -53,12 +51,9 @@ def test_an_empty_caption_is_an_end_token_and_padding(model: bytes):
 
 
 def test_captions_are_lowercased_on_request(model: bytes):
-    shout = [CAPTIONS[0].upper()]
-    np.testing.assert_array_equal(
-        SentencePieceTokenizer(model, 40)(shout), SentencePieceTokenizer(model, 40)(CAPTIONS[:1])
-    )
-    unknown = SentencePieceTokenizer(model, 40, lowercase=False)(shout)
-    assert 2 in unknown
+    shout, tokenizer = [CAPTIONS[0].upper()], SentencePieceTokenizer(model, 40)
+    np.testing.assert_array_equal(tokenizer(shout), tokenizer(CAPTIONS[:1]))
+    assert 2 in SentencePieceTokenizer(model, 40, lowercase=False)(shout)
 
 
 def test_underscores_become_spaces_on_request_and_are_dropped_with_other_punctuation_otherwise(model: bytes):
@@ -86,11 +81,6 @@ def test_a_vocabulary_of_words_keeps_words_whole():
     assert (tokenizer(["latin small letter a"])[0] == END).argmax() == 4
 
 
-def test_a_vocabulary_too_small_for_the_letters_says_what_to_change():
-    with pytest.raises(UserError, match=r"a vocabulary of 5 pieces cannot be trained .*change its size"):
-        train_sentencepiece(CAPTIONS, vocabulary_size=5)
-
-
 def test_a_config_builds_from_a_file_and_the_bytes_rebuild_it(tmp_path: Path, model: bytes):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model)
@@ -101,19 +91,17 @@ def test_a_config_builds_from_a_file_and_the_bytes_rebuild_it(tmp_path: Path, mo
 
 def test_a_missing_or_invalid_model_names_the_file(tmp_path: Path):
     path = tmp_path / "tokenizer.model"
-    with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read"):
-        SentencePieceConfig(path).build()
+    refused(r"tokenizer\.model: cannot be read", SentencePieceConfig(path).build)
     for content in (b"", b"not a model"):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"tokenizer\.model: is not a SentencePiece model"):
-            SentencePieceConfig(path).build()
+        refused(r"tokenizer\.model: is not a SentencePiece model", SentencePieceConfig(path).build)
 
 
-def test_invalid_lengths_and_padding_are_refused(model: bytes):
-    with pytest.raises(UserError, match="too short for the end token"):
-        SentencePieceTokenizer(model, 0)
-    with pytest.raises(UserError, match="padding id 999 is not in the vocabulary"):
-        SentencePieceTokenizer(model, 4, padding_id=999)
+def test_invalid_lengths_padding_and_sizes_of_vocabularies_are_refused(model: bytes):
+    message = r"a vocabulary of 5 pieces cannot be trained .*change its size"
+    refused(message, train_sentencepiece, CAPTIONS, vocabulary_size=5)
+    refused("too short for the end token", SentencePieceTokenizer, model, 0)
+    refused("padding id 999 is not in the vocabulary", SentencePieceTokenizer, model, 4, padding_id=999)
 
 
 def test_threads_share_a_tokenizer(model: bytes):
@@ -124,39 +112,36 @@ def test_threads_share_a_tokenizer(model: bytes):
             np.testing.assert_array_equal(ids, expected)
 
 
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "##ish", "bar", "square"]
+OF_WORDS = ["A GREENISH bar", "red", "a blue square a a a a a", ""]
+
+
 @pytest.fixture
-def word_pieces(tmp_path: Path) -> Path:
+def bert(tmp_path: Path) -> Path:
     """A tokenizer.json like BERT's."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "##ish", "bar", "square"]
-    tokenizer = tokenizers.Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    word_pieces(WORDS, normalizers.BertNormalizer(lowercase=True)).save(str(tmp_path / "tokenizer.json"))
     return tmp_path / "tokenizer.json"
 
 
-def test_word_pieces_are_truncated_and_padded_between_their_control_tokens(word_pieces: Path):
-    tokenizer = HuggingFaceTokenizerConfig(word_pieces, length=6).build()
+def test_word_pieces_are_truncated_and_padded_between_their_control_tokens(bert: Path):
+    tokenizer = HuggingFaceTokenizerConfig(bert, length=6).build()
     assert isinstance(tokenizer, Tokenizer)
     assert tokenizer.vocabulary_size == 10
-    ids = tokenizer(["A GREENISH bar", "red", "a blue square a a a a a", ""])
+    ids = tokenizer(OF_WORDS)
     assert ids.dtype == np.int32
     assert ids.tolist() == [[2, 4, 6, 7, 8, 3], [2, 5, 3, 0, 0, 0], [2, 4, 1, 9, 4, 3], [2, 3, 0, 0, 0, 0]]
-    assert HuggingFaceTokenizer(tokenizer.model_bytes, 3, padding_id=1)(["red bar", ""]).tolist() == [
-        [2, 5, 3],
-        [2, 3, 1],
-    ]
+    short = HuggingFaceTokenizer(tokenizer.model_bytes, 3, padding_id=1)
+    assert short(["red bar", ""]).tolist() == [[2, 5, 3], [2, 3, 1]]
     assert tokenizer([]).shape == (0, 6)
 
 
-def test_transformers_gives_the_same_ids(word_pieces: Path):
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(word_pieces), pad_token="[PAD]")
-    captions = ["A GREENISH bar", "red", "a blue square a a a a a", ""]
-    expected = theirs(captions, padding="max_length", truncation=True, max_length=6)["input_ids"]
-    assert HuggingFaceTokenizerConfig(word_pieces, length=6).build()(captions).tolist() == expected
+@pytest.mark.slow
+def test_transformers_gives_the_same_ids(bert: Path):
+    import transformers
+
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(bert), pad_token="[PAD]")
+    expected = theirs(OF_WORDS, padding="max_length", truncation=True, max_length=6)["input_ids"]
+    assert HuggingFaceTokenizerConfig(bert, length=6).build()(OF_WORDS).tolist() == expected
 
 
 def test_sentence_piece_and_the_tokenizer_json_made_of_it_give_the_same_ids():
@@ -168,23 +153,11 @@ def test_sentence_piece_and_the_tokenizer_json_made_of_it_give_the_same_ids():
     np.testing.assert_array_equal(theirs(captions), ours(captions))
 
 
-@pytest.mark.parametrize(
-    ("content", "length", "message"),
-    [
-        (b"hello", 6, r"tokenizer\.json: is not a tokenizer.json"),
-        (None, 2, "2 tokens are too few for 2 control tokens and a caption"),
-    ],
-)
-def test_invalid_files_and_lengths_are_refused(word_pieces: Path, content, length, message):
-    if content is not None:
-        word_pieces.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        HuggingFaceTokenizerConfig(word_pieces, length).build()
-
-
-def test_a_tokenizer_without_padding_is_refused(word_pieces: Path):
-    with pytest.raises(UserError, match="padding id 77 is not in the vocabulary"):
-        HuggingFaceTokenizerConfig(word_pieces, 6, padding_id=77).build()
-    word_pieces.write_text(word_pieces.read_text().replace("[PAD]", "[FILL]"))
-    with pytest.raises(UserError, match="has no padding token; set padding_id"):
-        HuggingFaceTokenizerConfig(word_pieces, 6).build()
+def test_invalid_files_and_lengths_and_a_tokenizer_without_padding_are_refused(bert: Path):
+    message = "2 tokens are too few for 2 control tokens and a caption"
+    refused(message, HuggingFaceTokenizerConfig(bert, 2).build)
+    refused("padding id 77 is not in the vocabulary", HuggingFaceTokenizerConfig(bert, 6, padding_id=77).build)
+    bert.write_text(bert.read_text().replace("[PAD]", "[FILL]"))
+    refused("has no padding token; set padding_id", HuggingFaceTokenizerConfig(bert, 6).build)
+    bert.write_bytes(b"hello")
+    refused(r"tokenizer\.json: is not a tokenizer.json", HuggingFaceTokenizerConfig(bert, 6).build)

@@ -18,18 +18,19 @@ from tests.eval.fake_model import FakeModel
 
 @pytest.fixture
 def make_encoder() -> Callable[..., FakeModel]:
-    """Features of an image are the number in its first pixel."""
+    """Features of an image are the number in its first pixel; captions without vectors lie on the axes."""
 
     def make(
         image_vectors: np.ndarray,
-        caption_vectors: Mapping[str, np.ndarray],
+        caption_vectors: Mapping[str, np.ndarray] | Sequence[str],
         temperature: float = 0.1,
         noise: np.ndarray | None = None,
         num_shards: int = 1,
         has_noise_norm: bool = True,
     ) -> FakeModel:
-        captions = list(caption_vectors)
-        text_table = np.stack([caption_vectors[caption] for caption in captions])
+        if not isinstance(caption_vectors, Mapping):
+            caption_vectors = dict(zip(caption_vectors, np.eye(len(caption_vectors)), strict=True))
+        captions, text_table = list(caption_vectors), np.stack(list(caption_vectors.values()))
 
         def extract(view: np.ndarray) -> np.ndarray:
             assert len(view) % num_shards == 0

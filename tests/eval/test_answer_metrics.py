@@ -1,13 +1,12 @@
 import functools
-import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.errors import UserError
 from lit_het.eval.answer_metrics import anls, exact_match, normalized_answer, vqa_accuracy
+from tests.eval.refusals import assert_refused
 
 words = st.sampled_from(["yes", "no", "Yes.", "a cat", "cat", "2", "two", "dont", "1,000", ""])
 people = st.lists(words, min_size=2, max_size=10)
@@ -99,16 +98,16 @@ def test_accuracy_by_the_number_of_ten_people_who_agree(matches, accuracy):
 
 
 @given(words, people)
-def test_accuracy_agrees_with_leaving_out_each_person(prediction, answers):
+def test_accuracy_agrees_with_leaving_out_each_person_and_an_answer_among_the_true_ones_is_right(prediction, answers):
     np.testing.assert_allclose(vqa_accuracy([prediction], [answers]), accuracy_by_loop(prediction, answers))
+    assert anls([prediction], [[*answers, prediction]]) == 1
+    assert exact_match([prediction], [prediction]).all()
+    assert vqa_accuracy([prediction], [[prediction] * 4 + answers]) == pytest.approx(1)
 
 
-def test_answers_are_normalized_only_where_people_disagree():
+def test_answers_are_normalized_only_where_people_disagree_and_for_an_exact_match_never():
     np.testing.assert_allclose(vqa_accuracy(["A cat."] * 2, [["cat"] * 10, ["cat"] * 9 + ["dog"]]), [0, 1])
     np.testing.assert_allclose(vqa_accuracy([" cat\n"], [["cat"] * 10]), 1)
-
-
-def test_exact_match_normalises_nothing():
     found = exact_match(["cat", "Cat", "cat.", " cat", "dog"], ["cat", "cat", "cat", "cat", "cat"])
     assert found.tolist() == [True, False, False, False, False]
     assert found.dtype == bool
@@ -119,9 +118,7 @@ def test_anls_by_hand():
     found = anls(["kitten", "abcd", "abc", "cat"], [["sitting"], ["abxy"], ["xyz"], ["cat"]])
     np.testing.assert_allclose(found, [1 - 3 / 7, 0, 0, 1])
     np.testing.assert_allclose(anls(["abcd"], [["abxy"]], threshold=0.6), 0.5)
-
-
-def test_anls_is_of_the_nearest_answer_without_case_and_outer_space():
+    # It is of the nearest answer, without case and outer space.
     np.testing.assert_allclose(anls([" The  Cat\n"], [["a dog", "the cat"]]), 1)
     np.testing.assert_allclose(anls(["", "", "a"], [[""], ["a"], ["", " "]]), [1, 0, 0])
 
@@ -137,31 +134,12 @@ def test_anls_agrees_with_its_equation(prediction, answers):
     np.testing.assert_allclose(anls([prediction], [answers]), expected)
 
 
-@given(words, people)
-def test_an_answer_among_the_true_ones_is_right(prediction, answers):
-    assert anls([prediction], [[*answers, prediction]]) == 1
-    assert exact_match([prediction], [prediction]).all()
-    assert vqa_accuracy([prediction], [[prediction] * 4 + answers]) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("figure", [vqa_accuracy, anls, exact_match])
-def test_questions_and_answers_that_do_not_fit_are_named(figure):
-    with pytest.raises(UserError, match="no answers to score; give at least one"):
-        figure([], [])
-    answers = ["yes"] if figure is exact_match else [["yes", "no"]]
-    with pytest.raises(UserError, match="2 predictions and answers to 1 questions; give one of each"):
-        figure(["yes", "no"], answers)
-
-
-@pytest.mark.parametrize(("figure", "at_least"), [(vqa_accuracy, 2), (anls, 1)])
-def test_a_question_with_too_few_answers_is_named(figure, at_least):
-    answers = [["yes"] * at_least, ["yes"] * (at_least - 1)]
-    with pytest.raises(UserError, match=f"question 1 has {at_least - 1} answers and needs {at_least}; add some"):
-        figure(["yes", "no"], answers)
-    with pytest.raises(UserError, match="answers to question 0 are a single text; put it into a list"):
-        figure(["yes"], ["yes"])
-
-
-def test_figures_are_of_each_question():
-    pairs = list(itertools.repeat(["yes", "yes", "no"], 3))
-    assert vqa_accuracy(["yes", "no", "x"], pairs).shape == anls(["yes", "no", "x"], pairs).shape == (3,)
+@pytest.mark.parametrize(("figure", "at_least"), [(vqa_accuracy, 2), (anls, 1), (exact_match, 0)])
+def test_questions_and_answers_that_do_not_fit_are_named(figure, at_least):
+    assert_refused("no answers to score; give at least one", figure, [], [])
+    answers = [["yes", "no"]] if at_least else ["yes"]
+    assert_refused("2 predictions and answers to 1 questions; give one of each", figure, ["yes", "no"], answers)
+    if at_least:
+        message = f"question 1 has {at_least - 1} answers and needs {at_least}; add some"
+        assert_refused(message, figure, ["yes", "no"], [["yes"] * at_least, ["yes"] * (at_least - 1)])
+        assert_refused("answers to question 0 are a single text; put it into a list", figure, ["yes"], ["yes"])

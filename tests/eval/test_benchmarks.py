@@ -12,6 +12,7 @@ from lit_het.eval.benchmarks import SUITES, Group, Suite, check_complete, find_s
 from lit_het.eval.published import read_published
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, FewShotConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
+from tests.eval.refusals import assert_refused
 
 
 def write(directory: Path, shards: int = 1, names: bool = True, split: str = "test") -> Path:
@@ -85,8 +86,7 @@ def test_an_incomplete_download_is_refused(tmp_path: Path):
     (tmp_path / "pets" / "test" / "nshards.txt").write_text("2\n")
     check_complete(data)
     (tmp_path / "pets" / "test" / "nshards.txt").write_text("3\n")
-    with pytest.raises(UserError, match=r"nshards\.txt says '3' shards, and there are 2; download the set again"):
-        check_complete(data)
+    assert_refused(r"nshards\.txt says '3' shards, and there are 2; download the set again", check_complete, data)
 
 
 def test_suites_have_the_sets_of_their_sources():
@@ -108,6 +108,7 @@ def test_suites_have_the_sets_of_their_sources():
     ("suite", "name", "kind"),
     [
         ("clip_benchmark", "cifar10", ZeroShotConfig),
+        ("clip_benchmark", "voc2007_multilabel", ZeroShotConfig),
         ("clip_benchmark", "flickr30k", RetrievalConfig),
         ("robustness", "imagenet_c", ShiftConfig),
         ("robustness", "imagenet1k", ZeroShotConfig),
@@ -118,15 +119,10 @@ def test_the_figure_of_a_set_tells_its_evaluation(suite: str, name: str, kind: t
     found = SUITES[suite].evaluation(name, "/data/x", ClassNamesConfig("clip80"), 4)
     assert type(found) is kind
     assert (found.data.name, found.data.directory) == (name, "/data/x")
+    assert found.data.multi_label == (name == "voc2007_multilabel")
     if isinstance(found, ZeroShotConfig | ShiftConfig):
-        assert (found.names.prompts, found.samples) == ("clip80", 4)
-
-
-def test_sets_of_several_labels_are_read_so_and_without_noise():
-    found = SUITES["clip_benchmark"].evaluation("voc2007_multilabel", "/data/voc", ClassNamesConfig(), 4)
-    assert isinstance(found, ZeroShotConfig)
-    assert found.data.multi_label
-    assert not found.samples
+        # Those of several labels are evaluated without noise.
+        assert (found.names.prompts, found.samples) == ("clip80", 0 if found.data.multi_label else 4)
 
 
 def test_means_are_over_the_sets_that_are_known():
@@ -156,9 +152,6 @@ def test_published_figures_have_sources_and_belong_to_lines_of_a_suite():
     assert len({(row.model, row.set, row.figure) for row in rows}) == len(rows)
     for suite in SUITES.values():
         assert {row.model for row in every(suite)} == set(suite.published)
-
-
-def test_every_model_with_published_figures_is_shown_by_a_suite():
     with Path(published.__file__).with_suffix(".csv").open(newline="") as file:
         models = {row["model"] for row in csv.DictReader(file)}
     assert models == {model for suite in SUITES.values() for model in suite.published}

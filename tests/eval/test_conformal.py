@@ -9,14 +9,8 @@ import pytest
 from scipy import special
 
 from lit_het.errors import UserError
-from lit_het.eval.conformal import (
-    COVERAGES,
-    candidates_digest,
-    fit_conformal,
-    min_examples,
-    prediction_sets,
-    read_conformal,
-)
+from lit_het.eval import conformal
+from tests.eval.refusals import assert_refused
 
 
 def drawn(count: int, seed: int, num_classes: int = 6, scale: float = 1.5) -> tuple[np.ndarray, np.ndarray]:
@@ -42,16 +36,16 @@ def test_the_threshold_of_four_examples_is_computed_by_hand():
     log_p = np.log([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.5, 0.5]])
     labels = np.array([0, 0, 1, 1])
     # The labels have 0.9, 0.5, 0.4, 0.3. (4 + 1) 0.6 = 3: the third highest; (4 + 1) 0.8 = 4: the fourth.
-    found = fit_conformal(log_p, labels, (0.6, 0.8))
+    found = conformal.fit_conformal(log_p, labels, (0.6, 0.8))
     assert np.exp(found.log_probabilities) == pytest.approx([0.4, 0.3])
     assert (found.num_examples, found.num_classes) == (4, 2)
-    assert prediction_sets(log_p, found.at(0.6)).tolist() == [[1, 0], [1, 1], [1, 0], [1, 1]]
+    assert conformal.prediction_sets(log_p, found.at(0.6)).tolist() == [[1, 0], [1, 1], [1, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("coverage", [0.55, 0.7, 0.9])
 def test_sets_agree_with_a_loop_over_images_and_classes(coverage: float):
     (calibration, labels), (new, _) = drawn(101, seed=0), drawn(60, seed=1)
-    sets = prediction_sets(new, fit_conformal(calibration, labels, (coverage,)).at(coverage))
+    sets = conformal.prediction_sets(new, conformal.fit_conformal(calibration, labels, (coverage,)).at(coverage))
     assert [np.flatnonzero(row).tolist() for row in sets] == plain_sets(calibration, labels, new, coverage)
 
 
@@ -63,7 +57,7 @@ def test_the_mean_coverage_of_new_images_is_the_one_asked_for(count: int, covera
     for seed in range(400):
         log_p, labels = drawn(count + 200, seed)
         log_p = special.log_softmax(log_p / temperature, axis=1)
-        threshold = fit_conformal(log_p[:count], labels[:count], (coverage,)).at(coverage)
+        threshold = conformal.fit_conformal(log_p[:count], labels[:count], (coverage,)).at(coverage)
         # Not `prediction_sets`: these are never empty, and so have a higher coverage.
         shares.append((log_p[count:][np.arange(200), labels[count:]] >= threshold).mean())
     expected = math.ceil(round((count + 1) * coverage, 9)) / (count + 1)
@@ -76,83 +70,71 @@ def test_a_better_model_has_smaller_sets():
     sizes = []
     for scale in (0.5, 1.5, 4.0):
         log_p, labels = drawn(2000, seed=0, scale=scale)
-        thresholds = fit_conformal(log_p[:1000], labels[:1000], (0.9,))
-        sizes.append(prediction_sets(log_p[1000:], thresholds.at(0.9)).sum(axis=1).mean())
+        thresholds = conformal.fit_conformal(log_p[:1000], labels[:1000], (0.9,))
+        sizes.append(conformal.prediction_sets(log_p[1000:], thresholds.at(0.9)).sum(axis=1).mean())
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 2 * sizes[2]
 
 
-def test_a_set_is_never_empty_and_has_all_classes_that_tie():
+def test_a_set_is_never_empty_and_has_all_classes_and_examples_that_tie():
     log_p = np.log([[0.6, 0.3, 0.1], [0.4, 0.4, 0.2], [0.34, 0.33, 0.33]])
-    assert prediction_sets(log_p, threshold=math.log(0.9)).tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
+    sets = conformal.prediction_sets(log_p, threshold=math.log(0.9))
+    assert sets.tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
     collapsed = np.full((30, 4), -math.log(4), np.float32)
-    sets = prediction_sets(collapsed, fit_conformal(collapsed, np.arange(30) % 4, (0.9,)).at(0.9))
-    assert sets.all()
-
-
-def test_examples_that_tie_at_the_threshold_are_all_inside():
+    threshold = conformal.fit_conformal(collapsed, np.arange(30) % 4, (0.9,)).at(0.9)
+    assert conformal.prediction_sets(collapsed, threshold).all()
     log_p = np.log(np.array([[0.8, 0.2]] * 12 + [[0.4, 0.6]] * 8, np.float32))
-    threshold = fit_conformal(log_p, np.zeros(20, int), (0.7,)).at(0.7)
-    assert prediction_sets(log_p, threshold)[:, 0].all()
+    threshold = conformal.fit_conformal(log_p, np.zeros(20, int), (0.7,)).at(0.7)
+    assert conformal.prediction_sets(log_p, threshold)[:, 0].all()
 
 
 @pytest.mark.parametrize(("coverage", "least"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
 def test_a_coverage_needs_some_examples(coverage: float, least: int):
     log_p, labels = drawn(least, seed=0)
-    assert min_examples(coverage) == least
-    assert fit_conformal(log_p, labels, (coverage,)).at(coverage) == log_p[np.arange(least), labels].min()
+    assert conformal.min_examples(coverage) == least
+    assert conformal.fit_conformal(log_p, labels, (coverage,)).at(coverage) == log_p[np.arange(least), labels].min()
     with pytest.raises(UserError, match=f"needs at least {least} calibration examples, and there are {least - 1};"):
-        fit_conformal(log_p[1:], labels[1:], (coverage,))
+        conformal.fit_conformal(log_p[1:], labels[1:], (coverage,))
 
 
-@pytest.mark.parametrize("coverage", [0.0, 1.0, -0.5, 90.0])
-def test_a_coverage_outside_zero_and_one_is_refused(coverage: float):
-    with pytest.raises(UserError, match="must lie between 0 and 1"):
-        fit_conformal(*drawn(50, seed=0), (coverage,))
-
-
-def test_bad_predictions_are_refused():
-    log_p, labels = drawn(20, seed=0)
-    with pytest.raises(UserError, match="label 6 lies outside the 6 classes"):
-        fit_conformal(log_p, np.full(20, 6), (0.9,))
+def test_bad_predictions_and_coverages_outside_zero_and_one_are_refused():
+    log_p, labels = drawn(50, seed=0)
+    for coverage in (0.0, 1.0, -0.5, 90.0):
+        assert_refused("must lie between 0 and 1", conformal.fit_conformal, log_p, labels, (coverage,))
+    assert_refused("label 6 lies outside the 6 classes", conformal.fit_conformal, log_p, np.full(50, 6), (0.9,))
     log_p[3, 2] = np.nan
-    for call in (lambda: fit_conformal(log_p, labels, (0.9,)), lambda: prediction_sets(log_p, -1.0)):
-        with pytest.raises(UserError, match="example 3 has no finite log-probabilities"):
-            call()
+    for call, arguments in ((conformal.fit_conformal, (labels, (0.9,))), (conformal.prediction_sets, (-1.0,))):
+        assert_refused("example 3 has no finite log-probabilities", call, log_p, *arguments)
 
 
 def test_a_coverage_between_two_stored_ones_takes_the_higher():
-    found = fit_conformal(*drawn(100, seed=0))
-    assert found.coverages == COVERAGES
-    assert found.at(0.895) == found.at(0.9) == found.log_probabilities[COVERAGES.index(0.9)]
+    found = conformal.fit_conformal(*drawn(100, seed=0))
+    assert found.coverages == conformal.COVERAGES
+    assert found.at(0.895) == found.at(0.9) == found.log_probabilities[conformal.COVERAGES.index(0.9)]
     assert found.at(0.3) == found.log_probabilities[0]
     for coverage in (0.0, 0.995):
-        with pytest.raises(UserError, match=r"must be above 0 and at most 0\.99"):
-            found.at(coverage)
+        assert_refused(r"must be above 0 and at most 0\.99", found.at, coverage)
 
 
-def test_thresholds_are_equal_after_json(tmp_path):
+def test_thresholds_are_equal_after_json_and_those_of_an_earlier_version_have_no_candidates(tmp_path):
     log_p, labels = drawn(100, seed=0)
     log_p[:30, 0], labels[:30] = -np.inf, 0
-    found = dataclasses.replace(fit_conformal(log_p, labels), candidates=candidates_digest(np.eye(3, dtype=int)))
+    digest = conformal.candidates_digest(np.eye(3, dtype=int))
+    found = dataclasses.replace(conformal.fit_conformal(log_p, labels), candidates=digest)
     assert found.log_probabilities[-1] == -math.inf
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps({"conformal": found.to_json()}, allow_nan=False))
-    assert read_conformal(path) == found
+    assert conformal.read_conformal(path) == found
+    path.write_text(stored("[0.9]", "[-1]"))
+    assert conformal.read_conformal(path).candidates is None
 
 
 def test_candidates_have_the_same_digest_in_any_order_and_another_for_any_other_token():
     tokens = np.array([[3, 1, 0], [5, 0, 0], [4, 2, 0]], np.int32)
-    digest = candidates_digest(tokens)
-    assert digest == candidates_digest(tokens[[2, 0, 1, 0]].astype(np.int64))
+    digest = conformal.candidates_digest(tokens)
+    assert digest == conformal.candidates_digest(tokens[[2, 0, 1, 0]].astype(np.int64))
     for other in (tokens[:2], tokens[:, :2], tokens + (tokens == 2)):
-        assert candidates_digest(other) != digest
-
-
-def test_a_file_of_an_earlier_version_has_thresholds_without_candidates(tmp_path):
-    path = tmp_path / "calibration.json"
-    path.write_text(stored("[0.9]", "[-1]"))
-    assert read_conformal(path).candidates is None
+        assert conformal.candidates_digest(other) != digest
 
 
 def stored(coverages: str, log_probabilities: str) -> str:
@@ -183,6 +165,6 @@ def test_a_file_without_thresholds_is_refused_in_one_line(tmp_path, content: str
     if content is not None:
         path.write_text(content)
     with pytest.raises(UserError, match=message) as raised:
-        read_conformal(path)
+        conformal.read_conformal(path)
     assert f"run lit-het calibrate {path.parent} --data SHARDS first" in str(raised.value)
     assert "\n" not in str(raised.value)

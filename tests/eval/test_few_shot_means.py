@@ -1,13 +1,14 @@
 """Means of few-shot accuracies over sets, against the rows that the papers print."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.few_shot_means import evaluated_means, few_shot_means
+from tests.eval.refusals import assert_refused
 
 # SoViT Table 3, 10 shots: ImageNet, CIFAR-100, Pets, Birds, Caltech, Cars, Colorectal, DTD, UC Merced.
 SOVIT = {
@@ -75,6 +76,8 @@ def test_the_mean_is_that_of_hand_arithmetic():
         "mean": {1: pytest.approx(0.3), 5: pytest.approx(0.7)},
         "weighted_mean": {1: pytest.approx((1.25 + 0.5) / 2), 5: pytest.approx((1 + 1.2) / 2)},
     }
+    # Numbers of shots that a set lacks are left out.
+    assert few_shot_means({"a": {1: 0.2, 5: 0.4}, "b": {5: 0.6, 10: 0.8}}) == {"mean": {5: pytest.approx(0.5)}}
 
 
 def test_the_reference_itself_has_one_at_any_number_of_shots_as_e3_prints():
@@ -100,10 +103,6 @@ def test_e3s_weighted_errors_are_ratios_of_accuracies_to_those_of_the_reference(
     assert np.abs(ratios_of_errors / (WEIGHTED / WEIGHTED[REFERENCE]) - 1).max() > 0.3
 
 
-def test_numbers_of_shots_that_a_set_lacks_are_left_out():
-    assert few_shot_means({"a": {1: 0.2, 5: 0.4}, "b": {5: 0.6, 10: 0.8}}) == {"mean": {5: pytest.approx(0.5)}}
-
-
 @pytest.mark.parametrize(
     ("accuracies", "reference", "message"),
     [
@@ -115,8 +114,7 @@ def test_numbers_of_shots_that_a_set_lacks_are_left_out():
     ],
 )
 def test_what_has_no_mean_is_named(accuracies, reference, message):
-    with pytest.raises(UserError, match=f"few-shot: {message}"):
-        few_shot_means(accuracies, reference)
+    assert_refused(f"few-shot: {message}", few_shot_means, accuracies, reference)
 
 
 def test_errors_and_chance_follow_the_weights_of_the_means():
@@ -129,10 +127,6 @@ def test_errors_and_chance_follow_the_weights_of_the_means():
     assert weighted.metrics() == {"few_shot/weighted_mean/1_shot": pytest.approx((1 + 2) / 2)}
     assert weighted.errors == {"1_shot": pytest.approx(math.hypot(0.03 / 0.6, 0.04 / 0.1) / 2)}
     assert weighted.chance == {"1_shot": pytest.approx((0.1 / 0.6 + 0.2 / 0.1) / 2)}
-
-
-def test_a_mean_over_a_set_with_a_single_seed_has_no_error():
-    one = Evaluation("few_shot", "pets", {"1_shot": 0.6}, {"1_shot": math.nan}, {"1_shot": 0.1})
-    other = Evaluation("few_shot", "cars", {"1_shot": 0.2}, {"1_shot": 0.04}, {"1_shot": 0.2})
-    (mean,) = evaluated_means([one, other])
+    # That of a set with a single seed has no error.
+    (mean,) = evaluated_means([dataclasses.replace(pets, errors={"1_shot": math.nan}), cars])
     assert math.isnan(mean.errors["1_shot"])

@@ -7,6 +7,7 @@ from lit_het.errors import UserError
 from lit_het.eval.gains import difficulty, gains_of, improvement, loss_curve, mean_gains
 from lit_het.eval.pareto import Cost, Point
 from lit_het.eval.significance import Estimate
+from tests.eval.refusals import assert_refused
 
 SIZES = ("S/32", "B/32", "L/32", "L/16", "H/14")
 GFLOP = (24.01, 77.97, 271.83, 1151.71, 3033.60)  # of ViT, Table 20
@@ -82,15 +83,12 @@ def test_the_curve_is_the_least_squares_fit_of_powers_of_the_logarithm():
     assert difficulty(curve, 78.0, 78.0) == 1.0
 
 
-def test_fewer_than_four_costs_have_no_curve():
+def test_fewer_than_four_costs_have_no_curve_and_where_the_fitted_loss_rises_there_is_no_difficulty():
     assert loss_curve([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) is None
     assert loss_curve([1.0, 2.0, 3.0, 3.0], [3.0, 2.0, 1.0, 1.1]) is None
-    gains = gains_of([point("a", 1.0, 1.0)], [point("b", 1.0, 2.0)])
-    assert gains[0].improvement.mean == 0.5
-    assert math.isnan(gains[0].normalized.mean)
-
-
-def test_where_the_fitted_loss_rises_there_is_no_difficulty():
+    (gain,) = gains_of([point("a", 1.0, 1.0)], [point("b", 1.0, 2.0)])
+    assert gain.improvement.mean == 0.5
+    assert math.isnan(gain.normalized.mean)
     curve = loss_curve([1.0, 10.0, 100.0, 1000.0], [3.0, 1.0, 1.5, 1.4])
     assert curve is not None
     assert math.isnan(difficulty(curve, 31.6, 1000.0))
@@ -109,5 +107,4 @@ def test_the_error_of_an_improvement_is_that_of_a_ratio():
 def test_settings_that_do_not_pair_and_losses_that_are_not_above_zero_are_refused():
     with pytest.raises(UserError, match="1 setting against 2 settings"):
         gains_of([point("a", 1.0, 1.0)], [point("a", 1.0, 1.0), point("b", 2.0, 1.0)])
-    with pytest.raises(UserError, match="improvements need values above 0"):
-        improvement(Estimate(0.1, 0.0), Estimate(0.0, 0.0))
+    assert_refused("improvements need values above 0", improvement, Estimate(0.1, 0.0), Estimate(0.0, 0.0))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from lit_het.errors import UserError
 from lit_het.eval.hyper_ensembles import LEAST_FALL, select_members
+from tests.eval.refusals import assert_refused
 
 # Probabilities of the true class of two images.
 GOOD, OTHER, BAD = (0.9, 0.3), (0.2, 0.9), (0.01, 0.01)
@@ -26,12 +26,9 @@ def test_a_model_may_be_picked_twice_for_its_weight_by_hand():
     assert found.weights == {2: 2, 1: 1}
 
 
-def test_the_selection_ends_with_the_asked_number_of_different_models():
+def test_the_selection_ends_with_the_asked_number_of_different_models_or_where_none_helps():
     assert select_members(np.log([GOOD, OTHER, BAD]), 2).picks == (0, 1)
     assert select_members(np.log([GOOD, OTHER, BAD]), 1).picks == (0,)
-
-
-def test_a_model_that_the_others_do_not_help_stays_alone():
     assert select_members(np.log([(0.5, 0.5), (0.6, 0.6), (0.6, 0.5)]), 3).picks == (1,)
     assert select_members(np.log([GOOD, GOOD]), 2).picks == (0,), "of equal models the first"
 
@@ -85,5 +82,4 @@ def test_impossible_labels_are_infinite_losses_and_not_a_number_is_refused():
     assert set(found.picks) == {0, 1}
     assert found.nll == pytest.approx([np.inf, np.log(2)])
     for wrong in (np.full((2, 3), np.nan), np.zeros((2, 0))):
-        with pytest.raises(UserError, match="no probabilities to select by"):
-            select_members(wrong, 2)
+        assert_refused("no probabilities to select by", select_members, wrong, 2)

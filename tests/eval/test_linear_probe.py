@@ -5,14 +5,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lit_het.errors import UserError
+from lit_het.eval import linear_probe
 from lit_het.eval.fits import LinearProbeOptions
 from lit_het.eval.linear_probe import train_linear_probe
+from tests.eval.refusals import assert_refused
 
 SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), images_per_step=16)
 
 
-def clusters(count: int = 120, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    """Trainings of 16 and of 32 steps run one program."""
+    monkeypatch.setattr(linear_probe, "_STEPS_PER_CHUNK", 16)
+
+
+def clusters(count: int = 132, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     centres = 3 * np.random.default_rng(100).normal(size=(classes, 5))
     labels = np.arange(count) % classes
     noise = np.random.default_rng(seed).normal(size=(count, 5))
@@ -37,26 +44,21 @@ def train_slowly(features, labels, rows_of_batches, rate, decay, bias):
 
 
 def test_the_probe_agrees_with_plain_gradient_descent_with_momentum(monkeypatch):
-    features, labels = clusters(400)
-    seen = []
-    original = np.random.default_rng
+    features, labels = clusters()
+    seen, batches_of = [], linear_probe._batches
 
-    class Recorder:
-        """Notes the orders of images."""
+    def watched(rows, *others):
+        seen.append((rows, batches_of(rows, *others)))
+        return seen[-1][1]
 
-        def __init__(self, seed):
-            self.generator = original(seed)
-
-        def permutation(self, rows):
-            seen.append(self.generator.permutation(rows))
-            return seen[-1]
-
-    monkeypatch.setattr("numpy.random.default_rng", Recorder)
-    probe = train_linear_probe(features, labels, 3, SMALL)
-    split, *orders = seen
-    assert len(orders) == 2
-    assert not set(split[:8]) & set(np.concatenate(orders))
-    batches = [order[start : start + 16] for order in orders for start in range(0, 392 - 15, 16)]
+    monkeypatch.setattr(linear_probe, "_batches", watched)
+    probe = train_linear_probe(features, labels, 3, dataclasses.replace(SMALL, epochs=(4,)))
+    [(rows, batches)] = seen
+    # Three images are held out; every epoch has an order of its own of the others, of which one fills no batch.
+    assert len(set(rows.tolist())) == 132 - 3
+    epochs = batches.reshape(4, 128).tolist()
+    assert all(len(set(epoch)) == 128 and set(epoch) < set(rows.tolist()) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 4
     kernel, bias = train_slowly(features, labels, batches, 0.1, 0.01, -6.9)
     np.testing.assert_allclose(probe.kernel, kernel, atol=1e-5)
     np.testing.assert_allclose(probe.bias, bias, atol=1e-5)
@@ -70,12 +72,12 @@ def test_untrained_probes_give_every_class_a_low_probability():
     assert probe.best.loss == pytest.approx(3 * np.log1p(np.exp(-6.9)) + 6.9, rel=1e-5)
 
 
-def test_the_best_setting_of_the_whole_grid_classifies_new_images():
-    features, labels = clusters(600)
-    options = LinearProbeOptions(learning_rates=(0.0, 0.1, 1e-4), epochs=(1, 5), images_per_step=32, minival=0.1)
+def test_the_best_setting_of_the_whole_grid_classifies_new_images_and_no_setting_affects_another():
+    features, labels = clusters(150)
+    options = LinearProbeOptions(learning_rates=(0.0, 0.1, 1e-4), epochs=(2, 4), images_per_step=16, minival=0.1)
     steps = []
     probe = train_linear_probe(features, labels, 3, options, steps.append)
-    assert sum(steps) == options.num_steps(600) == 6 * (540 // 32)
+    assert sum(steps) == options.num_steps(150) == 6 * (135 // 16)
     assert len(probe.grid) == 3 * 2 * 2
     assert len({(s.learning_rate, s.weight_decay, s.epochs) for s in probe.grid}) == 12
     assert probe.best in probe.grid
@@ -83,26 +85,18 @@ def test_the_best_setting_of_the_whole_grid_classifies_new_images():
     assert probe.best.learning_rate == 0.1
     test, test_labels = clusters(300, seed=1)
     assert (probe.logits(test).argmax(axis=1) == test_labels).mean() > 0.95
-
-
-def test_settings_that_train_together_do_not_affect_each_other():
-    features, labels = clusters()
-    together = train_linear_probe(features, labels, 3, LinearProbeOptions(epochs=(1, 2), images_per_step=16))
-    for setting in (together.grid[0], together.grid[-1]):
+    for one in (probe.grid[0], probe.grid[2], probe.grid[-1]):
         alone = dataclasses.replace(
-            SMALL,
-            learning_rates=(setting.learning_rate,),
-            weight_decays=(setting.weight_decay,),
-            epochs=(setting.epochs,),
+            options, learning_rates=(one.learning_rate,), weight_decays=(one.weight_decay,), epochs=(one.epochs,)
         )
-        assert train_linear_probe(features, labels, 3, alone).best.loss == pytest.approx(setting.loss, rel=1e-5)
+        assert train_linear_probe(features, labels, 3, alone).best.loss == pytest.approx(one.loss, rel=1e-5)
 
 
 def test_the_probe_depends_on_the_seed_and_not_on_block_sizes(monkeypatch):
     features, labels = clusters()
     probe = train_linear_probe(features, labels, 3, SMALL)
-    monkeypatch.setattr("lit_het.eval.linear_probe._STEPS_PER_CHUNK", 3)
-    monkeypatch.setattr("lit_het.eval.linear_probe._BLOCK_ROWS", 7)
+    monkeypatch.setattr(linear_probe, "_STEPS_PER_CHUNK", 3)
+    monkeypatch.setattr(linear_probe, "_BLOCK_ROWS", 7)
     again = train_linear_probe(features, labels, 3, SMALL)
     np.testing.assert_allclose(probe.kernel, again.kernel, atol=1e-6)
     assert probe.best.loss == pytest.approx(again.best.loss)
@@ -118,7 +112,8 @@ def test_half_precision_features_and_classes_without_images_are_accepted():
     assert (probe.logits(features.astype(np.float16)).argmax(axis=1) == labels).mean() > 0.9
 
 
-def test_a_handful_of_images_is_one_batch():
+def test_a_handful_of_images_is_one_batch(monkeypatch):
+    monkeypatch.setattr(linear_probe, "_STEPS_PER_CHUNK", 1)
     features, labels = clusters(3)
     options = LinearProbeOptions()
     assert options.num_steps(3) == 14
@@ -127,7 +122,7 @@ def test_a_handful_of_images_is_one_batch():
 
 def test_a_setting_that_diverges_is_never_the_best():
     features, labels = clusters()
-    options = dataclasses.replace(SMALL, learning_rates=(1e38, 0.1))
+    options = LinearProbeOptions(learning_rates=(1e38, 0.1, 1e-4), epochs=(2,), images_per_step=16)
     probe = train_linear_probe(1e3 * features, labels, 3, options)
     assert probe.best.learning_rate == 0.1
     assert not np.isfinite(probe.grid[0].loss)
@@ -135,14 +130,14 @@ def test_a_setting_that_diverges_is_never_the_best():
 
 def test_invalid_training_inputs_are_one_line_errors():
     features, labels = clusters()
-    with pytest.raises(UserError, match="no setting has a finite loss"):
-        train_linear_probe(np.full_like(features, np.nan), labels, 3, SMALL)
-    with pytest.raises(UserError, match="label 2 lies outside the 2 classes"):
-        train_linear_probe(features, labels, 2, SMALL)
-    with pytest.raises(UserError, match="no valid example"):
-        train_linear_probe(features[:0], labels[:0], 3, SMALL)
-    with pytest.raises(UserError, match="one training image"):
-        train_linear_probe(features[:1], labels[:1], 3, SMALL)
+    for message, count, classes in (
+        ("label 2 lies outside the 2 classes", 120, 2),
+        ("no valid example", 0, 3),
+        ("one training image", 1, 3),
+    ):
+        assert_refused(message, train_linear_probe, features[:count], labels[:count], classes, SMALL)
+    broken = np.full_like(features, np.nan)
+    assert_refused("no setting has a finite loss", train_linear_probe, broken, labels, 3, SMALL)
 
 
 @pytest.mark.parametrize(
@@ -156,5 +151,4 @@ def test_invalid_training_inputs_are_one_line_errors():
     ],
 )
 def test_options_out_of_range_are_refused(changed, message):
-    with pytest.raises(UserError, match=message):
-        LinearProbeOptions(**changed)
+    assert_refused(message, LinearProbeOptions, **changed)

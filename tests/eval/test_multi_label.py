@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from lit_het.errors import UserError
 from lit_het.eval.multi_label import ensemble_figures, figures, joint
+from tests.eval.refusals import assert_refused
 
 # Two images and two classes; probabilities of the classes.
 PROBABILITIES = np.array([[0.8, 0.4], [0.1, 0.5]])
@@ -36,8 +36,7 @@ def test_images_without_labels_count_in_all_but_the_precision_of_the_top_class()
     assert found["precision_at_1"] == 0.5
     assert errors["precision_at_1"] == pytest.approx(0.5)
     assert found["binary_nll"] == pytest.approx(-np.log([0.6, 0.6, 0.7, 0.8, 0.1, 0.1]).mean())
-    with pytest.raises(UserError, match="no image has a label"):
-        figures(both(PROBABILITIES), np.zeros((2, 2)))
+    assert_refused("no image has a label", figures, both(PROBABILITIES), np.zeros((2, 2)))
 
 
 def test_the_calibration_error_is_that_of_each_class_in_turn():

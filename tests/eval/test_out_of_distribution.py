@@ -6,7 +6,6 @@ from scipy import special, stats
 from sklearn.covariance import ledoit_wolf
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from lit_het.errors import UserError
 from lit_het.eval.out_of_distribution import (
     FeatureModel,
     detection_errors,
@@ -15,6 +14,7 @@ from lit_het.eval.out_of_distribution import (
     fit_features,
     max_probability_score,
 )
+from tests.eval.refusals import assert_refused
 
 seeds = st.integers(0, 2**32 - 1)
 score = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0])
@@ -37,16 +37,13 @@ def test_scores_by_hand_are_higher_for_the_flatter_prediction():
     np.testing.assert_allclose(entropy_score(log_probabilities), [sure, unsure])
 
 
-def test_the_entropy_accepts_probabilities_of_zero_and_is_at_most_log_k():
-    assert entropy_score(np.array([[0.0, -np.inf]])).tolist() == [0.0]
-    np.testing.assert_allclose(entropy_score(np.full((1, 7), -np.log(7), np.float32)), np.log(7), rtol=1e-6)
-
-
 @settings(max_examples=25, deadline=None)
 @given(seeds)
-def test_the_entropy_agrees_with_scipy(seed: int):
+def test_the_entropy_agrees_with_scipy_and_accepts_probabilities_of_zero(seed: int):
     logits = np.random.default_rng(seed).normal(size=(20, 5)) * 4
     np.testing.assert_allclose(entropy_score(special.log_softmax(logits, axis=1)), stats.entropy(np.exp(logits.T)))
+    assert entropy_score(np.array([[0.0, -np.inf]])).tolist() == [0.0]
+    np.testing.assert_allclose(entropy_score(np.full((1, 7), -np.log(7), np.float32)), np.log(7), rtol=1e-6)
 
 
 def test_scores_do_not_depend_on_blocks(monkeypatch):
@@ -59,12 +56,6 @@ def test_scores_do_not_depend_on_blocks(monkeypatch):
     parts = entropy_score(logits), model.relative_mahalanobis_score(features)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-@pytest.mark.parametrize("measure", [max_probability_score, entropy_score])
-def test_scores_of_nan_log_probabilities_are_rejected(measure):
-    with pytest.raises(UserError, match="example 1 has no finite"):
-        measure(np.array([[0.0, 0.0], [0.0, np.nan]]))
 
 
 def plain_distances(model_features: np.ndarray, labels: np.ndarray, features: np.ndarray) -> np.ndarray:
@@ -114,27 +105,20 @@ def test_a_direction_in_which_all_images_vary_counts_in_the_distance_and_not_in_
     np.testing.assert_allclose(model.relative_mahalanobis_score(far), model.relative_mahalanobis_score(near), atol=2)
 
 
-def test_with_fewer_images_than_dimensions_unseen_directions_are_far():
+def test_with_fewer_images_than_dimensions_unseen_directions_are_far_and_two_images_are_enough():
     features = np.random.default_rng(0).normal(size=(12, 40)) * (np.arange(40) < 20)
     model = fit_features(features, np.arange(12) % 2)
     assert model.mahalanobis_score(10 * np.eye(40)[[39]])[0] > model.mahalanobis_score(features).max()
-
-
-def test_two_images_are_enough_for_a_finite_distance():
     model = fit_features(np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 3.0]]), np.array([0, 0]))
     assert np.isfinite(model.mahalanobis_score(np.ones((1, 3)))).all()
 
 
 def test_features_without_a_gaussian_fit_are_rejected():
-    with pytest.raises(UserError, match="have the same features"):
-        fit_features(np.eye(3), np.arange(3))
-    with pytest.raises(UserError, match="no valid example"):
-        fit_features(np.zeros((0, 3)), np.zeros(0, int))
-    with pytest.raises(UserError, match="not finite"):
-        fit_features(np.array([[np.nan], [1.0]]), np.zeros(2, int))
+    assert_refused("have the same features", fit_features, np.eye(3), np.arange(3))
+    assert_refused("no valid example", fit_features, np.zeros((0, 3)), np.zeros(0, int))
+    assert_refused("not finite", fit_features, np.array([[np.nan], [1.0]]), np.zeros(2, int))
     model: FeatureModel = fit_features(*features_of(0))
-    with pytest.raises(UserError, match="not finite"):
-        model.mahalanobis_score(np.full((1, 4), np.inf))
+    assert_refused("not finite", model.mahalanobis_score, np.full((1, 4), np.inf))
 
 
 def plain_figures(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
@@ -163,29 +147,27 @@ def test_figures_agree_with_scikit_learn_on_random_scores(seed: int, num_inside:
     assert detection_figures(inside, outside) == pytest.approx(plain_figures(inside, outside))
 
 
-def test_figures_of_perfect_reversed_and_uninformative_scores():
-    low, high = np.arange(20.0), np.arange(20.0, 40)
-    assert detection_figures(low, high) == {"auroc": 1, "aupr_out": 1, "aupr_in": 1, "fpr95": 0}
+def test_figures_of_perfect_reversed_and_uninformative_scores_and_their_errors():
+    low, high, names = np.arange(20.0), np.arange(20.0, 40), ("auroc", "aupr_out", "aupr_in", "fpr95")
+    assert detection_figures(low, high) == dict(zip(names, (1, 1, 1, 0), strict=True))
     assert detection_figures(high, low)["auroc"] == 0
     assert detection_figures(high, low)["fpr95"] == 1
-    same = detection_figures(np.zeros(30), np.zeros(10))
-    assert same == pytest.approx({"auroc": 0.5, "aupr_out": 0.25, "aupr_in": 0.75, "fpr95": 1})
+    same = np.zeros(30), np.zeros(10)
+    assert detection_figures(*same) == pytest.approx(dict(zip(names, (0.5, 0.25, 0.75, 1), strict=True)))
+    for pair in ((low, high), same):
+        assert detection_errors(*pair) == pytest.approx(dict.fromkeys(names, 0))
+    infinite = detection_errors(np.array([-np.inf, 0.0, 1.0]), np.array([-np.inf, 1.0, 2.0]))
+    assert np.isfinite(list(infinite.values())).all()
+    # Nineteen of twenty images inside are accepted.
+    assert detection_figures(low, np.array([17.5, 18.0, 18.5]))["fpr95"] == pytest.approx(2 / 3)
 
 
-def test_the_false_positive_rate_keeps_nineteen_of_twenty_images_inside():
-    inside = np.arange(20.0)
-    assert detection_figures(inside, np.array([17.5, 18.0, 18.5]))["fpr95"] == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(("inside", "outside"), [(0, 3), (3, 0), (0, 0)])
-def test_an_empty_group_is_refused(inside: int, outside: int):
-    with pytest.raises(UserError, match="both sets need"):
-        detection_figures(np.zeros(inside), np.zeros(outside))
-
-
-def test_nan_scores_are_rejected():
-    with pytest.raises(UserError, match="not a number"):
-        detection_figures(np.array([np.nan]), np.zeros(2))
+def test_empty_groups_and_scores_of_nan_are_refused():
+    for inside, outside in ((0, 3), (3, 0), (0, 0)):
+        assert_refused("both sets need", detection_figures, np.zeros(inside), np.zeros(outside))
+    assert_refused("not a number", detection_figures, np.array([np.nan]), np.zeros(2))
+    for measure in (max_probability_score, entropy_score):
+        assert_refused("example 1 has no finite", measure, np.array([[0.0, 0.0], [0.0, np.nan]]))
 
 
 def resampled_errors(inside: np.ndarray, outside: np.ndarray, draws: int) -> dict[str, float]:
@@ -197,6 +179,7 @@ def resampled_errors(inside: np.ndarray, outside: np.ndarray, draws: int) -> dic
     return {name: float(np.std([figures[name] for figures in found], ddof=1)) for name in found[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digits", [0, 8], ids=["many ties", "no ties"])
 @pytest.mark.parametrize(("num_inside", "num_outside"), [(300, 200), (150, 500)])
 def test_errors_are_those_of_a_plain_bootstrap(digits: int, num_inside: int, num_outside: int):
@@ -223,17 +206,5 @@ def test_the_error_of_the_area_by_hand():
     of_outside, of_inside = np.array([1, 0.5, 0.25]), np.array([2.5 / 3, 1 / 3])
     expected = np.sqrt(of_outside.var(ddof=1) / 3 + of_inside.var(ddof=1) / 2)
     assert detection_errors(inside, outside)["auroc"] == pytest.approx(expected)
-
-
-def test_perfect_and_constant_scores_have_no_standard_error():
-    low, high = np.arange(20.0), np.arange(20.0, 40)
-    assert detection_errors(low, high) == pytest.approx(dict.fromkeys(("auroc", "aupr_out", "aupr_in", "fpr95"), 0))
-    same = detection_errors(np.zeros(30), np.zeros(10))
-    assert same == pytest.approx(dict.fromkeys(same, 0))
-    infinite = detection_errors(np.array([-np.inf, 0.0, 1.0]), np.array([-np.inf, 1.0, 2.0]))
-    assert np.isfinite(list(infinite.values())).all()
-
-
-@pytest.mark.parametrize(("num_inside", "num_outside"), [(1, 5), (5, 1)])
-def test_a_set_of_one_image_has_no_errors(num_inside: int, num_outside: int):
-    assert np.isnan(list(detection_errors(np.zeros(num_inside), np.ones(num_outside)).values())).all()
+    for num_inside, num_outside in ((1, 5), (5, 1)):
+        assert np.isnan(list(detection_errors(np.zeros(num_inside), np.ones(num_outside)).values())).all()

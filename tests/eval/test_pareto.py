@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_het.errors import UserError
 from lit_het.eval.evaluation import Drawing, Record
 from lit_het.eval.pareto import Cost, Point, direction, front_of, points_of
 from lit_het.eval.saved_runs import SavedRun
 from lit_het.eval.significance import Estimate
+from tests.eval.refusals import assert_refused
 
 NLL, TOP1, JOINT = "zero_shot/pets/nll", "zero_shot/pets/top1", "deep_ensemble/pets/joint_nll"
 
@@ -39,20 +39,16 @@ def test_runs_that_differ_only_in_their_seeds_are_a_point_with_their_standard_er
     assert math.isnan(other.value.error)
 
 
-def test_points_are_named_by_the_words_that_their_runs_share():
-    def name_of(*names):
-        (point,) = points_of([run(name, 8, seed) for seed, name in enumerate(names)], [NLL], cost_of)
-        return point.name
+def test_points_are_named_by_the_words_that_their_runs_share_and_else_by_their_first_runs():
+    def names_of(*runs):
+        return [point.name for point in points_of([run(*one) for one in runs], [NLL], cost_of)]
 
-    assert name_of("vit_b32_seed0", "vit_b32_seed1") == "vit_b32"
-    assert name_of("seed0/het", "seed1/het") == "het"
-    assert name_of("s10", "s11") == "s10"
-    assert name_of("only") == "only"
-
-
-def test_points_of_equal_names_have_the_names_of_their_first_runs():
-    runs = [run("a/het", 8), run("b/het", 8, 1), run("c/het", 16), run("d/het", 16, 1)]
-    assert [point.name for point in points_of(runs, [NLL], cost_of)] == ["het (a/het)", "het (c/het)"]
+    assert names_of(("vit_b32_seed0", 8, 0), ("vit_b32_seed1", 8, 1)) == ["vit_b32"]
+    assert names_of(("seed0/het", 8, 0), ("seed1/het", 8, 1)) == ["het"]
+    assert names_of(("s10", 8, 0), ("s11", 8, 1)) == ["s10"]
+    assert names_of(("only", 8)) == ["only"]
+    equal = names_of(("a/het", 8), ("b/het", 8, 1), ("c/het", 16), ("d/het", 16, 1))
+    assert equal == ["het (a/het)", "het (c/het)"]
 
 
 def test_a_deep_ensemble_costs_as_much_as_its_models_and_needs_no_equal_number_of_them():
@@ -83,27 +79,20 @@ def test_the_front_has_the_points_that_are_better_than_all_cheaper_ones():
     assert len(front_of(twins, higher_is_better=False)) == 1
 
 
-def test_figures_that_no_run_has_are_refused_with_those_that_are_there():
-    with pytest.raises(UserError, match="the figure zero_shot/cars/nll; they have zero_shot/pets/nll"):
-        points_of([run("a", 8)], ["zero_shot/cars/nll"], cost_of)
-    with pytest.raises(UserError, match="no run has the figure nll; they have no evaluations"):
-        points_of([SavedRun("a", Path("a"), {}, [], {})], ["nll"], cost_of)
+def test_figures_that_no_run_has_and_evaluations_with_other_settings_are_refused():
+    message = "the figure zero_shot/cars/nll; they have zero_shot/pets/nll"
+    assert_refused(message, points_of, [run("a", 8)], ["zero_shot/cars/nll"], cost_of)
+    without = SavedRun("a", Path("a"), {}, [], {})
+    assert_refused("no run has the figure nll; they have no evaluations", points_of, [without], ["nll"], cost_of)
     many = record("zero_shot", {name: 1.0 for name in ("top1", "top5", "ece", "brier", "aurc", "joint_nll", "nll")})
-    with pytest.raises(
-        UserError, match=r"they have zero_shot/pets/nll, zero_shot/pets/joint_nll, [^,]*, [^,]*, [^,]*$"
-    ):
-        points_of([run("a", 8, 0, many)], ["zero_shot/pet/nll"], cost_of)
+    message = r"they have zero_shot/pets/nll, zero_shot/pets/joint_nll, [^,]*, [^,]*, [^,]*$"
+    assert_refused(message, points_of, [run("a", 8, 0, many)], ["zero_shot/pet/nll"], cost_of)
+    runs = [run(name, 8, 0, record("zero_shot", {"nll": 1.0}, names={"prompts": name})) for name in ("set", "bare")]
+    message = r"zero-shot pets: names\.prompts is set in set and bare in bare"
+    assert_refused(message, points_of, runs, [NLL], cost_of)
 
 
 def test_figures_of_other_axes_and_without_a_better_side_are_refused():
-    with pytest.raises(UserError, match=f"{TOP1} and {NLL} cannot share an axis"):
-        direction([NLL, TOP1])
-    with pytest.raises(UserError, match=r"ensemble/pets/kl: neither high nor low values are better"):
-        direction(["ensemble/pets/kl"])
+    assert_refused(f"{TOP1} and {NLL} cannot share an axis", direction, [NLL, TOP1])
+    assert_refused(r"ensemble/pets/kl: neither high nor low values are better", direction, ["ensemble/pets/kl"])
     assert direction([TOP1]).higher_is_better
-
-
-def test_evaluations_with_other_settings_are_not_one_figure():
-    runs = [run(name, 8, 0, record("zero_shot", {"nll": 1.0}, names={"prompts": name})) for name in ("set", "bare")]
-    with pytest.raises(UserError, match=r"zero-shot pets: names\.prompts is set in set and bare in bare"):
-        points_of(runs, [NLL], cost_of)

@@ -31,13 +31,6 @@ def test_many_queries_agree_with_loops():
     np.testing.assert_allclose(found, [by_loop(*pair) for pair in zip(scores, matches, strict=True)])
 
 
-def test_a_query_without_matches_has_no_precision():
-    found = precision_at_r.precision_at_r(np.zeros((1, 3)), np.zeros((1, 3), bool))
-    assert np.isnan(found).all()
-    mixed = precision_at_r.precision_at_r(np.zeros((2, 3)), np.array([[True, True, True], [False] * 3]))
-    np.testing.assert_array_equal(mixed, [[1.0, np.nan]] * 2)
-
-
 def test_class_names_look_for_the_images_of_their_class(monkeypatch):
     generator = np.random.default_rng(1)
     labels = np.array([0, 0, 1, 1, 1, 2])  # the third class has one image, and does not count
@@ -47,5 +40,9 @@ def test_class_names_look_for_the_images_of_their_class(monkeypatch):
     np.testing.assert_allclose(of_classes(scores, labels), expected)
 
 
-def test_classes_of_one_image_have_no_precision():
+def test_queries_without_matches_and_classes_of_one_image_have_no_precision():
+    matches = np.array([[True, True, True], [False] * 3])
+    mixed = precision_at_r.precision_at_r(np.zeros((2, 3)), matches)
+    np.testing.assert_array_equal(mixed, [[1.0, np.nan]] * 2)
+    assert np.isnan(precision_at_r.precision_at_r(np.zeros((1, 3)), matches[1:])).all()
     assert of_classes(np.zeros((2, 2)), np.array([0, 1])) == pytest.approx((np.nan, np.nan), nan_ok=True)

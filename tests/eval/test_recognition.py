@@ -1,14 +1,13 @@
 """Candidate class names of predictions."""
 
-import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 
-from lit_het.errors import UserError
 from lit_het.eval.features import Features
 from lit_het.eval.predictions import class_scores
 from lit_het.eval.prompts import FAMILIES
@@ -25,6 +24,7 @@ from lit_het.eval.recognition import (
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.types import ImageFeatures
 from tests.eval.fake_model import FakeModel, with_text
+from tests.eval.refusals import assert_refused
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 
@@ -53,20 +53,22 @@ def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vec
     assert sum(done) == 600
 
 
-def test_class_embeddings_of_a_trained_text_tower_are_cached(make_encoder, monkeypatch, tmp_path):
+@pytest.fixture
+def trained(make_encoder, monkeypatch, tmp_path):
+    """A model of two names with a cache for their embeddings."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    encoder = with_text(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), tower="done")
+    return with_text(make_encoder(np.eye(2), ("a", "b")), tower="done")
 
+
+def test_class_embeddings_of_a_trained_text_tower_are_cached(trained):
     def fail(tokens: np.ndarray) -> np.ndarray:
         raise AssertionError("the names were embedded before")
 
-    first = embed_class_names(encoder, ["a", "b"])
-    np.testing.assert_array_equal(embed_class_names(with_text(encoder, embed=fail), ["a", "b"]), first)
-    for other in (with_text(encoder, embed=fail, tower="another"), with_text(encoder, embed=fail, tower="")):
+    first = embed_class_names(trained, ["a", "b"])
+    np.testing.assert_array_equal(embed_class_names(with_text(trained, embed=fail), ["a", "b"]), first)
+    for tower, names in (("another", ["a", "b"]), ("", ["a", "b"]), ("done", ["b", "a"])):
         with pytest.raises(AssertionError):
-            embed_class_names(other, ["a", "b"])
-    with pytest.raises(AssertionError):
-        embed_class_names(with_text(encoder, embed=fail), ["b", "a"])
+            embed_class_names(with_text(trained, embed=fail, tower=tower), names)
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])
@@ -94,37 +96,29 @@ def test_a_name_is_the_mean_of_its_most_certain_prompts(make_encoder, monkeypatc
     assert np.abs(every - one).max() > 0.1
 
 
-def test_prompts_are_chosen_by_variances_only_where_texts_have_some(make_encoder):
+def test_prompts_are_chosen_by_variances_only_where_texts_have_some(trained):
     recognition = Recognition(("a", "b"), ("{c}",), ("a", "b"), certain_prompts=1)
-    with pytest.raises(UserError, match="--certain-prompts needs the variances of texts"):
-        recognition.check(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}))
-    with pytest.raises(UserError, match="certain_prompts = 0"):
-        ClassNamesConfig(certain_prompts=0)
+    assert_refused("--certain-prompts needs the variances of texts", recognition.check, trained)
+    assert_refused("certain_prompts = 0", ClassNamesConfig, certain_prompts=0)
 
 
 @pytest.mark.parametrize("left", [0, 60, 140])
-def test_truncated_cached_embeddings_are_recomputed(make_encoder, monkeypatch, tmp_path, left: int):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    encoder = with_text(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), tower="done")
-    first = embed_class_names(encoder, ["a", "b"])
+def test_truncated_cached_embeddings_are_recomputed(trained, tmp_path, left: int):
+    first = embed_class_names(trained, ["a", "b"])
     [saved] = (tmp_path / "lit-het" / "names").iterdir()
     whole = saved.read_bytes()
     saved.write_bytes(whole[:left])
-    np.testing.assert_array_equal(embed_class_names(encoder, ["a", "b"]), first)
+    np.testing.assert_array_equal(embed_class_names(trained, ["a", "b"]), first)
     assert saved.read_bytes() == whole
 
 
-def test_no_class_names_are_an_error(make_encoder):
-    with pytest.raises(UserError, match="no class names"):
-        embed_class_names(make_encoder(np.eye(2), {"x": np.eye(2)[0]}), [])
-
-
-def test_a_class_missing_or_repeated_among_the_candidates_is_named():
-    with pytest.raises(UserError, match="'wolf' has images but is not among the 7 candidates"):
-        class_indices(np.array([1]), ("tench", "wolf"), NAMES)
-    with pytest.raises(UserError, match="'crane' is repeated"):
-        class_indices(np.array([0]), ("crane",), ("crane", "cup", "crane"))
-    assert class_indices(np.array([0]), ("tench", "wolf"), NAMES).tolist() == [0]
+def test_a_class_missing_or_repeated_among_the_candidates_is_named(trained):
+    first, second = np.array([0]), np.array([1])
+    message = "'wolf' has images but is not among the 7 candidates"
+    assert_refused(message, class_indices, second, ("tench", "wolf"), NAMES)
+    assert_refused("'crane' is repeated", class_indices, first, ("crane",), ("crane", "cup", "crane"))
+    assert class_indices(first, ("tench", "wolf"), NAMES).tolist() == [0]
+    assert_refused("no class names", embed_class_names, trained, [])
 
 
 def test_prompts_of_big_vision_reach_the_text_tower_in_its_form_and_answers_keep_the_names(
@@ -160,19 +154,19 @@ def test_a_set_of_imagenets_classes_by_other_names_takes_those_of_openai(write_s
 
 
 def test_the_sets_own_templates_are_the_default(write_set, sets, tmp_path):
-    data = write_set("fish", [{"cls": 0}], ["tench"])
-    assert ClassNamesConfig().build(sets.open(data)).templates == ("{c}",)
+    opened, mine = sets.open(write_set("fish", [{"cls": 0}], ["tench"])), tmp_path / "mine.txt"
+    assert ClassNamesConfig().build(opened).templates == ("{c}",)
     (tmp_path / "fish" / "zeroshot_classification_templates.txt").write_text("a {c}.\n")
-    assert ClassNamesConfig().build(sets.open(data)).templates == ("a {c}.",)
-    assert ClassNamesConfig("bare").build(sets.open(data)).templates == ("{c}",)
-    assert len(ClassNamesConfig("photos").build(sets.open(data)).templates) > 20
-    (tmp_path / "mine.txt").write_text("my {c}\nyour {c}\n")
-    assert ClassNamesConfig(str(tmp_path / "mine.txt")).build(sets.open(data)).templates == ("my {c}", "your {c}")
-    with pytest.raises(UserError, match="--prompts rhymes is neither a file nor one of set, bare"):
-        ClassNamesConfig("rhymes").build(sets.open(data))
-    (tmp_path / "mine.txt").write_text("my {c}\nyours\n")
-    with pytest.raises(UserError, match=r"mine\.txt: template 'yours' lacks the placeholder"):
-        ClassNamesConfig(str(tmp_path / "mine.txt")).build(sets.open(data))
+    assert ClassNamesConfig().build(opened).templates == ("a {c}.",)
+    assert ClassNamesConfig("bare").build(opened).templates == ("{c}",)
+    assert len(ClassNamesConfig("photos").build(opened).templates) > 20
+    mine.write_text("my {c}\nyour {c}\n")
+    assert ClassNamesConfig(str(mine)).build(opened).templates == ("my {c}", "your {c}")
+    rhymes = ClassNamesConfig("rhymes")
+    assert_refused("--prompts rhymes is neither a file nor one of set, bare", rhymes.build, opened)
+    mine.write_text("my {c}\nyours\n")
+    message = r"mine\.txt: template 'yours' lacks the placeholder"
+    assert_refused(message, ClassNamesConfig(str(mine)).build, opened)
 
 
 @pytest.mark.parametrize(
@@ -185,18 +179,12 @@ def test_the_sets_own_templates_are_the_default(write_set, sets, tmp_path):
         ({"bird": "crane", "dish": ["cup", "crane"]}, r"'crane' \(of class 'dish'\) is listed twice"),
         ({"bird": "crane", "dish": ["cup", "cup"]}, r"'cup' \(of class 'dish'\) is listed twice"),
         (["crane"], "not a JSON object"),
+        (None, r"classes\.json: cannot be read as JSON"),
     ],
 )
 def test_an_inconsistent_file_of_classes_is_named_in_the_error(tmp_path, content, message):
-    (tmp_path / "classes.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message):
-        read_classes(f"{tmp_path}/classes.json", ("bird", "dish"), NAMES)
-
-
-def test_a_malformed_file_of_classes_is_named_in_the_error(tmp_path):
-    (tmp_path / "classes.json").write_text("{")
-    with pytest.raises(UserError, match=r"classes\.json: cannot be read as JSON"):
-        read_classes(f"{tmp_path}/classes.json", ("bird",), NAMES)
+    (tmp_path / "classes.json").write_text("{" if content is None else json.dumps(content))
+    assert_refused(message, read_classes, f"{tmp_path}/classes.json", ("bird", "dish"), NAMES)
 
 
 def test_candidates_of_a_class_are_summed_and_other_candidates_excluded(write_set, sets, make_encoder, tmp_path):
@@ -206,7 +194,7 @@ def test_candidates_of_a_class_are_summed_and_other_candidates_excluded(write_se
     (tmp_path / "classes.json").write_text(json.dumps({"bird": "crane", "dish": ["plate", "cup"]}))
     config = ClassNamesConfig(candidates=tmp_path / "names.txt", classes=tmp_path / "classes.json")
     logits = np.log(np.array([[1, 1, 2, 1, 3, 5, 87], [1, 1, 6, 1, 1, 1, 89.0]]))
-    encoder = make_encoder(logits, dict(zip(NAMES, np.eye(7), strict=True)), temperature=1.0)
+    encoder = make_encoder(logits, NAMES, temperature=1.0)
     opened = sets.open(data)
     recognition = config.build(opened)
     found = recognition.predict(recognition.predictor(encoder), opened.features(encoder.features))
@@ -218,24 +206,21 @@ def test_candidates_of_a_class_are_summed_and_other_candidates_excluded(write_se
     assert found.hits(1).tolist() == [1, 1]
 
 
-def classifier(num_classes: int) -> FakeModel:
+def classifier(probabilities: Sequence[float]) -> FakeModel:
     return FakeModel(
         features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
-        logits=lambda features, count, names: np.zeros((len(features), 1, num_classes), np.float32),
-        num_classes=num_classes,
+        logits=lambda features, count, names: np.log([[probabilities]] * len(features)),
+        num_classes=len(probabilities),
     )
 
 
 def test_the_number_of_a_classifiers_classes_is_checked(write_set, sets):
     opened = sets.open(write_set("fish", [{"cls": 0}], ["tench", "crane"]))
-    recognition = ClassNamesConfig().build(opened)
-    model = classifier(2)
+    recognition, model = ClassNamesConfig().build(opened), classifier([0.5, 0.5])
     found = recognition.predict(recognition.predictor(model), opened.features(model.features))
     np.testing.assert_allclose(np.exp(found.log_probabilities), [[0.5, 0.5]], rtol=1e-6)
-    with pytest.raises(
-        UserError, match=r"the classifier has 3 classes and there are 2 candidates; give .* --candidates"
-    ):
-        recognition.predictor(classifier(3))
+    message = r"the classifier has 3 classes and there are 2 candidates; give .* --candidates"
+    assert_refused(message, recognition.predictor, classifier([1, 1, 1]))
 
 
 @pytest.fixture
@@ -248,9 +233,7 @@ def subset(write_set, sets, tmp_path):
 
 
 def test_a_classifier_of_more_classes_is_read_by_the_files_of_the_set(subset):
-    probabilities = np.array([0.2, 0.4, 0.1, 0.1, 0.2])
-    model = dataclasses.replace(classifier(5), logits=lambda features, *_: np.log([[probabilities]] * len(features)))
-    recognition = ClassNamesConfig().build(subset)
+    recognition, model = ClassNamesConfig().build(subset), classifier([0.2, 0.4, 0.1, 0.1, 0.2])
     recognition.check(model)
     found = recognition.predict(recognition.predictor(model), subset.features(model.features))
     # Of the other crane nothing counts: 0.1 against 0.2 + 0.2.
@@ -260,25 +243,25 @@ def test_a_classifier_of_more_classes_is_read_by_the_files_of_the_set(subset):
 
 
 def test_other_models_choose_among_the_sets_own_names(subset, make_encoder):
-    encoder = make_encoder(np.eye(2)[[1, 0]], {"Bird": np.eye(2)[0], "Dish": np.eye(2)[1]})
+    encoder = make_encoder(np.eye(2)[[1, 0]], ("Bird", "Dish"))
     recognition = ClassNamesConfig().build(subset)
-    for model in (encoder, classifier(2)):
+    for model in (encoder, classifier([0.5, 0.5])):
         predictor = recognition.predictor(model)
         assert predictor.groups is None
         assert recognition.predict(predictor, subset.features(model.features)).num_classes == 2
-    with pytest.raises(UserError, match="the classifier has 3 classes and there are 2 candidates"):
-        recognition.check(classifier(3))
+    message = "the classifier has 3 classes and there are 2 candidates"
+    assert_refused(message, recognition.check, classifier([1, 1, 1]))
 
 
 def test_files_named_by_the_user_replace_those_of_the_set(subset, tmp_path):
     own = ClassNamesConfig(candidates=tmp_path / "things" / "classnames.txt").build(subset)
     assert own.larger is None
-    with pytest.raises(UserError, match="the classifier has 5 classes and there are 2 candidates"):
-        own.check(classifier(5))
+    message = "the classifier has 5 classes and there are 2 candidates"
+    assert_refused(message, own.check, classifier([1] * 5))
     files = {"candidates": tmp_path / "things" / "candidates.txt", "classes": tmp_path / "things" / "classes.json"}
     named = ClassNamesConfig(**files).build(subset)
     assert named.groups == ((3,), (0, 4))
-    named.check(classifier(5))
+    named.check(classifier([1] * 5))
 
 
 @pytest.mark.parametrize(
@@ -293,14 +276,9 @@ def test_files_named_by_the_user_replace_those_of_the_set(subset, tmp_path):
 )
 def test_a_set_whose_files_do_not_fit_together_is_refused(subset, tmp_path, content, message):
     (tmp_path / "things" / "classes.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message):
-        ClassNamesConfig().build(subset)
-
-
-def test_candidates_of_a_set_without_its_classes_are_refused(subset, tmp_path):
+    assert_refused(message, ClassNamesConfig().build, subset)
     (tmp_path / "things" / "classes.json").unlink()
-    with pytest.raises(UserError, match=r"things/classes\.json: cannot be read as JSON"):
-        ClassNamesConfig().build(subset)
+    assert_refused(r"things/classes\.json: cannot be read as JSON", ClassNamesConfig().build, subset)
 
 
 def test_the_files_of_a_set_are_read_from_a_url(subset, tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.errors import UserError
 from lit_het.eval.selective import aurc, aurc_standard_errors, excess_aurc, risk_coverage_curve
+from tests.eval.refusals import assert_refused
 
 
 def plain_area(order, loss: np.ndarray) -> float:
@@ -75,7 +75,5 @@ def test_standard_errors_are_the_spread_of_areas_over_sets():
 
 def test_confidences_that_are_missing_or_no_numbers_are_refused():
     for call in (aurc, excess_aurc, risk_coverage_curve, aurc_standard_errors):
-        with pytest.raises(UserError, match="no valid example to score"):
-            call(np.zeros(0), np.zeros(0))
-        with pytest.raises(UserError, match="a confidence is not a number"):
-            call(np.array([0.5, np.nan]), np.zeros(2))
+        assert_refused("no valid example to score", call, np.zeros(0), np.zeros(0))
+        assert_refused("a confidence is not a number", call, np.array([0.5, np.nan]), np.zeros(2))

@@ -23,13 +23,10 @@ def tokens(predictions):
     return TokenResult.of(predictions, np.array([7, 7, 9]))
 
 
-def test_only_tokens_of_texts_count(tokens):
+def test_only_tokens_of_texts_count_and_parts_of_a_set_are_joined(predictions, tokens):
     assert tokens.image.tolist() == [7, 7, 7, 7, 7, 9]
     np.testing.assert_allclose(np.exp(-tokens.nll), [0.5, 0.25, 1, 0.5, 0.5, 0.1])
     assert tokens.correct.tolist() == [1, 0, 1, 1, 1, 0]
-
-
-def test_parts_of_a_set_are_joined(predictions, tokens):
     joined = TokenResult.join([TokenResult.of(predictions.first(2), np.array([7, 7])), tokens])
     assert joined.image.tolist() == [7] * 5 + [7] * 5 + [9]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from tests.golden.record_siglip_tokenizer import TEXTS, TRAINING
+from tests.golden.record_siglip_tokenizer import TRAINING, save
 
 GOLDEN = Path(__file__).parent
 LENGTH, SIZE = 12, 16
@@ -114,11 +114,7 @@ def main() -> None:
         names = ("image_embeds", "text_embeds", "logits_per_image")
         outputs = {f"out/{key}": getattr(output, key).numpy() for key in names}
         np.savez(folder / "io.npz", **{"in/images": IMAGES, "in/input_ids": ids.astype(np.int32)}, **outputs)
-    tokenizer = train_clip_tokenizer(transformers)
-    tokenizer.save_pretrained(GOLDEN / "hf_clip_tokenizer")
-    ids = tokenizer(TEXTS, padding="max_length", truncation=True)["input_ids"]
-    rows = ",\n".join(json.dumps([text, row]) for text, row in zip(TEXTS, ids, strict=True))
-    (GOLDEN / "hf_clip_tokenizer/ids.json").write_text(f"[\n{rows}\n]\n")
+    save(train_clip_tokenizer(transformers), GOLDEN / "hf_clip_tokenizer")
 
 
 if __name__ == "__main__":

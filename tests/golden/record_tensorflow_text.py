@@ -1,7 +1,7 @@
 """Records what TensorFlow Text makes of hard captions: ``python tests/golden/record_tensorflow_text.py``.
 
-Needs the extra ``tf-text``. A SentencePiece model and a vocabulary that cover most of the captions are written beside
-the ids, which have no control tokens.
+The captions are those of ``ids.json``, which is written again. Needs the extra ``tf-text``. A SentencePiece model and a
+vocabulary that cover most of the captions are written beside the ids, which have no control tokens.
 """
 
 import json
@@ -11,28 +11,8 @@ from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
 
 FOLDER = Path(__file__).parent / "tensorflow_text"
-CAPTIONS = [
-    "",
-    "   ",
-    "a photo of the CAT, singing",
-    "don't stop - it's 20°C & 50% off! (really?) [SEP] </s>",
-    "Café résumé naïve; e\u0301 combining",
-    "中文cat日本語",
-    "アあ 가한글 ไทย किताब",
-    "👍🏽 thumbs 😀",
-    "“now” «go» £5 €6 $7 ^ ` | ~ + = < >",
-    "x" * 100,
-    "ab " * 150,
-    # From here on BERT's words differ from Hugging Face's.
-    "stop… ½ ² ™ ﬁne ｆｕｌｌ",
-    "Straße STRASSE ΣΊΣΥΦΟΣ ſ ǅ",
-    "tab\tnew\nline\r\n nul\0bell\7 end",
-    "soft\u00adhyphen zero\u200bwidth family 👨\u200d👩\u200d👧",
-    "\u00a0no\u00a0break wide\u3000space",
-    "x" * 101,
-    "é" * 60,
-    "\ufffd bad \ue000 private",
-]
+# Hard captions, of which BERT's words differ from Hugging Face's from the twelfth on.
+CAPTIONS: list[str] = json.loads((FOLDER / "ids.json").read_text())["captions"]
 CHARACTERS = [chr(code) for code in range(33, 127)] + list("éßςσœøñ中文日本語アあ한ไνβж—…«»’“”😀👍€£™°²ﬁ")
 WORDS = ["the", "cat", "##ing", "sing", "photo", "of", "cafe", "strasse", "naive"]
 
@@ -42,7 +22,6 @@ def main() -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *CHARACTERS, *(f"##{character}" for character in CHARACTERS), *WORDS]
     vocabulary = "".join(f"{word}\n" for word in words).encode()
     model = train_sentencepiece(CAPTIONS[:8], vocabulary_size=120)
-    FOLDER.mkdir(exist_ok=True)
     (FOLDER / "vocab.txt").write_bytes(vocabulary)
     (FOLDER / "pieces.model").write_bytes(model)
     _, tf_text = load_tensorflow()

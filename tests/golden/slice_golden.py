@@ -11,82 +11,47 @@ import numpy as np
 
 GOLDEN = Path(__file__).parent
 # Read whole: each is small.
-COPIED = (
-    "bv/ckpt_two_towers_siglip_style",
-    "bv/ckpt_vit_old_names",
-    "bv/ckpt_vit_old_names_expected",
-    "bv/ckpt_vit_scan_layout",
-    "bv/contrastive_losses",
-    "bv/fewshot_lsr",
-    "bv/flexi_resample_patchemb",
-    "bv/lr_schedules",
-    "bv/posemb_sincos2d",
-    "bv/resample_posemb",
-    "bv/text_last",
-    "bv/vit_gap_sincos2d",
-    "bv/vit_tok_learn",
-    "het/compute_temperature",
-    "het/sigmoid_het_full_fixed",
-    "het/sigmoid_hetxl_pe_tune",
-    "het/softmax_het_full_fixed",
-    "het/softmax_het_pe_tune",
-    "het/softmax_hetxl_full_tune",
-    "het/softmax_hetxl_pe_fixed",
-    "het/stats_softmax_het_full_tune",
-    "het/stats_softmax_hetxl_pe_tune",
-    "vmoe/dispatch_K1_vanilla_even_cap1",
-    "vmoe/dispatch_K2_bpr_tight",
-    "vmoe/dispatch_K2_vanilla_ties",
-    "vmoe/dispatch_K4_bpr_skew_cap1",
-    "vmoe/compute_capacity",
-    "vmoe/router_E4_K1_noisy",
-    "vmoe/router_E8_K2_det",
-    "vmoe/router_e3_M2_E8_K1_noisy",
-)
-
-# Folders of Hugging Face models, each with what the tests read of it.
-FOLDERS = {
-    "hf/bert": (),
-    "hf/siglip": (),
-    "hf/siglip_vision": ("model_v4_names.safetensors",),
-    "hf/vit": (),
+COPIED = {
+    "bv": """ckpt_two_towers_siglip_style ckpt_vit_old_names ckpt_vit_old_names_expected ckpt_vit_scan_layout
+        contrastive_losses fewshot_lsr flexi_resample_patchemb lr_schedules posemb_sincos2d resample_posemb text_last
+        vit_gap_sincos2d vit_tok_learn""",
+    "het": """compute_temperature sigmoid_het_full_fixed sigmoid_hetxl_pe_tune softmax_het_full_fixed
+        softmax_het_pe_tune softmax_hetxl_full_tune softmax_hetxl_pe_fixed stats_softmax_het_full_tune
+        stats_softmax_hetxl_pe_tune""",
+    "vmoe": """dispatch_K1_vanilla_even_cap1 dispatch_K2_bpr_tight dispatch_K2_vanilla_ties dispatch_K4_bpr_skew_cap1
+        compute_capacity router_E4_K1_noisy router_E8_K2_det router_e3_M2_E8_K1_noisy""",
 }
-
-
+# Folders of Hugging Face models, each with what the tests read of it.
+FOLDERS = {"hf/bert": (), "hf/siglip": (), "hf/siglip_vision": ("model_v4_names.safetensors",), "hf/vit": ()}
 # Tiny data sets, in the formats in which they are published and in the one that clip_benchmark writes.
 DATA_FILES = ("truth.json", "cifar/cifar-10-python.tar.gz", "pets/images.tar.gz", "pets/annotations.tar.gz")
 DATA_FOLDER = "clip_benchmark/wds_tiny_jpg"
 
 
-def main(recordings: Path) -> None:
-    for name in COPIED:
-        shutil.copyfile(recordings / f"{name}.npz", GOLDEN / f"{Path(name).name}.npz")
-        (GOLDEN / f"{Path(name).name}.npz").chmod(0o644)
-    for name, more in FOLDERS.items():
-        folder = GOLDEN / name.replace("/", "_")
-        folder.mkdir(exist_ok=True)
-        for file in ("config.json", "model.safetensors", "io.npz", *more):
-            shutil.copyfile(recordings / name / file, folder / file)
-            (folder / file).chmod(0o644)
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(0o644)
 
-    data = GOLDEN / "data"
-    (data / "pets").mkdir(parents=True, exist_ok=True)
+
+def main(recordings: Path) -> None:
+    for part, names in COPIED.items():
+        for name in names.split():
+            copy(recordings / part / f"{name}.npz", GOLDEN / f"{name}.npz")
+    for name, more in FOLDERS.items():
+        for file in ("config.json", "model.safetensors", "io.npz", *more):
+            copy(recordings / name / file, GOLDEN / name.replace("/", "_") / file)
     for name in DATA_FILES:
-        target = data / name.removeprefix("cifar/")
-        shutil.copyfile(recordings / "data" / name, target)
-        target.chmod(0o644)
-    shutil.copytree(recordings / "data" / DATA_FOLDER, data / Path(DATA_FOLDER).name, dirs_exist_ok=True)
+        copy(recordings / "data" / name, GOLDEN / "data" / name.removeprefix("cifar/"))
+    shutil.copytree(recordings / "data" / DATA_FOLDER, GOLDEN / "data" / Path(DATA_FOLDER).name, dirs_exist_ok=True)
 
     def slice_model(name: str, wanted: tuple[str, ...], dropped: tuple[str, ...]) -> None:
         with np.load(recordings / f"bv/{name}.npz") as arrays:
             save(name, {k: v for k, v in arrays.items() if k.startswith(wanted) and not k.startswith(dropped)})
 
-    slice_model(
-        "vit_map_learn", ("image", "params/", "out/pre_logits", "out/encoded"), ("params/head", "out/pre_logits_2d")
-    )
-    slice_model(
-        "vit_sovit_shape", ("image", "params/", "output", "out/pre_logits", "out/encoded"), ("out/pre_logits_2d",)
-    )
+    vit, dropped = ("image", "params/", "out/pre_logits", "out/encoded"), "out/pre_logits_2d"
+    slice_model("vit_map_learn", vit, ("params/head", dropped))
+    slice_model("vit_sovit_shape", (*vit, "output"), (dropped,))
     slice_model("two_towers_siglip", ("image", "text", "params/", "zimg", "ztxt", "logits"), ())
 
     # One parameter of each kind: factored, over two of four axes, too small to factor, a vector and a scalar.

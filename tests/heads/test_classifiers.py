@@ -37,8 +37,9 @@ KINDS: dict[str, Any] = {
     "unshared": HetXLConfig(unshared_size=M),
 }
 NOISE_SIZES = {"HET": K, "HET-H": H, "HET-XL": D, "unshared": M}
-CASES = [
-    (kind, form, second, order)
+CASES = [(kind, "efficient", "rank_one", "direct", 0) for kind in KINDS]
+CASES += [
+    (kind, form, second, order, R)
     for kind in KINDS
     for form in ("full", "efficient")
     for second in ("rank_one", "diagonal")
@@ -70,6 +71,17 @@ def results(config):
     return head, np.asarray(logits), gradient
 
 
+@functools.cache
+def drawn(config):
+    """Returns a compiled function of features and a key: all samples of the logits of the head of `results`."""
+    return compiled(results(config)[0])
+
+
+def compiled(head):
+    function = jax.jit(lambda x, key: all_at_once(head(x, key)))
+    return lambda x, key: np.asarray(function(x, key))
+
+
 def assert_equal_to_the_reference(config, noise_size=None):
     head, logits, gradient = results(config)
     place = {**references.in_float64(head), "x": np.asarray(X, np.float64)}
@@ -89,17 +101,12 @@ def assert_equal_to_the_reference(config, noise_size=None):
         np.testing.assert_allclose(np.sum(leaf * direction) / scale, slope / scale, atol=5e-5, err_msg=path)
 
 
-@pytest.mark.parametrize(("kind", "form", "second", "order"), CASES)
-def test_logits_and_gradients_equal_the_numpy_reference_with_the_same_noise(kind, form, second, order):
-    config = config_of(kind, form, second, order)
+@pytest.mark.parametrize(("kind", "form", "second", "order", "rank"), CASES)
+def test_logits_and_gradients_equal_the_numpy_reference_with_the_same_noise(kind, form, second, order, rank):
+    """With r = 0 references draw one normal per coordinate, although the second term is said to be rank one."""
+    config = config_of(kind, form, second, order, rank)
     assert_equal_to_the_reference(config, NOISE_SIZES[kind])
     assert results(config)[1].shape == (B, S, K)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rank_zero_has_diagonal_noise_only(kind):
-    """References with r = 0 draw one normal per coordinate, although the second term is said to be rank one."""
-    assert_equal_to_the_reference(config_of(kind, rank=0), NOISE_SIZES[kind])
 
 
 def test_deterministic_logits_equal_the_numpy_reference_and_ignore_the_key():
@@ -107,7 +114,7 @@ def test_deterministic_logits_equal_the_numpy_reference_and_ignore_the_key():
     assert_equal_to_the_reference(config)
     head: Any = config.build(D, K, nnx.Rngs(0))
     np.testing.assert_array_equal(head.logits.bias[...], np.full(K, np.float32(-6.9)))
-    np.testing.assert_array_equal(all_at_once(head(X, None)), all_at_once(head(X, KEY)))
+    np.testing.assert_array_equal(compiled(head)(X, None), compiled(head)(X, KEY))
     np.testing.assert_array_equal(head.noise_norm(X), np.zeros(B))
 
 
@@ -158,37 +165,27 @@ def test_few_samples_are_taken_in_the_direct_order_and_many_in_the_factored_one(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_random_key_there_is_one_sample_without_noise(kind):
-    head = results(config_of(kind))[0]
-    samples = head(X, None)
-    assert samples.num_samples == 1
+def test_there_are_as_many_samples_as_asked_for_and_one_without_noise_where_no_key_is_given(kind):
+    config = config_of(kind)
+    head = results(config)[0]
+    counts = [head(X, KEY).num_samples, head(X, KEY, S + 2).num_samples, head(X, None).num_samples]
+    assert counts == [S, S + 2, 1]
     expected = np.asarray(head.logits(X) / head.temperature())[:, None]
-    np.testing.assert_allclose(all_at_once(samples), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_and_evaluation_take_their_own_number_of_samples(kind):
-    head = results(config_of(kind))[0]
+    np.testing.assert_allclose(drawn(config)(X, None), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(head.noise_norm(X), head.covariance.noise_norm(X))
     assert isinstance(head, ClassificationHead)
-    assert head(X, KEY).num_samples == S
-    assert head(X, KEY, S + 2).num_samples == S + 2
-    np.testing.assert_array_equal(head.noise_norm(X), results(config_of(kind))[0].covariance.noise_norm(X))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_example_does_not_influence_the_noise_or_logits_of_the_others(kind):
-    head, logits, _ = results(config_of(kind, order="direct"))
-    changed = all_at_once(head(X.at[1].set(5.0), KEY))
-    np.testing.assert_allclose(changed[::2], logits[::2], rtol=1e-5, atol=1e-5)
-    assert not np.allclose(changed[1], logits[1])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_samples_differ_and_so_do_examples_with_equal_features_and_keys(kind):
-    """Each of the logits without their noiseless part is a draw of its own."""
-    head = results(config_of(kind))[0]
-    x = jnp.repeat(X[:1], B, axis=0)
-    draws = np.concatenate([np.asarray(all_at_once(head(x, key))) for key in (KEY, jax.random.key(3))]).reshape(-1, K)
+def test_samples_and_examples_with_equal_features_have_noise_of_their_own_which_no_other_example_influences(kind):
+    config, changed = config_of(kind), np.array(X)
+    changed[1] = 5.0
+    found, logits = drawn(config)(changed, KEY), results(config)[1]
+    np.testing.assert_allclose(found[::2], logits[::2], rtol=1e-5, atol=1e-5)
+    assert not np.allclose(found[1], logits[1])
+    # Each of the logits without their noiseless part is a draw of its own.
+    equal = np.repeat(X[:1], B, axis=0)
+    draws = np.concatenate([drawn(config)(equal, key) for key in (KEY, jax.random.key(3))]).reshape(-1, K)
     assert all(not np.allclose(draws[i], draws[j], rtol=1e-3) for i in range(len(draws)) for j in range(i))
 
 
@@ -212,7 +209,7 @@ def test_het_h_with_a_bucket_for_every_class_is_het(monkeypatch):
 
 def test_classes_of_one_bucket_have_the_same_noise_and_others_have_not():
     head, logits, _ = results(config_of("HET-H"))
-    noise = logits - np.asarray(all_at_once(head(X, None)))
+    noise = logits - drawn(config_of("HET-H"))(X, None)
     buckets = head.bucket_of_class
     assert len(np.unique(buckets)) < K  # eleven classes, eight buckets
     for i, j in np.ndindex(K, K):
@@ -232,8 +229,8 @@ def test_het_xl_with_no_covariance_is_deterministic(kind, monkeypatch):
     nnx.update(
         plain, parameters.unflatten({path: params[path] for path in params if not path.startswith(("cov", "uns"))})
     )
-    expected = np.repeat(np.asarray(all_at_once(plain(X, None))), S, axis=1)
-    np.testing.assert_allclose(all_at_once(head(X, KEY)), expected, rtol=1e-5, atol=1e-6)
+    expected = np.repeat(compiled(plain)(X, None), S, axis=1)
+    np.testing.assert_allclose(compiled(head)(X, KEY), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("num_classes", "num_buckets"), [(21_843, 2048), (21_843, 768), (18_291, 1024)])

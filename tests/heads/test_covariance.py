@@ -43,17 +43,12 @@ def draw(module, x, samples, seed=0):
 
 
 @every_config
-def test_noise_equals_the_numpy_reference_for_the_same_normals(config):
+def test_noise_for_the_same_normals_its_covariance_and_its_norm_equal_the_numpy_reference(config):
     module, x = make(config), features()
     noise, normals = draw(module, x, 7)
     assert normals.shape == (B, 7, config.num_factors + (Q if config.is_diagonal else 1))
     expected = references.noise(references.in_float64(module), config, np.asarray(x), np.asarray(normals, np.float64))
     np.testing.assert_allclose(noise, expected, rtol=1e-5, atol=1e-5)
-
-
-@every_config
-def test_covariance_and_noise_norm_equal_the_numpy_reference(config):
-    module, x = make(config), features()
     expected = references.covariance(references.in_float64(module), config, np.asarray(x))
     np.testing.assert_allclose(module.covariance(x), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(module.noise_norm(x) ** 2, np.trace(expected, axis1=1, axis2=2), rtol=1e-5)
@@ -108,16 +103,11 @@ def test_gradients_agree_with_finite_differences_of_the_reference(config):
 
 
 def test_the_gradient_of_the_covariance_agrees_with_finite_differences():
-    module, x = make(FULL), features(1)
-    direction = jnp.asarray(np.random.default_rng(2).normal(size=x.shape), jnp.float32)
-
-    @jax.jit
-    def norm(x):
-        return module.noise_norm(x)[0]
-
-    step = 1e-2
-    slope = (norm(x + step * direction) - norm(x - step * direction)) / (2 * step)
-    np.testing.assert_allclose(jnp.vdot(jax.jit(jax.grad(norm))(x), direction), slope, rtol=1e-3)
+    module, x = make(FULL), np.asarray(features(1))
+    direction, step = np.random.default_rng(2).normal(size=x.shape).astype(np.float32), np.float32(1e-2)
+    norm = jax.jit(jax.value_and_grad(lambda x: module.noise_norm(x)[0]))
+    slope = (norm(x + step * direction)[0] - norm(x - step * direction)[0]) / (2 * step)
+    np.testing.assert_allclose(np.vdot(norm(x)[1], direction), slope, rtol=1e-3)
 
 
 @pytest.mark.parametrize("config", [FULL, EFFICIENT], ids=["full", "efficient"])
@@ -147,12 +137,17 @@ def test_noise_depends_on_the_key_and_differs_between_samples_and_examples():
     assert all(not np.allclose(rows[i], rows[j]) for i in range(8) for j in range(i))
 
 
-def test_a_sample_depends_only_on_its_index():
-    """Sample 5 is the same one whether it is drawn among six or with sample 2, and for its example among others."""
+def test_a_sample_depends_only_on_its_index_and_antithetic_ones_come_in_pairs_that_cancel():
+    """Samples 2i and 2i + 1 are ξ and -ξ, whichever others are drawn with them; ξ is the i-th of the usual draws."""
     keys = jax.random.split(jax.random.key(0), B)
-    normals = standard_normals(keys, jnp.arange(6), 4)
-    np.testing.assert_array_equal(standard_normals(keys, jnp.array([5, 2]), 4), normals[:, [5, 2]])
+    normals, pairs = (np.asarray(standard_normals(keys, jnp.arange(6), 4, antithetic=some)) for some in (False, True))
+    # Sample 5 is the same one whether it is drawn among six or with sample 2, and for its example among others.
+    for some, expected in ((False, normals), (True, pairs)):
+        found = standard_normals(keys, jnp.array([5, 2]), 4, antithetic=some)
+        np.testing.assert_array_equal(found, expected[:, [5, 2]])
     np.testing.assert_array_equal(standard_normals(keys[1:2], jnp.arange(6), 4), normals[1:2])
+    np.testing.assert_array_equal(pairs[:, 0::2], -pairs[:, 1::2])
+    np.testing.assert_array_equal(pairs[:, 0::2], normals[:, :3])
 
 
 def test_normals_are_standard_and_independent_over_examples_samples_and_coordinates():
@@ -234,15 +229,6 @@ def test_parameter_counts_follow_the_formulas(d, q, r):
     # Full: C [d, r q] and K1 [d, q]. Efficient: K2 and K1 [d, q], J [r, q]. The rest are biases of dense layers.
     assert count("full") == (d * q * r + q * r) + (d * q + q)
     assert count("efficient") == ((2 * d * q + q * r) + 2 * q if r else d * q + q)
-
-
-def test_antithetic_samples_come_in_pairs_that_cancel():
-    """Samples 2i and 2i + 1 are ξ and -ξ, whichever others are drawn with them; ξ is the i-th of the usual draws."""
-    keys = jax.random.split(jax.random.key(0), B)
-    pairs = np.asarray(standard_normals(keys, jnp.arange(6), 4, antithetic=True))
-    np.testing.assert_array_equal(pairs[:, 0::2], -pairs[:, 1::2])
-    np.testing.assert_array_equal(pairs[:, 0::2], standard_normals(keys, jnp.arange(3), 4))
-    np.testing.assert_array_equal(standard_normals(keys, jnp.array([5, 2]), 4, antithetic=True), pairs[:, [5, 2]])
 
 
 def test_the_noise_grows_alike_for_every_rank_and_size():

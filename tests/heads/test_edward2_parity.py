@@ -135,6 +135,7 @@ def test_covariances_are_those_of_20000_samples_of_the_authors_code(name):
             assert np.all(np.abs(actual - expected) < 0.06 * deviation[:, :, None] * deviation[:, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stats_softmax_het_full_tune", "stats_softmax_hetxl_pe_tune"])
 def test_mean_probabilities_over_20000_samples_are_those_of_the_authors_code(name, monkeypatch):
     with np.load(GOLDEN / f"{name}.npz") as golden:

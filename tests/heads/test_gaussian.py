@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,14 @@ from scipy.stats import norm
 
 from lit_het.errors import UserError
 from lit_het.heads import gaussian
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from tests.heads.references import all_at_once
 from tests.heads.test_contrastive import embeddings, numpy_unit
 from tests.losses.contrastive_cases import mesh_of
 
@@ -23,13 +30,12 @@ B, D = 4, 6
 BIAS = -1.5
 
 
-def make(**changes):
+def make(**changes) -> Any:
     """Returns a head whose variances differ between examples and dimensions."""
     config = GaussianContrastiveConfig(initial_bias=BIAS, initial_noise_norm=0.8, **changes)
-    head = config.build(D, nnx.Rngs(0))
+    head: Any = config.build(D, nnx.Rngs(0))
     random = np.random.default_rng(1)
     for layer in (head.image_log_variance, head.text_log_variance):
-        assert layer is not None
         layer.kernel[...] = jnp.asarray(random.normal(size=(D, D)), jnp.float32)
     return head
 
@@ -65,12 +71,11 @@ def test_products_of_keys_are_the_mean_squared_distance_of_samples():
     np.testing.assert_array_less(np.abs(distances.mean(axis=0) - (2 - 2 * products)), 4 * error)
 
 
-def test_the_logits_are_those_of_pcme_plus_plus_and_prolip():
+def test_the_logits_are_those_of_pcme_plus_plus_and_prolip_and_the_sigmoid_loss_is_their_pairwise_loss():
     head, (image, text) = make(), embeddings()
     expected = reference_logits(head, image, text)
     samples = head(image, text, jax.random.key(0))
     assert samples.image_queries is None
-    assert samples.bias is not None
     logits = samples.image @ samples.text.T / samples.temperature + samples.bias
     np.testing.assert_allclose(logits, expected, rtol=1e-5)
     # PCME++ writes -a E |z - w|² + b: the same function with a = 1/(2τ) and b = 1/τ + bias.
@@ -79,37 +84,28 @@ def test_the_logits_are_those_of_pcme_plus_plus_and_prolip():
     distance = distance + np.sum(deviation**2, axis=1)[:, None] + np.sum(text_deviation**2, axis=1)[None]
     tau = float(head.temperature())
     np.testing.assert_allclose(-distance / (2 * tau) + 1 / tau + BIAS, expected, rtol=1e-5)
-
-
-def test_the_sigmoid_loss_is_the_pairwise_loss_of_the_papers():
-    head, (image, text) = make(), embeddings()
-    logits = reference_logits(head, image, text)
-    labels = 2 * np.eye(B) - 1
-    expected = np.sum(np.log1p(np.exp(-labels * logits))) / B
-    assert SigmoidLoss("dense")(head(image, text, None)) == pytest.approx(expected, rel=1e-5)
+    loss = np.sum(np.log1p(np.exp(-(2 * np.eye(B) - 1) * expected))) / B
+    assert jax.jit(SigmoidLoss("dense"))(samples) == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", [SigmoidLoss("dense"), SoftmaxLoss("dense")], ids=["sigmoid", "softmax"])
 def test_gradients_are_finite_differences(loss):
     graph, state = nnx.split(make(bottleneck=0.1, inclusion=1e-3))
-    image, text = embeddings()
 
+    @jax.jit
     def total(state, image, text):
         head = nnx.merge(graph, state)
         extra = sum(values.mean() for values in head.auxiliary_losses(image, text, None).values())
         return loss(head(image, text, None)) + extra
 
-    arguments = jax.tree.map(np.asarray, (state, image, text))
-    check_grads(lambda *tree: total(*jax.tree.map(jnp.asarray, tree)), arguments, order=1, modes=["rev"], rtol=1e-2)
+    check_grads(total, jax.tree.map(np.asarray, (state, *embeddings())), order=1, modes=["rev"], rtol=1e-2)
 
 
 def test_noisy_logits_scatter_around_the_mean_logits_with_the_variance_of_the_image():
     head, (image, text) = make(), embeddings()
     classes = head.text_key(text)
-    samples = head.logits(image, classes, jax.random.key(0), 4000)
-    drawn = samples.logits(samples.prepare(image), samples.keys, jnp.arange(4000))
-    noiseless = head.logits(image, classes, None, 0)
-    mean = noiseless.logits(noiseless.prepare(image), None, jnp.arange(1))[:, 0]
+    drawn = np.asarray(all_at_once(head.logits(image, classes, jax.random.key(0), 4000)))
+    mean = np.asarray(all_at_once(head.logits(image, classes, None, 0)))[:, 0]
     _, deviation, text_mean, _ = gaussians(head, image, text)
     expected = np.sqrt(deviation**2 @ (text_mean**2).T) / float(head.temperature())
     np.testing.assert_allclose(drawn.std(axis=1), expected, rtol=0.05)
@@ -176,6 +172,8 @@ def test_weights_of_zero_leave_losses_out():
     assert set(make().auxiliary_losses(image, text, None)) == {"bottleneck_loss", "inclusion_loss"}
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8])
 def test_losses_and_gradients_are_equal_on_any_number_of_devices(devices):
     graph, state = nnx.split(make())
@@ -199,4 +197,81 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(UserError, match="bottleneck = -1"):
         GaussianContrastiveConfig(bottleneck=-1.0)
     with pytest.raises(UserError, match=r"initial_noise_norm = 0.0 must be positive"):
-        dataclasses.replace(GaussianContrastiveConfig(), initial_noise_norm=0.0)
+        GaussianContrastiveConfig(initial_noise_norm=0.0)
+
+
+# Variances from the uncertainty tokens of the towers.
+
+CONFIG = GaussianContrastiveConfig(initial_bias=BIAS, variances="towers", bottleneck=0.1, inclusion=1e-3)
+ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2)
+
+
+def head_of_towers():
+    return CONFIG.build(2 * D, nnx.Rngs(0))
+
+
+def tower_outputs(b=B):
+    """Returns means and log-variances, concatenated."""
+    random = np.random.default_rng(0)
+    parts = [(random.normal(size=(b, D)), random.normal(-2.0, 0.5, size=(b, D))) for _ in range(2)]
+    return [jnp.asarray(np.concatenate(part, axis=1), jnp.float32) for part in parts]
+
+
+def test_the_logits_and_norms_are_those_of_loops_over_pairs():
+    head, (image, text) = head_of_towers(), tower_outputs()
+    assert set(nnx.to_pure_dict(nnx.state(head))) == {"temperature", "bias"}
+    samples = head(image, text, None)
+    logits = samples.image @ samples.text.T / samples.temperature + BIAS
+    logits, image, text = map(np.asarray, (logits, image, text))
+    for n, m in np.ndindex(B, B):
+        variances = np.exp(image[n, D:]).sum() + np.exp(text[m, D:]).sum()
+        cosine = numpy_unit(image[n, :D]) @ numpy_unit(text[m, :D])
+        assert logits[n, m] == pytest.approx((cosine - variances / 2) / float(head.temperature()) + BIAS, rel=1e-4)
+    image, text = jnp.asarray(image), jnp.asarray(text)
+    np.testing.assert_allclose(head.image_noise_norm(image), np.sqrt(np.exp(image[:, D:]).sum(axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(head.image_spectrum(image), -np.sort(-np.exp(image[:, D:] / 2), axis=1), rtol=1e-5)
+    np.testing.assert_allclose(head.text_noise_norm(text), np.sqrt(np.exp(text[:, D:]).sum(axis=1)), rtol=1e-5)
+
+
+def loss_of(graph, form: Any = "dense"):
+    def loss(state, image, text):
+        head = nnx.merge(graph, state)
+        extra = sum(values.mean() for values in head.auxiliary_losses(image, text, None).values())
+        return SigmoidLoss(form)(head(image, text, None)) + extra
+
+    return loss
+
+
+def test_gradients_of_the_variances_of_towers_are_finite_differences():
+    graph, state = nnx.split(head_of_towers())
+    arguments = jax.tree.map(np.asarray, (nnx.to_pure_dict(state), *tower_outputs()))
+    check_grads(jax.jit(loss_of(graph)), arguments, order=1, modes=["rev"], rtol=1e-2)
+
+
+@pytest.mark.devices
+@pytest.mark.slow
+def test_eight_devices_have_the_loss_and_the_gradient_of_one_with_variances_of_towers():
+    graph, state = nnx.split(head_of_towers())
+    arguments = state, *tower_outputs(16)
+    expected = jax.jit(jax.value_and_grad(loss_of(graph), argnums=(1, 2)))(*arguments)
+    with jax.set_mesh(mesh_of(8)):
+        for form in ("gather", "ring"):
+            found = jax.jit(jax.value_and_grad(loss_of(graph, form), argnums=(1, 2)))(*arguments)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head": GaussianContrastiveConfig()},
+        {"head": DeterministicContrastiveConfig()},
+        {"image_tower": ViTConfig(8, 4, ENCODER, pooling="mean", projection_size=12)},
+        {"text_tower": TextConfig(20, 4, 12, ENCODER)},
+    ],
+)
+def test_tokens_of_both_towers_and_the_head_need_each_other(change):
+    image_tower = ViTConfig(8, 4, ENCODER, pooling="mean", projection_size=6, uncertainty_token=True)
+    text_tower = TextConfig(20, 4, 12, ENCODER, uncertainty_token=True)
+    fitting = ContrastiveConfig(image_tower, text_tower, CONFIG, locked=())
+    with pytest.raises(UserError, match=r"task\.(image|text)_tower\.uncertainty_token = .* need each other"):
+        dataclasses.replace(fitting, **change)

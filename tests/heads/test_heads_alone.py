@@ -30,12 +30,14 @@ def names() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_contrastive_example_learns_which_texts_are_vague(names: dict[str, Any]):
     assert np.mean(names["losses"][-20:]) < names["losses"][0] - 1
     noise_norm, is_vague = names["noise_norm"], names["is_vague"]
     assert noise_norm[is_vague].mean() > 1.05 * noise_norm[~is_vague].mean()
 
 
+@pytest.mark.slow
 def test_the_classifiers_example_learns_its_labels(names: dict[str, Any]):
     probabilities, labels = names["probabilities"], names["labels"]
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-4)

@@ -70,7 +70,9 @@ def test_it_is_a_quantity_of_het_only():
     image = jnp.zeros((2, 8, 8, 3), jnp.uint8)
     for head, columns in ((HetConfig(CovarianceConfig(R)), 2), (DeterministicConfig(), 0)):
         task = ClassificationConfig(TOWER, head, num_classes=K).build()
-        params = task.initialize(jax.random.key(0))
-        features = task.features(params, image)
-        found = quantities.kernel_alignment(task.image_classifier(params), features)
-        assert found.shape == (2, columns)
+
+        def found(key, task=task):
+            params = task.initialize(key)
+            return quantities.kernel_alignment(task.image_classifier(params), task.features(params, image))
+
+        assert jax.eval_shape(found, jax.random.key(0)).shape == (2, columns)

@@ -13,6 +13,7 @@ from lit_het.errors import UserError
 from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples
+from tests.heads.references import all_at_once
 from tests.heads.test_contrastive import numpy_unit
 from tests.losses.contrastive_cases import mesh_of
 
@@ -33,8 +34,7 @@ def masks_of(samples, side):
 
 def sampled_logits(head, count):
     classes = head.text_key(TEXT[:K])
-    samples = head.logits(IMAGE, classes, KEY, count)
-    drawn = samples.logits(samples.prepare(IMAGE), samples.keys, jnp.arange(count))
+    drawn = all_at_once(head.logits(IMAGE, classes, KEY, count))
     return np.asarray(drawn, np.float64), np.asarray(classes, np.float64)
 
 
@@ -70,13 +70,14 @@ def test_the_loss_and_its_gradient_are_those_of_embeddings_with_the_same_masks(l
         expected = -(np.diag(log_softmax(logits, axis=1)) + np.diag(log_softmax(logits, axis=0))).mean() / 2
     else:
         expected = np.sum(np.log1p(np.exp(-(2 * np.eye(B) - 1) * logits))) / B
-    np.testing.assert_allclose(loss(samples), expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(loss)(samples), expected, rtol=1e-5)
 
+    @jax.jit
     def value(image, text):
-        return loss(head(jnp.asarray(image), jnp.asarray(text), KEY))
+        return loss(head(image, text, KEY))
 
     check_grads(value, (np.asarray(IMAGE), np.asarray(TEXT)), order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
-    gradient = jax.grad(value)(IMAGE, TEXT)
+    gradient = jax.jit(jax.grad(value))(IMAGE, TEXT)
     np.testing.assert_array_equal(np.asarray(gradient)[~kept[0]], 0)
 
 
@@ -103,6 +104,8 @@ def test_the_noise_norm_is_the_root_of_the_summed_variance_over_masks():
     spectrum = np.asarray(head.image_spectrum(IMAGE))
     assert (np.diff(spectrum, axis=1) <= 0).all()
     np.testing.assert_allclose(np.linalg.norm(spectrum, axis=1), head.image_noise_norm(IMAGE), rtol=1e-4)
+    # A row does not depend on others.
+    np.testing.assert_allclose(head.image_noise_norm(IMAGE[3:4]), head.image_noise_norm(IMAGE)[3:4], rtol=1e-5)
 
 
 def test_the_variance_over_sixteen_masks_is_unbiased():
@@ -115,11 +118,6 @@ def test_the_variance_over_sixteen_masks_is_unbiased():
     np.testing.assert_allclose(head.image_noise_norm(jnp.asarray(embedding)) ** 2, expected, rtol=0.02)
 
 
-def test_a_row_does_not_depend_on_others():
-    head = make()
-    np.testing.assert_allclose(head.image_noise_norm(IMAGE[3:4]), head.image_noise_norm(IMAGE)[3:4], rtol=1e-5)
-
-
 def test_a_row_of_which_everything_would_be_dropped_is_kept():
     config = McDropoutContrastiveConfig(dropout=0.9)
     head, (image, text) = config.build(2, nnx.Rngs(0)), (IMAGE[:, :2], TEXT[:, :2])
@@ -127,12 +125,14 @@ def test_a_row_of_which_everything_would_be_dropped_is_kept():
     def total(image, text):
         return SigmoidLoss()(head(image, text, KEY))
 
-    samples, gradients = head(image, text, KEY), jax.grad(total, argnums=(0, 1))(image, text)
+    samples, gradients = head(image, text, KEY), jax.jit(jax.grad(total, argnums=(0, 1)))(image, text)
     np.testing.assert_allclose(np.linalg.norm(samples.image, axis=1), 1, rtol=1e-5)
     assert masks_of(samples, "image").all(axis=1).any()
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 def test_eight_devices_equal_one():
     head = make()
 

@@ -19,6 +19,8 @@ from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from tests.heads import references
 from tests.heads.references import mean_probabilities
 
+pytestmark = pytest.mark.slow
+
 B, D, K, MANY = 2, 6, 5, 20_000
 X = jnp.asarray(np.random.default_rng(1).normal(size=(B, D)), jnp.float32)
 COVARIANCE = CovarianceConfig(2, "efficient")

@@ -13,6 +13,10 @@ from lit_het.heads.temperature import BoundedTemperature, FixedTemperature, LogT
 
 FACTORED = SamplingConfig(order="factored")
 DIAGONAL = CovarianceConfig(2, second_term="diagonal")
+NOT_LOW_RANK = (
+    "order = 'factored' needs covariance.second_term = 'rank_one' and factors, not second_term = '{}' with "
+    "num_factors = {}"
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,13 @@ DIAGONAL = CovarianceConfig(2, second_term="diagonal")
             lambda: HetHConfig(6).build(4, 5, nnx.Rngs(0)),
             "HetHConfig: num_buckets = 6 is more than the 5 classes; set --task.head.num-buckets to at most 5",
         ),
-        (lambda: BoundedTemperature(0.0), "temperature bounds must be 0 < minimum < maximum, not 0.0 and 5.0"),
+        *(
+            (
+                lambda low=low, high=high: BoundedTemperature(low, high),
+                f"temperature bounds must be 0 < minimum < maximum, not {low} and {high}",
+            )
+            for low, high in ((0.0, 5.0), (0.0, 1.0), (-1.0, 1.0), (2.0, 1.0), (1.0, 1.0))
+        ),
         (
             lambda: BoundedTemperature(0.05, 5.0, 5.0),
             "temperature.initial = 5.0 must lie between minimum = 0.05 and maximum = 5.0",
@@ -38,22 +48,14 @@ DIAGONAL = CovarianceConfig(2, second_term="diagonal")
             "temperature.initial = 0.01 must lie between minimum = 0.05 and maximum = 5.0",
         ),
         (lambda: LogTemperature(-1.0), "temperature.initial = -1.0 must be positive"),
+        (lambda: LogTemperature(0.0), "temperature.initial = 0.0 must be positive"),
         (lambda: FixedTemperature(0.0), "temperature.value = 0.0 must be positive and finite"),
         (lambda: CovarianceConfig(initial_noise_norm=float("nan")), "initial_noise_norm = nan must be positive"),
-        (
-            lambda: HetXLConfig(DIAGONAL, sampling=FACTORED),
-            "order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
-            "not second_term = 'diagonal' with num_factors = 2",
-        ),
-        (
-            lambda: HetXLContrastiveConfig(DIAGONAL, order="factored"),
-            "order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
-            "not second_term = 'diagonal' with num_factors = 2",
-        ),
+        (lambda: HetXLConfig(DIAGONAL, sampling=FACTORED), NOT_LOW_RANK.format("diagonal", 2)),
+        (lambda: HetXLContrastiveConfig(DIAGONAL, order="factored"), NOT_LOW_RANK.format("diagonal", 2)),
         (
             lambda: HetHConfig(3, covariance=CovarianceConfig(0), sampling=FACTORED),
-            "order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
-            "not second_term = 'rank_one' with num_factors = 0",
+            NOT_LOW_RANK.format("rank_one", 0),
         ),
     ],
 )

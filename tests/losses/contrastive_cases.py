@@ -1,8 +1,7 @@
-"""Batches with every kind of queries, slow NumPy references of the losses, and meshes."""
+"""Batches with every kind of queries and rows, a slow NumPy reference of the losses, and meshes."""
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lit_het import sharding
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.sharding import MeshConfig
-from lit_het.types import EmbeddingSamples, Queries
+from lit_het.types import EmbeddingSamples, MixedImages, Queries
 
 D, S, R = 4, 3, 2
 LOSSES = (SoftmaxLoss, SigmoidLoss)
@@ -32,8 +31,35 @@ VALID[[0, 4, 5, 6, 7, 13, 30]] = False
 MESHES = {1: MeshConfig(), 2: MeshConfig(fsdp=2), 8: MeshConfig(data=2, fsdp=4)}
 
 
+def words(numbers):
+    """Hashes of 64 bits; those of the numbers 1 and 2 differ in their second words alone."""
+    numbers = np.asarray(numbers)
+    return jnp.asarray(np.stack([np.where(numbers == 2, 1, numbers), numbers], axis=1), jnp.uint32)
+
+
+# Ten images and seven texts, on all of eight devices; some pairs share only one, and invalid rows share both.
+IDS = (words(np.random.default_rng(0).integers(0, 10, B)), words(np.random.default_rng(1).integers(0, 7, B)))
+WEIGHT = np.where(np.arange(B) % 3 == 1, 0.3, 1.0).astype(np.float32)
+WEIGHT[[9, 13, 20]] = [0.0, 0.7, 0.0]
+OTHER = (np.arange(B) - 1) % B
+SHARE = np.where(VALID & VALID[OTHER] & (np.arange(B) % 4 != 1), np.linspace(0.5, 1, B), 1).astype(np.float32)
+MIXED = MixedImages(jnp.asarray(SHARE), jnp.asarray(OTHER), (jnp.asarray(np.asarray(IDS[0])[OTHER]),))
+ALPHA = 0.3
+# What is told of rows (ids, weights, mixed images), and the weight of pseudo-positives.
+ROWS: dict[str, tuple[Any, Any, Any, float]] = {
+    "plain": ((), None, None, 0.0),
+    "duplicates": (IDS, None, None, 0.0),
+    "weights": (IDS[:1], WEIGHT, None, 0.0),
+    "pseudo-positives": (IDS[:1], WEIGHT, None, ALPHA),
+    "mixed images": (IDS[:1], WEIGHT, MIXED, 0.0),
+    "both": (IDS[:1], WEIGHT, MIXED, ALPHA),
+}
+
+
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=["softmax", "sigmoid"])
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "one side noisy" else kind for kind in KINDS]
+)
 every_form = pytest.mark.parametrize("form", ["dense", "gather", "ring"])
 
 
@@ -49,11 +75,20 @@ def assert_equal(found, expected, rtol):
     gradient, expected = numpy_fields(found[1]), numpy_fields(expected[1])
     assert gradient.keys() == expected.keys()
     for name, array in expected.items():
+        # The gradient of a softmax's bias is 0 but for rounding.
         atol = max(rtol * np.abs(array).max(), 1e-7 if rtol else 0)
         np.testing.assert_allclose(gradient[name], array, rtol=0, atol=atol, err_msg=name)
 
 
-def make(kind, *, b, num_samples=S, seed=0, temperature=0.7):
+def assert_zero(found):
+    """Of a batch without rows that count, the loss and the gradient are 0."""
+    value, gradient = found
+    np.testing.assert_allclose(value, 0, atol=1e-12)
+    for name, array in numpy_fields(gradient).items():
+        np.testing.assert_allclose(array, 0, atol=1e-12, err_msg=name)
+
+
+def make(kind, *, b, num_samples=S, seed=0, temperature=0.7) -> Any:
     """Returns a batch with queries that are independent of its keys, so that a mix-up of both changes the loss."""
     random = np.random.default_rng(seed)
 
@@ -79,9 +114,15 @@ def make(kind, *, b, num_samples=S, seed=0, temperature=0.7):
     )
 
 
+def arguments(kind, rows="plain") -> list[Any]:
+    """Returns a batch of `B` rows and what a loss is told of them; one program serves the same arguments."""
+    told = ROWS[rows][:3] if ROWS[rows][2] is not None else ROWS[rows][:2]
+    return [make(kind, b=B), jnp.asarray(VALID), *told]
+
+
 def take(samples, index):
     """Returns the batch of these rows."""
-    return jax.tree.map(lambda x: x[index] if x.ndim else x, samples)
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[index]) if x.ndim else x, samples)
 
 
 def mesh_of(num_devices):
@@ -93,6 +134,15 @@ def split_rows(tree, mesh):
     """Splits rows over devices and replicates scalars."""
     split, whole = sharding.batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(lambda x: jax.device_put(x, split if x.ndim else whole), tree)
+
+
+def on_devices(num_devices, function, arguments):
+    """Runs a function with rows split over devices, without a mesh if there is but one."""
+    if num_devices == 1:
+        return function(*arguments)
+    mesh = mesh_of(num_devices)
+    with jax.set_mesh(mesh):
+        return function(*split_rows(arguments, mesh))
 
 
 def numpy_fields(samples) -> dict[str, Any]:
@@ -107,8 +157,8 @@ def numpy_fields(samples) -> dict[str, Any]:
     return arrays
 
 
-def reference(loss, arrays, valid, ids=(), weight=None):
-    """Returns the loss from loops over queries, keys and samples (HET-XL Eq. 6 and 8; SigLIP Eq. 1; MIL-NCE Eq. 1).
+def reference(loss, arrays, valid, ids=(), weight=None, mixed=None, alpha=0.0):
+    """Returns the loss, query by query (HET-XL Eq. 6 and 8; SigLIP Eq. 1; MIL-NCE Eq. 1; PCME++ Sec. 2.3 and 2.4).
 
     Args:
         loss: softmax or sigmoid.
@@ -116,18 +166,22 @@ def reference(loss, arrays, valid, ids=(), weight=None):
         valid: which rows take part.
         ids: of images and of texts; rows that are equal in one of them are positives of each other.
         weight: of each row's own losses in the mean; None for equal weights.
+        mixed: an image has its share in its own positives, and the rest in those of another one.
+        alpha: the weight of pseudo-positives: keys that fit a query better than its partner.
     """
-    valid_rows = np.flatnonzero(valid)
-    direction = _softmax_direction if loss is SoftmaxLoss else _sigmoid_direction
-    positives = {
-        n: [m for m in valid_rows if m == n or any((one[m] == one[n]).all() for one in ids)] for n in valid_rows
-    }
-    logit = SimpleNamespace(temperature=arrays["temperature"], bias=arrays.get("bias", 0.0), positives=positives)
-    image, text = arrays["image"], arrays["text"]
-    image_to_text = direction(queries_one_by_one(arrays, "image"), text, valid_rows, logit)
-    text_to_image = direction(queries_one_by_one(arrays, "text"), image, valid_rows, logit)
-    of_rows = np.array([image_to_text, text_to_image]).mean(axis=0)
-    return np.average(of_rows, weights=None if weight is None else np.asarray(weight, np.float64)[valid_rows])
+    rows, y = np.flatnonzero(valid), np.eye(len(valid))
+    for one in map(np.asarray, ids):
+        y = np.maximum(y, (one[:, None] == one[None]).all(axis=2))
+    if mixed is not None:
+        share = np.asarray(mixed.share, np.float64)[:, None]
+        y = share * y + (1 - share) * y[np.asarray(mixed.index)]
+    losses = np.zeros(len(rows))
+    for side, keys, label in (("image", arrays["text"], y), ("text", arrays["image"], y.T)):
+        queries = queries_one_by_one(arrays, side)
+        for place, n in enumerate(rows):
+            logits = np.array(queries[n]) @ keys[rows].T / arrays["temperature"] + arrays.get("bias", 0.0)
+            losses[place] += _of_query(loss, logits, label[n, rows], place, alpha) / 2
+    return np.average(losses, weights=None if weight is None else np.asarray(weight, np.float64)[rows])
 
 
 def queries_one_by_one(arrays, side):
@@ -148,27 +202,14 @@ def queries_one_by_one(arrays, side):
     return queries
 
 
-def _softmax_direction(queries, keys, valid_rows, logit):
-    """Returns -log 1/S Σ_s Σ_{m ∈ P(n)} exp(q_ns·k_m/τ) / Σ_i exp(q_ns·k_i/τ) of every valid row n."""
-    losses = []
-    for n in valid_rows:
-        probability = 0.0
-        for query in queries[n]:
-            scores = {i: np.exp(query @ keys[i] / logit.temperature + logit.bias) for i in valid_rows}
-            right = sum(scores[m] for m in logit.positives[n])
-            probability += right / sum(scores.values()) / len(queries[n])
-        losses.append(-np.log(probability))
-    return losses
+def _of_query(loss, logits, y, place, alpha):
+    """Returns the loss of a query whose partner is at ``place``, from the logits of its samples ``[s m]``.
 
-
-def _sigmoid_direction(queries, keys, valid_rows, logit):
-    """Returns Σ_i -log 1/S Σ_s σ(z_ni (q_ns·k_i/τ + bias)) of every valid row n, z = 1 for positives and else -1."""
-    losses = []
-    for n in valid_rows:
-        total = 0.0
-        for i in valid_rows:
-            z = 1.0 if i in logit.positives[n] else -1.0
-            logits = [query @ keys[i] / logit.temperature + logit.bias for query in queries[n]]
-            total -= np.log(np.mean([1 / (1 + np.exp(-z * score)) for score in logits]))
-        losses.append(total)
-    return losses
+    Softmax: -log 1/S Σ_s Σ_m y_m exp(logit_sm) / Σ_i exp(logit_si). Sigmoid: Σ_m -y_m log p_m - (1 - y_m) log(1 - p_m)
+    with p_m = 1/S Σ_s σ(logit_sm), and α times that of pseudo-positives.
+    """
+    if loss is SoftmaxLoss:
+        return -np.log((np.exp(logits) @ y / np.exp(logits).sum(axis=1)).mean())
+    log_p, log_not_p = (np.log(np.mean(1 / (1 + np.exp(-sign * logits)), axis=0)) for sign in (1, -1))
+    raised = np.where(log_p >= log_p[place], np.maximum(y, y[place]), y)
+    return sum(-share * np.sum(label * log_p + (1 - label) * log_not_p) for share, label in ((1, y), (alpha, raised)))

@@ -23,6 +23,7 @@ from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.types import LogitSamples
 from tests.heads.references import all_at_once, mean_probabilities
+from tests.losses import contrastive_cases
 
 S, B, K = 3, 4, 5
 RANDOM = np.random.default_rng(0)
@@ -52,25 +53,29 @@ def held(logits, examples_per_block=100, samples_per_block=100) -> LogitSamples:
 class Result(NamedTuple):
     loss: jax.Array
     top1: jax.Array
+    gradient: jax.Array
 
 
 def _compiled(cross_entropy):
     @functools.partial(jax.jit, static_argnames=("examples_per_block", "samples_per_block"))
-    def run(logits, label, valid=None, **blocks):
-        valid = jnp.ones(len(logits), bool) if valid is None else valid
-        result = cross_entropy(held(logits, **blocks), label, valid)
-        return Result(result.loss, result.top1)
+    def run(logits, label, valid, **blocks):
+        def loss(logits):
+            result = cross_entropy(held(logits, **blocks), label, valid)
+            return result.loss, result.top1
 
-    return run
+        (value, top1), gradient = jax.value_and_grad(loss, has_aux=True)(logits)
+        return Result(value, top1, gradient)
+
+    def with_targets(logits, label, valid=None, **blocks):
+        label = single(label) if isinstance(cross_entropy, SigmoidCrossEntropy) else label
+        return run(single(logits), label, np.ones(len(logits), bool) if valid is None else valid, **blocks)
+
+    return with_targets
 
 
 softmax = _compiled(SoftmaxCrossEntropy())
 smoothed = _compiled(SoftmaxCrossEntropy(label_smoothing=0.2))
-_sigmoid = _compiled(SigmoidCrossEntropy())
-
-
-def sigmoid(logits, target, valid=None, **blocks):
-    return _sigmoid(logits, single(target), valid, **blocks)
+sigmoid = _compiled(SigmoidCrossEntropy())
 
 
 def reference_softmax(logits, label):
@@ -121,20 +126,19 @@ BOTH = pytest.mark.parametrize(
 @pytest.mark.parametrize("samples", [1, S])
 def test_losses_equal_the_numpy_reference(fast, slow, labels, samples):
     logits = LOGITS[:, :samples]
-    np.testing.assert_allclose(fast(single(logits), labels).loss, slow(logits, labels).mean(), rtol=1e-5)
+    np.testing.assert_allclose(fast(logits, labels).loss, slow(logits, labels).mean(), rtol=1e-5)
 
 
-def test_the_softmax_loss_is_scikit_learns_log_loss_of_the_mean_probability():
-    probabilities = np.asarray(mean_probabilities(held(single(LOGITS)), jax.nn.log_softmax), np.float64)
-    expected = log_loss(LABEL, probabilities / probabilities.sum(axis=1, keepdims=True), labels=range(K))
-    np.testing.assert_allclose(softmax(single(LOGITS), LABEL).loss, expected, rtol=1e-5)
-
-
-def test_the_sigmoid_loss_is_scikit_learns_binary_log_loss_summed_over_classes():
-    probabilities = np.asarray(mean_probabilities(held(single(LOGITS)), jax.nn.log_sigmoid), np.float64)
+def test_losses_are_scikit_learns_log_losses_of_the_mean_probability_which_a_sigmoid_sums_over_classes():
+    p, of_class = (
+        np.asarray(mean_probabilities(held(single(LOGITS)), activation), np.float64)
+        for activation in (jax.nn.log_softmax, jax.nn.log_sigmoid)
+    )
+    expected = log_loss(LABEL, p / p.sum(axis=1, keepdims=True), labels=range(K))
+    np.testing.assert_allclose(softmax(LOGITS, LABEL).loss, expected, rtol=1e-5)
     target = (TARGET > 0.3).astype(int)
-    expected = sum(log_loss(target[:, k], probabilities[:, k], labels=[0, 1]) for k in range(K))
-    np.testing.assert_allclose(sigmoid(single(LOGITS), target).loss, expected, rtol=1e-5)
+    expected = sum(log_loss(target[:, k], of_class[:, k], labels=[0, 1]) for k in range(K))
+    np.testing.assert_allclose(sigmoid(LOGITS, target).loss, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 3, "samples_per_block": 2}], ids=["whole", "blocks"])
@@ -149,8 +153,7 @@ def test_mean_probabilities_average_probabilities_not_logarithms(blocks):
 
 @BOTH
 def test_gradients_agree_with_finite_differences_of_the_reference(fast, slow, labels):
-    gradient = np.asarray(jax.jit(jax.grad(lambda u: fast(u, labels).loss))(single(LOGITS)))
-    step = 1e-5
+    gradient, step = np.asarray(fast(LOGITS, labels).gradient), 1e-5
     for index in np.ndindex(B, S, K):
         change = np.zeros_like(LOGITS)
         change[index] = step
@@ -170,73 +173,60 @@ def test_gradients_agree_with_finite_differences_of_the_reference(fast, slow, la
     ids=lambda blocks: "-".join(map(str, blocks.values())),
 )
 def test_losses_hits_and_gradients_in_blocks_are_those_of_the_whole(fast, slow, labels, blocks):
-    def results(blocks):
-        def function(logits):
-            result = fast(logits, labels, np.array([True, True, False, True]), **blocks)
-            return result.loss, result.top1
-
-        return jax.jit(jax.value_and_grad(function, has_aux=True))(single(LOGITS))
-
-    (loss, top1), gradient = results(blocks)
-    (expected_loss, expected_top1), expected_gradient = results({})
-    np.testing.assert_allclose(loss, slow(LOGITS, labels)[[0, 1, 3]].mean(), rtol=1e-5)
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    np.testing.assert_allclose(top1, expected_top1, rtol=1e-6)
-    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-7)
+    valid = np.array([True, True, False, True])
+    found, expected = (fast(LOGITS, labels, valid, **blocks) for blocks in (blocks, {}))
+    np.testing.assert_allclose(found.loss, slow(LOGITS, labels)[valid].mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
+    np.testing.assert_allclose(found.top1, expected.top1, rtol=1e-6)
+    np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 2, "samples_per_block": 1}], ids=["whole", "blocks"])
+@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 3, "samples_per_block": 2}], ids=["whole", "blocks"])
 @pytest.mark.parametrize("scale", [1e4, -1e4])
 def test_huge_logits_give_finite_losses_and_gradients(scale, blocks):
-    logits = single(scale * np.eye(B, K)[:, None].repeat(2, axis=1))
-
-    def loss(logits):
-        return softmax(logits, LABEL, **blocks).loss + sigmoid(logits, TARGET, **blocks).loss
-
-    value, gradient = jax.jit(jax.value_and_grad(loss))(logits)
-    assert np.isfinite(value)
-    assert np.all(np.isfinite(gradient))
+    logits = scale * np.eye(B, K)[:, None].repeat(S, axis=1)
+    for result in (softmax(logits, LABEL, **blocks), sigmoid(logits, TARGET, **blocks)):
+        assert np.isfinite(result.loss)
+        assert np.all(np.isfinite(result.gradient))
 
 
 def test_top1_is_the_share_of_samples_whose_most_probable_class_is_right():
     # Example 0: two of two samples right, example 1: one, example 2: none, but it does not count.
-    logits = single([[[3, 0, 1], [2, 1, 0]], [[0, 1, 4], [5, 0, 1]], [[0, 9, 0], [0, 9, 0]]])
+    logits = np.array([[[3, 0, 1], [2, 1, 0]], [[0, 1, 4], [5, 0, 1]], [[0, 9, 0], [0, 9, 0]]])
     valid = np.array([True, True, False])
     assert float(softmax(logits, np.array([0, 0, 2]), valid).top1) == pytest.approx(3 / 4)
     # Targets above 1/2: {0, 1} (both right), {2} (one right); none at all is never right.
     target = np.array([[1, 0.6, 0.5], [0, 0, 1], [0, 0, 1]])
     assert float(sigmoid(logits, target, valid).top1) == pytest.approx(3 / 4)
     assert float(sigmoid(logits, 0.5 * target, valid).top1) == 0
-
-
-def test_top1_of_a_mixture_counts_the_class_of_the_largest_share():
-    logits = single([[[3, 0, 1], [0, 2, 1]], [[0, 1, 4], [5, 0, 1]]])
+    # A mixture counts the class of the largest share.
+    logits = np.array([[[3, 0, 1], [0, 2, 1]], [[0, 1, 4], [5, 0, 1]]])
     mixed = LabelMixture(jnp.asarray([[0, 1], [1, 2]]), jnp.asarray([[0.6, 0.4], [0.8, 0.2]]))
     assert float(softmax(logits, mixed).top1) == pytest.approx(1 / 4)
 
 
 @BOTH
-@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1}], ids=["whole", "blocks"])
+@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1, "samples_per_block": 1}], ids=["whole", "blocks"])
 def test_invalid_rows_count_neither_in_the_loss_nor_in_the_gradient(fast, slow, labels, blocks):
     valid = np.array([True, False, True, False])
     changed = LOGITS.copy()
     changed[1], changed[3] = 1e30, -1e30
-    strange = jax.tree.map(lambda x: jnp.asarray(x).at[1].set(-1).at[3].set(99), labels)
-
-    def function(logits):
-        return fast(logits, strange, valid, **blocks).loss
-
-    value, gradient = jax.jit(jax.value_and_grad(function))(single(changed))
-    np.testing.assert_allclose(value, slow(LOGITS, labels)[valid].mean(), rtol=1e-5)
+    strange = jax.tree.map(np.array, labels)
+    for array in jax.tree.leaves(strange):
+        array[1], array[3] = -1, 99
+    found = fast(changed, strange, valid, **blocks)
+    np.testing.assert_allclose(found.loss, slow(LOGITS, labels)[valid].mean(), rtol=1e-5)
+    gradient = np.asarray(found.gradient)
     assert np.any(gradient[valid])
     np.testing.assert_array_equal(gradient[~valid], 0)
-    valid_rows = jax.tree.map(lambda x: x[valid], labels)
-    expected = jax.jit(jax.grad(lambda logits: fast(logits, valid_rows).loss))(single(LOGITS[valid]))
+    expected = fast(LOGITS[valid], jax.tree.map(lambda x: np.asarray(x)[valid], labels)).gradient
     np.testing.assert_allclose(gradient[valid], expected, rtol=1e-5, atol=1e-7)
     changed[1] = np.nan
-    np.testing.assert_allclose(function(single(changed)), value, rtol=1e-6)
+    np.testing.assert_allclose(fast(changed, strange, valid, **blocks).loss, found.loss, rtol=1e-6)
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 def test_devices_meet_once_a_step_and_not_in_every_block():
     """The program on eight devices has collectives, none of them in the body of a loop."""
     config = HetXLConfig(CovarianceConfig(2), sampling=SamplingConfig(130, block_size=130, order="factored"))
@@ -250,8 +240,7 @@ def test_devices_meet_once_a_step_and_not_in_every_block():
     mesh = MeshConfig(data=4, fsdp=2).build()
     with jax.set_mesh(mesh):
         rows = jax.device_put((features, label, valid), batch_sharding(mesh))
-        program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(state, *rows).compile().as_text()
-    assert program is not None
+        program = str(jax.jit(jax.grad(loss, argnums=(0, 1))).lower(state, *rows).compile().as_text())
     collective = re.compile(r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)[\w-]*\(")
     computations = re.split(r"\n(?=%|ENTRY)", program)
     assert any(" while(" in computation for computation in computations)
@@ -266,6 +255,56 @@ def test_masked_mean_counts_valid_rows_only_and_ignores_what_the_others_hold():
     assert float(masked_mean(values, jnp.zeros(4, bool))) == 0.0
     np.testing.assert_array_equal(weights(valid), [0.5, 0, 0.5, 0])
     np.testing.assert_array_equal(weights(jnp.zeros(4, bool)), np.zeros(4))
+
+
+def test_shares_are_those_of_numpys_average_and_never_zero_for_valid_rows():
+    valid, weight = np.array([True, False, True, True]), np.array([0.5, np.nan, 0.0, 1.5], np.float32)
+    found = np.asarray(weights(jnp.asarray(valid), jnp.asarray(weight)))
+    np.testing.assert_allclose(found, [0.25, 0, 0, 0.75], atol=1e-20)
+    assert found[2] > 0 == found[1]
+
+
+@BOTH
+@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1, "samples_per_block": 2}], ids=["whole", "blocks"])
+def test_a_classifier_has_a_weighted_loss_and_an_unweighted_top1(fast, slow, labels, blocks):
+    kinds = {"reference_sigmoid": SigmoidCrossEntropy(), "reference_smoothed": SoftmaxCrossEntropy(label_smoothing=0.2)}
+    loss = kinds.get(slow.__name__, SoftmaxCrossEntropy())
+    valid, weight = np.array([True, False, True, True]), np.array([1, 5, 0.25, 0.5], np.float32)
+    labels = jax.tree.map(jnp.asarray, labels)
+
+    def function(logits, weight):
+        result = loss(held(logits, **blocks), labels, jnp.asarray(valid), weight)
+        return result.loss, result.top1
+
+    program = jax.jit(jax.value_and_grad(function, has_aux=True))
+    (value, top1), gradient = program(single(LOGITS), weight)
+    (plain, expected_top1), plain_gradient = program(single(LOGITS), None)
+    np.testing.assert_allclose(value, np.average(slow(LOGITS, labels)[valid], weights=weight[valid]), rtol=1e-5)
+    assert float(top1) == float(expected_top1)
+    # Rows are independent: a gradient changes by the ratio of the shares.
+    ratio = weight / weight[valid].sum() * valid.sum()
+    np.testing.assert_allclose(gradient, plain_gradient * ratio[:, None, None], rtol=1e-4, atol=1e-8)
+    (ones, _), gradient = program(single(LOGITS), np.ones(4, np.float32))
+    assert float(ones) == float(plain)
+    np.testing.assert_array_equal(gradient, plain_gradient)
+
+
+@pytest.mark.devices
+@pytest.mark.slow
+def test_a_classifiers_weighted_loss_on_eight_devices_is_that_of_one():
+    random = np.random.default_rng(0)
+    logits, labels = single(random.normal(size=(32, 3, 5))), jnp.asarray(random.integers(0, 5, 32))
+
+    def function(logits, labels, valid, weight):
+        return SoftmaxCrossEntropy()(held(logits, 2, 2), labels, valid, weight).loss
+
+    program = jax.jit(jax.value_and_grad(function))
+    rows = logits, labels, jnp.asarray(contrastive_cases.VALID), jnp.asarray(contrastive_cases.WEIGHT)
+    (expected, expected_gradient), (value, gradient) = (
+        contrastive_cases.on_devices(count, program, rows) for count in (1, 8)
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-9)
 
 
 # Heads whose noise comes in blocks: 16 examples, 70 samples in two blocks of 35.
@@ -287,10 +326,13 @@ def head_with(kind, **sampling):
     return config.build(D, CLASSES, nnx.Rngs(0))
 
 
+def rows(loss):
+    return X, jnp.asarray(TARGETS[loss]), jnp.asarray(VALID)
+
+
 def loss_and_gradient(kind, loss, **sampling):
     """Returns a compiled function of features, targets and validity."""
-    head = head_with(kind, **sampling)
-    graph, state = nnx.split(head)
+    graph, state = nnx.split(head_with(kind, **sampling))
     cross_entropy = {"softmax": SoftmaxCrossEntropy(), "sigmoid": SigmoidCrossEntropy()}[loss]
 
     @jax.jit
@@ -306,8 +348,13 @@ def loss_and_gradient(kind, loss, **sampling):
 
 @functools.cache
 def in_one_block(kind, loss):
-    run = loss_and_gradient(kind, loss, block_size=10**6, order="direct")
-    return run(X, jnp.asarray(TARGETS[loss]), jnp.asarray(VALID))
+    return loss_and_gradient(kind, loss, block_size=10**6, order="direct")(*rows(loss))
+
+
+@functools.cache
+def logits_of_samples(kind):
+    head = head_with(kind)
+    return np.asarray(jax.jit(lambda x: all_at_once(head(x, jax.random.key(5))))(X), np.float64)
 
 
 def assert_close(actual, expected):
@@ -318,13 +365,12 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_the_loss_of_a_head_is_that_of_all_of_its_samples_at_once(kind, loss):
-    head = head_with(kind)
-    logits = np.asarray(jax.jit(lambda x: all_at_once(head(x, jax.random.key(5))))(X), np.float64)
     slow = reference_softmax if loss == "softmax" else reference_sigmoid
-    expected = slow(logits, np.asarray(TARGETS[loss]))[VALID].mean()
+    expected = slow(logits_of_samples(kind), np.asarray(TARGETS[loss]))[VALID].mean()
     np.testing.assert_allclose(in_one_block(kind, loss)[0], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "loss", "block_size", "order"),
     [
@@ -339,55 +385,57 @@ def test_neither_the_size_of_a_block_nor_the_order_of_products_changes_a_loss_or
     kind, loss, block_size, order
 ):
     run = loss_and_gradient(kind, loss, block_size=block_size, order=order)
-    assert_close(run(X, jnp.asarray(TARGETS[loss]), jnp.asarray(VALID)), in_one_block(kind, loss))
+    assert_close(run(*rows(loss)), in_one_block(kind, loss))
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "loss", "order"), [("HET-XL", "softmax", "factored"), ("HET-H", "sigmoid", "direct")])
 def test_eight_devices_give_the_loss_and_the_gradient_of_one(kind, loss, order):
     """Blocks of one example a device, which are not the blocks of one device: the noise must not notice."""
     mesh = MeshConfig(fsdp=2).build()
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
     run = loss_and_gradient(kind, loss, block_size=50, order=order)
     with jax.set_mesh(mesh):
-        batch = jax.device_put((X, jnp.asarray(TARGETS[loss]), jnp.asarray(VALID)), split)
+        batch = jax.device_put(rows(loss), batch_sharding(mesh))
         actual = run(*batch)
     assert len(batch[0].sharding.device_set) == 8
     assert_close(actual, in_one_block(kind, loss))
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 def test_eight_devices_give_the_probabilities_of_one():
-    mesh = MeshConfig().build()
-    head = head_with("HET-XL", block_size=50)
+    mesh, head = MeshConfig().build(), head_with("HET-XL", block_size=50)
 
     @jax.jit
     def run(x):
         return mean_probabilities(head(x, jax.random.key(5), 70), jax.nn.log_softmax)
 
     with jax.set_mesh(mesh):
-        actual = run(jax.device_put(X, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))))
-    logits = np.asarray(jax.jit(lambda x: all_at_once(head(x, jax.random.key(5))))(X), np.float64)
-    expected = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    np.testing.assert_allclose(actual, expected.mean(axis=1), rtol=1e-4, atol=1e-6)
+        actual = run(jax.device_put(X, batch_sharding(mesh)))
+    expected = np.exp(logits_of_samples("HET-XL"))
+    expected = (expected / expected.sum(axis=-1, keepdims=True)).mean(axis=1)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+INDEX, SHAPE = (
+    "label = {} is not a class: --task.num-classes 5 allows 0 to 4",
+    "{} over 5 classes cannot take labels of ",
+)
+RANGE = "label = {} is not a target of SigmoidCrossEntropy"
 
 
 @pytest.mark.parametrize(
     ("loss", "label", "message"),
     [
-        (SoftmaxCrossEntropy(), np.array([0, 5]), "label = 5 is not a class: --task.num-classes 5 allows 0 to 4"),
-        (SoftmaxCrossEntropy(), np.array([-1, 2]), "label = -1 is not a class: --task.num-classes 5 allows 0 to 4"),
-        (
-            SoftmaxCrossEntropy(),
-            np.zeros((2, 5)),
-            "SoftmaxCrossEntropy over 5 classes cannot take labels of shape",
-        ),
-        (SigmoidCrossEntropy(), np.full((2, 5), 1.5), "label = 1.5 is not a target of SigmoidCrossEntropy"),
-        (SigmoidCrossEntropy(), np.full((2, 5), -0.5), "label = -0.5 is not a target of SigmoidCrossEntropy"),
-        (SigmoidCrossEntropy(), np.full((2, 5), np.nan), "label = nan is not a target of SigmoidCrossEntropy"),
-        (
-            SigmoidCrossEntropy(),
-            np.zeros((2, 4)),
-            "SigmoidCrossEntropy over 5 classes cannot take labels of shape",
-        ),
+        (SoftmaxCrossEntropy(), np.array([0, 5]), INDEX.format(5)),
+        (SoftmaxCrossEntropy(), np.array([-1, 2]), INDEX.format(-1)),
+        (SoftmaxCrossEntropy(), np.zeros((2, 5)), SHAPE.format("SoftmaxCrossEntropy") + "shape (2, 5)"),
+        (SigmoidCrossEntropy(), np.array([0, 5]), INDEX.format(5)),
+        (SigmoidCrossEntropy(), np.full((2, 5), 1.5), RANGE.format(1.5)),
+        (SigmoidCrossEntropy(), np.full((2, 5), -0.5), RANGE.format(-0.5)),
+        (SigmoidCrossEntropy(), np.full((2, 5), np.nan), RANGE.format("nan")),
+        (SigmoidCrossEntropy(), np.zeros((2, 4)), SHAPE.format("SigmoidCrossEntropy") + "shape (2, 4)"),
     ],
 )
 def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, message):
@@ -401,3 +449,9 @@ def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, mes
 def test_labels_that_a_loss_can_take_are_accepted():
     ClassificationConfig(num_classes=5).build().check_labels(np.array([0, 4]))
     ClassificationConfig(num_classes=5, loss=SigmoidCrossEntropy()).build().check_labels(TARGET.astype(np.float32))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_of_the_uniform_distribution_is_below_one(share):
+    with pytest.raises(UserError, match=rf"SoftmaxCrossEntropy: label_smoothing = {share} is not in \[0, 1\)"):
+        SoftmaxCrossEntropy(label_smoothing=share)

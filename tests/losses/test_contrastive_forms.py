@@ -1,77 +1,107 @@
-"""All forms of a contrastive loss are one function on any number of devices: values and gradients."""
+"""All forms of a contrastive loss are one function on any number of devices, whatever is told of rows."""
 
-import functools
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.types import EmbeddingSamples
+from lit_het.types import EmbeddingSamples, Queries
 from tests.losses.contrastive_cases import (
+    ALPHA,
+    IDS,
+    KINDS,
+    LOSSES,
+    MIXED,
+    ROWS,
     VALID,
+    WEIGHT,
     B,
     S,
+    arguments,
+    assert_equal,
+    assert_zero,
     compiled,
+    every_form,
     every_kind,
     every_loss,
     make,
-    mesh_of,
     numpy_fields,
+    on_devices,
     reference,
-    split_rows,
+    take,
+    words,
 )
 
+# Rows without soft labels, which the softmax loss takes too.
+HARD = ("plain", "duplicates", "weights")
+# What is told less than of these rows changes the loss by more than this.
+WITHOUT = {"duplicates": ((), 0.1), "weights": (IDS[:1], 0.01)}
+# Weights have duplicates too, and "both" has either of the soft labels.
+SELDOM = {"duplicates", "pseudo-positives", "mixed images"}
 distributed = pytest.mark.parametrize("form", ["gather", "ring"])
+every_case = pytest.mark.parametrize(
+    ("loss", "rows"),
+    [
+        pytest.param(loss, rows, marks=pytest.mark.slow if rows in SELDOM else ())
+        for loss in LOSSES
+        for rows in ROWS
+        if loss is SigmoidLoss or rows in HARD
+    ],
+    ids=lambda case: case if isinstance(case, str) else case.__name__,
+)
 
 
-@functools.cache
-def dense(loss, kind):
-    return compiled(loss("dense"))(make(kind, b=B), jnp.asarray(VALID))
-
-
-def on_devices(num_devices, function, samples, valid=VALID):
-    """Runs a function with rows split over devices, without a mesh if there is but one."""
-    if num_devices == 1:
-        return function(samples, jnp.asarray(valid))
-    mesh = mesh_of(num_devices)
-    with jax.set_mesh(mesh):
-        return function(*split_rows((samples, jnp.asarray(valid)), mesh))
-
-
-def of_two_examples(loss, form, kind):
+def of_two_examples(loss, form, kind, rows="plain"):
     """The loss with blocks of two examples, half of what each of eight devices holds."""
-    return loss(form, 2 if kind == "deterministic" else 2 * S)
+    return with_rows(loss, form, 2 if kind == "deterministic" else 2 * S, rows)
 
 
-def assert_equals_dense(result, loss, kind):
-    value, gradient = result
-    expected_value, expected = dense(loss, kind)
-    np.testing.assert_allclose(value, expected_value, rtol=1e-5)
-    gradient, expected = numpy_fields(gradient), numpy_fields(expected)
-    assert gradient.keys() == expected.keys()
-    for name, array in expected.items():
-        # The gradient of a softmax's bias is 0 but for rounding.
-        atol = max(1e-5 * np.abs(array).max(), 1e-7)
-        np.testing.assert_allclose(gradient[name], array, rtol=0, atol=atol, err_msg=name)
+def with_rows(loss, form, block_size, rows):
+    alpha = ROWS[rows][3]
+    return loss(form, block_size, **({"pseudo_positives": alpha} if alpha else {}))
 
 
-@every_loss
+@every_case
 @every_kind
-def test_the_dense_form_equals_the_numpy_reference(loss, kind):
-    expected = reference(loss, numpy_fields(make(kind, b=B)), VALID)
-    np.testing.assert_allclose(dense(loss, kind)[0], expected, rtol=1e-5)
+@every_form
+def test_the_loss_and_its_gradient_are_those_of_the_numpy_reference(form, kind, loss, rows):
+    """In blocks of six queries, of which 32 rows are no multiple; the gradient along a direction of all arrays."""
+    samples, _, *told = arguments(kind, rows)
+    value, gradient = compiled(with_rows(loss, form, 6, rows))(*arguments(kind, rows))
+    arrays, gradient, step, alpha = numpy_fields(samples), numpy_fields(gradient), 1e-5, ROWS[rows][3]
+    np.testing.assert_allclose(value, reference(loss, arrays, VALID, *told, alpha=alpha), rtol=1e-5)
+    if rows in WITHOUT:
+        ids, change = WITHOUT[rows]
+        assert abs(value - reference(loss, arrays, VALID, ids)) > change
+    assert gradient.keys() == arrays.keys()
+    random = np.random.default_rng(1)
+    direction = {name: random.normal(size=array.shape) for name, array in arrays.items()}
+    ends = (
+        reference(loss, {name: x + amount * direction[name] for name, x in arrays.items()}, VALID, *told, alpha=alpha)
+        for amount in (step, -step)
+    )
+    found = sum(np.vdot(gradient[name], direction[name]) for name in arrays)
+    np.testing.assert_allclose(found, (next(ends) - next(ends)) / (2 * step), rtol=1e-4, atol=1e-5)
 
 
-@every_loss
-@every_kind
+@pytest.mark.devices
+@every_case
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "both sides noisy" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 @distributed
-def test_eight_devices_with_blocks_of_two_examples_equal_the_dense_form(form, loss, kind):
-    samples = make(kind, b=B)
-    assert_equals_dense(on_devices(8, compiled(of_two_examples(loss, form, kind)), samples), loss, kind)
+def test_eight_devices_with_blocks_of_two_examples_equal_the_dense_form(form, kind, loss, rows):
+    found = on_devices(8, compiled(of_two_examples(loss, form, kind, rows)), arguments(kind, rows))
+    assert_equal(found, compiled(with_rows(loss, "dense", 6, rows))(*arguments(kind, rows)), 1e-5)
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_devices", "loss", "kind"),
     [
@@ -90,10 +120,11 @@ def test_eight_devices_with_blocks_of_two_examples_equal_the_dense_form(form, lo
 )
 def test_the_loss_does_not_depend_on_devices_or_the_size_of_blocks(num_devices, loss, kind):
     """Blocks of one query, of some, and larger than the batch."""
-    assert_equals_dense(on_devices(num_devices, compiled(loss), make(kind, b=B)), type(loss), kind)
+    found = on_devices(num_devices, compiled(loss), arguments(kind))
+    assert_equal(found, compiled(type(loss)("dense", 6))(*arguments(kind)), 1e-5)
 
 
-@pytest.mark.parametrize("form", ["dense", "gather", "ring"])
+@every_form
 def test_a_small_loss_is_accurate_beside_large_logits(form):
     """A loss of 1e-4 beside logits of 12: a sum of the gradient's terms, as large as logits, must not swallow it."""
     random = np.random.default_rng(0)
@@ -108,36 +139,217 @@ def test_a_small_loss_is_accurate_beside_large_logits(form):
     np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "kind"),
     [(SoftmaxLoss("ring", 2), "deterministic"), (SigmoidLoss("gather", 6), "both sides noisy")],
     ids=str,
 )
 def test_the_gradient_of_a_compiled_loss_is_that_of_the_compiled_gradient(loss, kind):
-    gradient_of_compiled = jax.value_and_grad(jax.jit(loss))
-    assert_equals_dense(on_devices(8, gradient_of_compiled, make(kind, b=B)), type(loss), kind)
+    found = on_devices(8, jax.value_and_grad(jax.jit(loss)), arguments(kind))
+    assert_equal(found, compiled(type(loss)("dense", 6))(*arguments(kind)), 1e-5)
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @every_loss
 @every_kind
 @distributed
 def test_a_batch_without_valid_rows_has_loss_and_gradient_zero_on_eight_devices(form, loss, kind):
-    function = compiled(of_two_examples(loss, form, kind))
-    value, gradient = on_devices(8, function, make(kind, b=B), np.zeros(B, bool))
-    assert float(value) == 0
-    for name, array in numpy_fields(gradient).items():
-        np.testing.assert_array_equal(array, 0, err_msg=name)
+    samples, _, *told = arguments(kind)
+    assert_zero(on_devices(8, compiled(of_two_examples(loss, form, kind)), [samples, jnp.zeros(B, bool), *told]))
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @every_loss
 @every_kind
 @distributed
 def test_huge_logits_give_the_loss_of_the_dense_form_and_finite_gradients(form, loss, kind):
     """Also where logits of invalid rows are far above those of valid ones."""
-    samples = make(kind, b=B, temperature=1e-4)
-    expected, dense_gradient = compiled(loss("dense"))(samples, jnp.asarray(VALID))
-    value, gradient = on_devices(8, compiled(of_two_examples(loss, form, kind)), samples)
+    batch = [make(kind, b=B, temperature=1e-4), *arguments(kind)[1:]]
+    expected, dense_gradient = compiled(loss("dense", 6))(*batch)
+    value, gradient = on_devices(8, compiled(of_two_examples(loss, form, kind)), batch)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     for found in (gradient, dense_gradient):
         for name, array in numpy_fields(found).items():
             assert np.all(np.isfinite(array)), name
+
+
+# Duplicates: examples with the same image or an equal text are positives of each other.
+
+NONE = (words(np.arange(B)), words(np.arange(100, 100 + B)))
+
+
+@pytest.mark.slow
+@every_loss
+@every_kind
+@every_form
+def test_without_duplicates_the_loss_is_bit_for_bit_that_of_negatives(form, loss, kind):
+    samples, valid, ids, *rest = arguments(kind, "duplicates")
+    expected = compiled(loss(form, 6, duplicates="negatives"))(samples, valid, ids, *rest)
+    for none in (NONE, ()):
+        assert_equal(compiled(loss(form, 6))(samples, valid, none, *rest), expected, 0)
+
+
+@every_form
+@pytest.mark.parametrize("kind", ["deterministic", "both sides noisy"])
+def test_a_batch_of_three_copies_has_the_softmax_loss_of_one_copy(form, kind):
+    """Copies have the same noise here, so that they are copies."""
+    samples, copies = make(kind, b=8), np.tile(np.arange(8), 3)
+    thrice = take(samples, copies), jnp.ones(24, bool), [words(copies)]
+    loss, of_negatives = jax.jit(SoftmaxLoss(form)), jax.jit(SoftmaxLoss(form, duplicates="negatives"))
+    once = loss(samples, jnp.ones(8, bool))
+    np.testing.assert_allclose(loss(*thrice), once, rtol=1e-5)
+    assert of_negatives(*thrice) > once + 0.9
+
+
+def test_two_examples_need_not_share_what_both_share_with_a_third():
+    """Rows 0 and 1 have one image, rows 1 and 2 one text: 0 and 2 stay negatives of each other."""
+    samples, loss = make("deterministic", b=3), jax.jit(SigmoidLoss())
+    ids = (words([5, 5, 6]), words([7, 8, 8]))
+    expected = reference(SigmoidLoss, numpy_fields(samples), np.ones(3, bool), ids)
+    np.testing.assert_allclose(loss(samples, jnp.ones(3, bool), ids), expected, rtol=1e-5)
+    assert not np.isclose(loss(samples, jnp.ones(3, bool), [words([1, 1, 1])]), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("likelihood", ["delta", "mean_field", "pairwise_probit", "probit"])
+def test_likelihoods_without_samples_approach_the_loss_with_samples_as_noise_vanishes(likelihood):
+    samples, factors = make("both sides noisy", b=8), jnp.asarray(np.full((8, 2, 4), 1e-3, np.float32))
+    queries = {f"{side}_queries": Queries(getattr(samples, side)[:, None], factors) for side in ("image", "text")}
+    quiet, none = dataclasses.replace(samples, **queries), dataclasses.replace(samples, **dict.fromkeys(queries))
+    loss: Any = SigmoidLoss if likelihood == "probit" else SoftmaxLoss
+    ids, valid = [words([0, 1, 2, 3, 4, 5, 5, 0])], jnp.ones(8, bool)
+    if likelihood == "pairwise_probit":  # leaves positives other than the partner out of its sum
+        expected = np.mean([partner_among_negatives(none, n, np.asarray(ids[0])) for n in range(8)])
+    else:
+        expected = jax.jit(loss())(none, valid, ids)
+    np.testing.assert_allclose(jax.jit(loss(likelihood=likelihood))(quiet, valid, ids), expected, rtol=1e-4)
+
+
+def partner_among_negatives(samples, n, ids):
+    image, text = np.asarray(samples.image), np.asarray(samples.text)
+    remaining = [m for m in range(len(image)) if m == n or (ids[m] != ids[n]).any()]
+    losses = []
+    for query, keys in ((image[n], text), (text[n], image)):
+        scores = keys @ query / float(samples.temperature)
+        losses.append(np.log(np.exp(scores[remaining]).sum()) - scores[n])
+    return sum(losses) / 2
+
+
+@pytest.mark.slow
+def test_the_second_order_of_noise_counts_all_positives():
+    """Against 200,000 samples: without the spread among positives the error would be that of no correction."""
+    samples, ids, valid = make("both sides noisy", b=6), [words([0, 0, 0, 3, 4, 5])], jnp.ones(6, bool)
+    factors = jnp.asarray(0.05 * np.random.default_rng(3).normal(size=(6, 2, 4)), jnp.float32)
+    distribution = Queries(samples.image[:, None], factors)
+    delta = dataclasses.replace(samples, image_queries=distribution, text_queries=None)
+    normals = jax.random.normal(jax.random.key(0), (6, 200_000, 2))
+    drawn = dataclasses.replace(delta, image_queries=dataclasses.replace(distribution, normals=normals))
+    expected = jax.jit(SoftmaxLoss("dense"))(drawn, valid, ids)
+    without = jax.jit(SoftmaxLoss())(dataclasses.replace(delta, image_queries=None), valid, ids)
+    found = jax.jit(SoftmaxLoss(likelihood="delta"))(delta, valid, ids)
+    assert abs(found - expected) < abs(without - expected) / 5
+
+
+# Weights of rows.
+
+
+@every_loss
+@every_kind
+@every_form
+def test_weights_of_one_change_no_bit_and_rows_of_weight_zero_are_no_queries_but_keys_of_the_others(form, loss, kind):
+    samples, valid, ids, _ = arguments(kind, "weights")
+    plain = compiled(loss(form, 6))
+
+    def weighted(weight, valid=valid):
+        return plain(samples, valid, ids, weight)
+
+    ones = np.ones(B, np.float32)
+    assert_equal(weighted(ones), plain(samples, valid, ids, None), 0)
+    weight = np.where(np.arange(B) == 9, 0, ones)
+    value, gradient = weighted(weight)
+    np.testing.assert_allclose(value, reference(loss, numpy_fields(samples), VALID, ids, weight), rtol=1e-5)
+    left_out, _ = weighted(ones, jnp.asarray(VALID & (np.arange(B) != 9)))
+    assert abs(value - left_out) > 1e-3
+    found = numpy_fields(gradient)
+    assert np.abs(found["text"][9]).max() > 1e-4
+    for name, array in found.items():
+        if "queries" in name:
+            np.testing.assert_allclose(array[9], 0, atol=1e-12, err_msg=name)
+    assert_zero(weighted(WEIGHT, jnp.zeros(B, bool)))
+    assert_zero(weighted(np.zeros(B, np.float32)))
+
+
+@every_loss
+@every_form
+def test_only_the_ratios_of_weights_matter_and_small_ones_approach_zero(form, loss):
+    samples, valid, ids, _ = arguments("both sides noisy", "weights")
+    zero, small = (np.where(WEIGHT < 1, amount, 1.0).astype(np.float32) for amount in (0.0, 1e-6))
+    expected, *others = (compiled(loss(form, 6))(samples, valid, ids, x) for x in (zero, small, 8 * zero))
+    for found in others:
+        assert_equal(found, expected, 1e-5)
+
+
+# Pseudo-positives and mixed images.
+
+every_soft_case = pytest.mark.parametrize("case", ["pseudo-positives", "mixed images", "both"])
+
+
+@every_soft_case
+def test_equal_weights_are_no_weights(case):
+    loss = compiled(SigmoidLoss(pseudo_positives=ROWS[case][3]))
+    samples, valid, ids, _, *mixed = arguments("deterministic", case)
+    equal, none = (loss(samples, valid, ids, weight, *mixed) for weight in (np.ones(B, np.float32), None))
+    assert_equal(equal, none, 1e-6)
+
+
+@every_kind
+def test_images_of_which_all_is_their_own_have_the_plain_loss(kind):
+    *some, mixed = arguments(kind, "mixed images")
+    own, loss = dataclasses.replace(mixed, share=jnp.asarray(np.ones(B, np.float32))), compiled(SigmoidLoss())
+    assert_equal(loss(*some, own), loss(*some), 1e-5)
+
+
+@every_form
+def test_duplicates_of_mixed_images_may_be_negatives(form):
+    samples, valid, ids, weight, mixed = arguments("deterministic", "both")
+    of_negatives = SigmoidLoss(form, 6, duplicates="negatives", pseudo_positives=ALPHA)
+    found = jax.jit(of_negatives)(samples, valid, ids, weight, mixed)
+    without = dataclasses.replace(MIXED, ids=())
+    expected = jax.jit(SigmoidLoss(form, 6, pseudo_positives=ALPHA))(samples, valid, (), weight, without)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_text_that_fits_better_than_the_partner_is_a_positive_of_the_second_loss():
+    """Text 1 is nearer to image 0 than text 0 is; all other pairs fit worse than partners."""
+    image, text = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.0], [0.8, 2.0]])
+    samples = EmbeddingSamples(jnp.asarray(image, "f4"), jnp.asarray(text, "f4"), None, None, jnp.float32(1))
+
+    def of_label(logit, positive):
+        return np.log1p(np.exp(-logit if positive else logit))
+
+    logits = image @ text.T
+    plain, image_to_text = (
+        sum(of_label(logits[n, m], n == m or (n, m) in more) for n in range(2) for m in range(2)) / 2
+        for more in ([], [(0, 1)])
+    )
+    expected = plain + ALPHA * (image_to_text + plain) / 2
+    np.testing.assert_allclose(jax.jit(SigmoidLoss(pseudo_positives=ALPHA))(samples), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(SigmoidLoss())(samples), plain, rtol=1e-6)
+
+
+@every_soft_case
+def test_the_likelihood_without_samples_approaches_that_with_samples_as_noise_vanishes(case):
+    samples, *rows = arguments("both sides noisy", case)
+    factors = jnp.asarray(1e-3 * np.random.default_rng(0).normal(size=(B, 2, samples.image.shape[1])), jnp.float32)
+    queries = {f"{side}_queries": Queries(getattr(samples, side)[:, None], factors) for side in ("image", "text")}
+    quiet, none = dataclasses.replace(samples, **queries), dataclasses.replace(samples, **dict.fromkeys(queries))
+    found = jax.jit(SigmoidLoss(likelihood="probit", pseudo_positives=ROWS[case][3]))(quiet, *rows)
+    np.testing.assert_allclose(found, jax.jit(SigmoidLoss(pseudo_positives=ROWS[case][3]))(none, *rows), rtol=1e-4)
+
+
+def test_a_negative_weight_of_pseudo_positives_is_refused():
+    with pytest.raises(UserError, match=r"SigmoidLoss: pseudo_positives = -0.1 must be at least 0"):
+        SigmoidLoss(pseudo_positives=-0.1)

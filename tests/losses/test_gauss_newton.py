@@ -1,5 +1,7 @@
 """Gauss-Newton Hessians of a batch against automatic differentiation of single examples, and devices."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,40 +30,39 @@ def negative_log_likelihood(loss):
 
 def reference(loss, queries, keys):
     """Σ Jᵀ H J by `jax.jacobian` and `jax.hessian`, example by example."""
-    total = np.zeros((D, D))
-    for query in queries:
 
+    def of_query(query):
         def logits(g):
             return keys @ (g / jnp.linalg.norm(g)) / TAU + (BIAS if loss == "sigmoid" else 0)
 
-        jacobian = np.asarray(jax.jacobian(logits)(query), np.float64)
-        total += jacobian.T @ np.asarray(jax.hessian(negative_log_likelihood(loss))(logits(query))) @ jacobian
+        return jax.jacobian(logits)(query), jax.hessian(negative_log_likelihood(loss))(logits(query))
+
+    of_query, total = jax.jit(of_query), np.zeros((D, D))
+    for query in queries:
+        jacobian, hessian = (np.asarray(x, np.float64) for x in of_query(query))
+        total += jacobian.T @ hessian @ jacobian
     return total
 
 
-def found(loss, queries, keys, counted):
-    if loss == "softmax":
-        return softmax_hessian(queries, keys, counted, TAU)
-    return sigmoid_hessian(queries, keys, counted, TAU, BIAS)
+@functools.cache
+def compiled(loss):
+    function, more = (softmax_hessian, (TAU,)) if loss == "softmax" else (sigmoid_hessian, (TAU, BIAS))
+    return jax.jit(lambda queries, keys, counted: function(queries, keys, counted, *more))
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_the_sum_is_that_of_exact_gauss_newton_hessians(loss):
-    queries, keys = pairs()
+def test_the_sum_is_that_of_exact_gauss_newton_hessians_and_equal_on_eight_devices(loss):
+    (queries, keys), found = pairs(), compiled(loss)
     expected = reference(loss, queries, keys)
-    np.testing.assert_allclose(found(loss, queries, keys, jnp.ones(B)), expected, rtol=1e-4, atol=1e-3)
+    one_device = found(queries, keys, jnp.ones(B))
+    np.testing.assert_allclose(one_device, expected, rtol=1e-4, atol=1e-3)
+    assert np.linalg.eigvalsh(one_device).min() > -1e-4
     # Padding counts nothing, whatever stands there.
-    padded, counted = jnp.concatenate([queries, jnp.ones((3, D))]), jnp.concatenate([jnp.ones(B), jnp.zeros(3)])
-    np.testing.assert_allclose(found(loss, padded, keys, counted), expected, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_the_sum_is_positive_semidefinite_and_equal_on_eight_devices(loss):
-    queries, keys = pairs()
-    expected = np.asarray(found(loss, queries, keys, jnp.ones(B)))
-    assert np.linalg.eigvalsh(expected).min() > -1e-4
+    padded, counted = np.concatenate([queries, np.ones((3, D), np.float32)]), np.arange(B + 3) < B
+    of_padded = found(jnp.asarray(padded), keys, jnp.asarray(counted, jnp.float32))
+    np.testing.assert_allclose(of_padded, expected, rtol=1e-4, atol=1e-3)
     mesh = mesh_of(8)
     with jax.set_mesh(mesh):
-        rows = split_rows((queries, jnp.ones(B)), mesh)
-        on_eight = jax.jit(lambda queries, counted: found(loss, queries, keys, counted))(*rows)
-    np.testing.assert_allclose(on_eight, expected, rtol=1e-5, atol=1e-4)
+        queries, counted = split_rows((queries, jnp.ones(B)), mesh)
+        np.testing.assert_allclose(found(queries, keys, counted), one_device, rtol=1e-5, atol=1e-4)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,9 +18,8 @@ from tests.losses.contrastive_cases import (
     assert_equal,
     compiled,
     make,
-    mesh_of,
     numpy_fields,
-    split_rows,
+    on_devices,
 )
 
 M = 3
@@ -69,31 +67,30 @@ def reference(kind, ids):
 @every_kind
 @every_ids
 def test_the_loss_is_that_of_the_mean_over_the_members_of_an_image(kind, ids):
-    loss = SoftmaxLoss("dense")
-    found = loss(batch(kind), jnp.asarray(VALID), tuple(map(jnp.asarray, ids)))
+    found, _ = compiled(SoftmaxLoss("dense"))(batch(kind), jnp.asarray(VALID), tuple(map(jnp.asarray, ids)))
     np.testing.assert_allclose(found, reference(kind, ids), rtol=1e-5)
 
 
 def test_equal_members_are_one_key():
     member = make("deterministic", b=B)
-    repeated = dataclasses.replace(member, image=jnp.repeat(member.image[:, None], M, axis=1))
+    repeated = dataclasses.replace(member, image=jnp.asarray(np.repeat(np.asarray(member.image)[:, None], M, axis=1)))
     expected, gradient = compiled(SoftmaxLoss("dense"))(member, jnp.asarray(VALID))
     found, of_members = compiled(SoftmaxLoss("dense"))(repeated, jnp.asarray(VALID))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    np.testing.assert_allclose(of_members.image.sum(axis=1), gradient.image, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(of_members.image).sum(axis=1), gradient.image, atol=1e-6)
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @every_kind
 @every_ids
 @pytest.mark.parametrize("form", ["gather", "ring"])
-@pytest.mark.parametrize("devices", [1, 8])
-def test_every_form_has_the_value_and_the_gradient_of_the_dense_one(devices, form, ids, kind):
-    ids, valid = tuple(map(jnp.asarray, ids)), jnp.asarray(VALID)
-    expected = compiled(SoftmaxLoss("dense"))(batch(kind), valid, ids)
-    loss, mesh = SoftmaxLoss(form, block_size=2 * M * S), mesh_of(devices)
-    with jax.set_mesh(mesh):
-        found = compiled(loss)(*split_rows((batch(kind), valid, ids), mesh))
-    assert_equal(found, expected, rtol=2e-5)
+def test_every_form_has_the_value_and_the_gradient_of_the_dense_one(form, ids, kind):
+    arguments = batch(kind), jnp.asarray(VALID), tuple(map(jnp.asarray, ids))
+    expected = compiled(SoftmaxLoss("dense"))(*arguments)
+    for devices in (1, 8):
+        found = on_devices(devices, compiled(SoftmaxLoss(form, block_size=2 * M * S)), arguments)
+        assert_equal(found, expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("loss", [SigmoidLoss(), SoftmaxLoss(likelihood="delta")], ids=["sigmoid", "delta"])
@@ -104,7 +101,6 @@ def test_other_losses_refuse_several_keys(loss):
 
 def test_queries_in_factored_form_are_drawn_as_products_are():
     queries = make("one side noisy", b=4).image_queries
-    assert queries is not None
     keys = jnp.eye(D)
     np.testing.assert_allclose(queries.drawn(), queries.products(keys), rtol=1e-5, atol=1e-6)
     assert numpy_fields(queries).keys() == {"samples", "factors", "normals", "scale"}

@@ -12,7 +12,7 @@ from scipy.special import expit, log_softmax
 from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples, Queries
-from tests.losses.contrastive_cases import mesh_of, split_rows
+from tests.losses.contrastive_cases import compiled, on_devices, take
 
 B, D, R, TAU, BIAS = 8, 5, 3, 0.4, 0.3
 VALID = np.array([True, True, False, True, True, True, True, True])
@@ -81,17 +81,17 @@ def reference(loss, samples, weight=None):
 
 @every_loss
 @pytest.mark.parametrize("sides", [("image", "text"), ("image",)], ids=["both noisy", "image noisy"])
-@pytest.mark.parametrize(("scale", "weight"), [(0.05, None), (1.0, None), (1.0, WEIGHT)])
-def test_the_loss_equals_the_numpy_reference(loss, sides, scale, weight):
-    samples = make(scale, sides)
-    found = jax.jit(loss)(samples, jnp.asarray(VALID), (), weight)
-    np.testing.assert_allclose(found, reference(loss, samples, weight), rtol=2e-5)
+def test_the_loss_equals_the_numpy_reference(loss, sides):
+    for scale, weight in ((0.05, None), (1.0, None), (1.0, WEIGHT)):
+        samples = make(scale, sides)
+        found, _ = compiled(loss)(samples, jnp.asarray(VALID), (), weight)
+        np.testing.assert_allclose(found, reference(loss, samples, weight), rtol=2e-5)
 
 
 @every_loss
 def test_gradients_agree_with_finite_differences_of_the_numpy_reference(loss):
     samples = make()
-    gradient = jax.jit(jax.grad(loss))(samples, jnp.asarray(VALID))
+    _, gradient = compiled(loss)(samples, jnp.asarray(VALID), (), None)
     leaves, tree = jax.tree.flatten(samples)
     for index, (slopes, leaf) in enumerate(zip(jax.tree.leaves(gradient), leaves, strict=True)):
         if leaf.ndim == 0:
@@ -106,31 +106,29 @@ def test_gradients_agree_with_finite_differences_of_the_numpy_reference(loss):
         np.testing.assert_allclose(np.vdot(slopes, direction), slope, rtol=1e-3, atol=1e-4)
 
 
-def monte_carlo(loss, samples, b, count=20_000):
-    """The same loss with so many noise samples."""
-    queries = samples.image_queries
-    normals = jax.random.normal(jax.random.key(0), (b, count, R))
-    drawn = dataclasses.replace(samples, image_queries=dataclasses.replace(queries, normals=normals))
-    return jax.jit(type(loss)())(drawn, jnp.asarray(VALID[:b]))
-
-
 # Of how many examples: the pairwise form is an approximation of two classes, and for more a heuristic.
 CASES = [(LOSSES[0], B, 0.03, 4e-3), (LOSSES[1], B, 0.1, 4e-2), (LOSSES[2], 2, 0.3, 2e-2), (LOSSES[3], B, 0.1, 2e-2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "b", "scale", "tolerance"), CASES, ids=[loss.likelihood for loss, *_ in CASES])
 def test_small_noise_has_the_loss_of_20000_samples(loss, b, scale, tolerance):
     """The error of the approximation is small beside what the noise changes."""
-    samples = jax.tree.map(lambda x: x[:b] if x.ndim else x, make(scale, ("image",)))
-    expected, found = monte_carlo(loss, samples, b), jax.jit(loss)(samples, jnp.asarray(VALID[:b]))
-    without = jax.jit(type(loss)())(dataclasses.replace(samples, image_queries=None), jnp.asarray(VALID[:b]))
+    samples, valid = take(make(scale, ("image",)), slice(b)), jnp.asarray(VALID[:b])
+    normals = jax.random.normal(jax.random.key(0), (b, 20_000, R))
+    of_samples = jax.jit(type(loss)())
+    drawn, none = (
+        dataclasses.replace(samples, image_queries=queries)
+        for queries in (dataclasses.replace(samples.image_queries, normals=normals), None)
+    )
+    expected, without, found = of_samples(drawn, valid), of_samples(none, valid), jax.jit(loss)(samples, valid)
     np.testing.assert_allclose(found, expected, atol=tolerance * scale)
     assert abs(found - expected) < abs(without - expected) / 2
 
 
 @pytest.mark.parametrize("scale", [3.0, 10.0, 100.0])
 def test_no_noise_is_large_enough_for_a_loss_below_zero(scale):
-    value, gradient = jax.jit(jax.value_and_grad(SoftmaxLoss(likelihood="delta")))(make(scale), jnp.asarray(VALID))
+    value, gradient = compiled(SoftmaxLoss(likelihood="delta"))(make(scale), jnp.asarray(VALID), (), None)
     assert value >= 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
@@ -150,6 +148,8 @@ def test_noise_that_all_logits_share_changes_only_the_mean_field():
     assert abs(jax.jit(SoftmaxLoss(likelihood="mean_field"))(shared, valid) - expected) > 1e-2
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @every_loss
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["equal weights", "weights"])
 @pytest.mark.parametrize("form", ["gather", "ring"])
@@ -158,14 +158,8 @@ def test_blocks_and_eight_devices_equal_the_dense_form(loss, form, weight):
         with pytest.raises(UserError, match="needs the keys of a whole batch at once; set form to 'gather'"):
             SoftmaxLoss("ring", likelihood=loss.likelihood)
         return
-    samples, mesh = make(), mesh_of(8)
-    in_blocks = type(loss)(form, R + 2, likelihood=loss.likelihood)
-    arguments = (samples, jnp.asarray(VALID), (), None if weight is None else jnp.asarray(weight))
-    dense = jax.jit(jax.value_and_grad(type(loss)("dense", likelihood=loss.likelihood)))(*arguments)
-    for found in (jax.jit(jax.value_and_grad(in_blocks))(*arguments), on_mesh(mesh, in_blocks, arguments)):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, dense)
-
-
-def on_mesh(mesh, loss, arguments):
-    with jax.set_mesh(mesh):
-        return jax.jit(jax.value_and_grad(loss))(*split_rows(arguments, mesh))
+    arguments = make(), jnp.asarray(VALID), (), None if weight is None else jnp.asarray(weight)
+    dense, in_blocks = (compiled(type(loss)(form, R + 2, likelihood=loss.likelihood)) for form in ("dense", form))
+    for devices in (1, 8):
+        found = on_devices(devices, in_blocks, arguments)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, dense(*arguments))

@@ -72,14 +72,12 @@ def test_groups_of_devices_are_named_by_the_axes_of_the_mesh(groups, axes):
     assert found.axes == axes
 
 
-def test_a_ring_is_recognized_by_its_pairs():
+def test_a_ring_is_recognized_by_its_pairs_and_asynchronous_collectives_count_their_results():
     pairs = ",".join(f"{{{i},{(i + 1) % 8}}}" for i in range(8))
-    line = f"ROOT %one = f32[8] collective-permute(%x), source_target_pairs={{{pairs}}}"
-    (ring,) = read_program(f"ENTRY %main () -> f32[] {{\n  {line}\n}}\n", MESH).collectives
+    ring = f"ROOT %one = f32[8] collective-permute(%x), source_target_pairs={{{pairs}}}"
+    gather = "%one = (f32[4], f32[8]) all-gather-start(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}"
+    (ring,), (gather,) = (
+        read_program(f"ENTRY %main () -> f32[] {{\n  {line}\n}}\n", MESH).collectives for line in (ring, gather)
+    )
     assert (ring.axes, ring.group, ring.bytes_sent) == (("data", "fsdp", "expert"), 8, 32)
-
-
-def test_asynchronous_collectives_count_their_results():
-    line = "%one = (f32[4], f32[8]) all-gather-start(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}"
-    program = read_program(f"ENTRY %main () -> f32[] {{\n  {line}\n}}\n", MESH)
-    assert program.collectives[0].shapes == (("f32", (8,)),)
+    assert gather.shapes == (("f32", (8,)),)

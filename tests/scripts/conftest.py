@@ -1,3 +1,4 @@
+import argparse
 import json
 
 import pytest
@@ -27,6 +28,11 @@ def write_config_file(config, path):
         f"def get_config():\n    return experiment.load(Path({str(saved)!r}))\n"
     )
     return path
+
+
+def classifier_options(config_file, data, length=None):
+    """The flags with which sweeps and comparisons load a classifier."""
+    return argparse.Namespace(config=config_file, held_out=data / "train", length=length, batch_size=16)
 
 
 def refusal(capsys, main, *arguments):

@@ -27,6 +27,7 @@ def test_amplitudes_of_photographs_fall_with_frequency(few: list[np.ndarray]):
     assert -2.6 < slope < -1.4  # Field 1987: about -2
 
 
+@pytest.mark.slow
 def test_every_variant_and_filter_has_its_row(capsys: pytest.CaptureFixture[str], tmp_path):
     main(["--images", "8", "--chunk", "4", "--compared", "2", "--directory", str(tmp_path)])
     text = capsys.readouterr().out

@@ -19,6 +19,7 @@ def grid(monkeypatch):
     return importlib.import_module("bench_heads_grid")
 
 
+@pytest.mark.slow
 def test_cells_that_do_not_fit_are_not_run_and_maps_are_drawn(grid, tmp_path):
     options = argparse.Namespace(
         **{"features": 8, "classes": 300, "factors": 3, "block_size": 16, "memory_gib": 1 / 1024},

@@ -1,24 +1,22 @@
 """The comparison of heads shares everything but its settings with the sweep over τ."""
 
-import argparse
 import dataclasses
 import json
 
 import pytest
 
-from lit_het.apps import grid, temperatures
+from lit_het.apps import grid, grid_runs, temperatures
 from lit_het.apps.grid import Result
 from lit_het.configs import experiment
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from scripts.compare_heads import HEADS, main
-from tests.scripts.conftest import refusal
+from tests.scripts.conftest import classifier_options, refusal
 
 
 @pytest.fixture
 def classifier(config_file, data):
-    options = argparse.Namespace(config=config_file, held_out=data / "train", length=None, batch_size=16)
-    return temperatures.load_classifier(options)
+    return temperatures.load_classifier(classifier_options(config_file, data))
 
 
 def test_every_head_has_a_fixed_and_a_learned_temperature(classifier, tmp_path):
@@ -31,10 +29,22 @@ def test_every_head_has_a_fixed_and_a_learned_temperature(classifier, tmp_path):
     assert [one.name for one in planned[:2]] == ["DET_tau1_seed0", "DET_learned_seed0"]
 
 
+FIGURES = {"supervised/held_out/top1": 0.5, "supervised/held_out/ece": 0.25}
+
+
+def write_metrics(config, **_):
+    config.run_dir.mkdir(parents=True)
+    found = {"train/loss": 1.0, "train/temperature": 2.0, "supervised/held_out/nll": 2.0, **FIGURES}
+    (config.run_dir / "metrics.jsonl").write_text(json.dumps({"step": 2, **found}) + "\n")
+
+
+@pytest.mark.slow
 def test_heads_are_compared_in_their_order(config_file, data, tmp_path, capsys):
     flags = ["--config", config_file, "--held-out", data / "train", "--output", tmp_path, "--length", 2]
     arguments = [str(flag) for flag in [*flags, "--seeds", 0, "--batch-size", 16, "--heads"]]
-    assert main([*arguments, "HET-XL"]) == 0
+    with pytest.MonkeyPatch.context() as patch:  # the sweep over τ trains HET-XL
+        patch.setattr(grid_runs, "train_unless_done", write_metrics)
+        assert main([*arguments, "HET-XL"]) == 0
     assert main([*arguments, "DET"]) == 0
     text = (tmp_path / "table.md").read_text()
     places = [text.index(f"| {name}, τ {kind} |") for name in ("DET", "HET-XL") for kind in ("= 1", "learned")]
@@ -44,18 +54,15 @@ def test_heads_are_compared_in_their_order(config_file, data, tmp_path, capsys):
     assert text in capsys.readouterr().out
 
 
-def test_an_unknown_head_is_one_line(config_file, data, tmp_path, capsys):
-    flags = ("--config", config_file, "--held-out", data / "train", "--output", tmp_path, "--heads", "HOT")
-    assert "--heads HOT is unknown; choose from DET, HET, HET-H, HET-XL, HET-XL-unshared" in refusal(
-        capsys, main, *flags
-    )
+def test_an_unknown_head_is_one_line(capsys):
+    line = refusal(capsys, main, "--held-out", "nowhere", "--heads", "DET", "HOT")
+    assert line.endswith("--heads HOT is unknown; choose from DET, HET, HET-H, HET-XL, HET-XL-unshared")
 
 
 def write_results(config, output, *results):
     (output / "results").mkdir()
     for head, tau, seed, nll, shown_tau in results:
-        figures = {"train/temperature": shown_tau, "supervised/held_out/nll": nll}
-        figures |= {"supervised/held_out/top1": 0.5, "supervised/held_out/ece": 0.25}
+        figures = {"train/temperature": shown_tau, "supervised/held_out/nll": nll, **FIGURES}
         seeded = dataclasses.replace(config, seed=seed)
         setting = {"head": head, "temperature": tau}
         result = Result(setting, seed, figures, 1234, 3.0, "cpu", experiment.fields(seeded))

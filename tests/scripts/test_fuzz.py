@@ -1,40 +1,43 @@
 """Changed files of every format break no reader; and the fuzzer would see it if they did."""
 
 import io
-import os
 import random
-import subprocess
-import sys
 import tarfile
 import zipfile
 import zlib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from scripts.fuzz import Budget, Fuzzer, replay
+from scripts.fuzz import Budget, Fuzzer, main, replay
 from scripts.fuzzing import containers, mutators, structures, trees
 from scripts.fuzzing.readers import TARGETS
 from scripts.fuzzing.seeds import write_files
 from tests.scripts import planted_readers
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 INPUTS = 3
 # Or, as the vocabulary, not to be read without further packages; the first test counts them.
 SLOW = ("vocab.txt", "report", "checkpoint")
 
 
-def test_no_changed_file_breaks_its_reader(tmp_path):
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Processes that read use no cache of the user: they have the environment of their first server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_no_changed_file_breaks_its_reader(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # which is set anew
     # The limit of time is generous: other tests may take the processors.
-    command = [sys.executable, "-m", "scripts.fuzz", "--inputs", "60", "--seed", "0", "--limit", "60"]
-    found = subprocess.run(
-        [*command, "--failures", str(tmp_path)], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True
-    )
-    assert found.returncode == 0, found.stdout + found.stderr
-    rows = (line.removeprefix("| ").split(" | ") for line in found.stdout.splitlines() if line.startswith("| "))
+    code = main(["--inputs", "60", "--seed", "0", "--limit", "60", "--failures", str(tmp_path)])
+    found = capsys.readouterr().out
+    assert code == 0, found
+    rows = (line.removeprefix("| ").split(" | ") for line in found.splitlines() if line.startswith("| "))
     accepted = {name: count for name, _, count, *_ in rows}
     assert set(TARGETS) < set(accepted)
     # A vocabulary needs TensorFlow Text.

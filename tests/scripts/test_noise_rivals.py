@@ -1,5 +1,6 @@
 """The rivals of noise in the study: smoothed labels, and a temperature for every input."""
 
+import functools
 from typing import Any
 
 import jax
@@ -13,36 +14,39 @@ from lit_het.heads.covariance import Covariance, CovarianceConfig
 from lit_het.losses.contrastive import SoftmaxLoss
 from scripts.noise.rivals import AmplitudeConfig, InputTemperatureConfig, SmoothedSoftmaxLoss
 
+VALID = jnp.array([True, True, False, True, True])
+
 
 def embeddings(rows=5, size=8):
     draws = np.random.default_rng(0).standard_normal((2, rows, size)).astype(np.float32)
     return jnp.asarray(draws[0]), jnp.asarray(draws[1])
 
 
+@functools.cache
 def samples_of(config):
     image, text = embeddings()
     return config.build(8, nnx.Rngs(0))(image, text, jax.random.key(0))
 
 
 def test_without_smoothing_it_is_the_softmax_loss():
-    samples, valid = samples_of(DeterministicContrastiveConfig()), jnp.array([True, True, False, True, True])
-    expected = SoftmaxLoss(form="dense")(samples, valid)
-    assert SmoothedSoftmaxLoss(0.0)(samples, valid) == pytest.approx(float(expected), rel=1e-5)
+    samples = samples_of(DeterministicContrastiveConfig())
+    expected = SoftmaxLoss(form="dense")(samples, VALID)
+    assert SmoothedSoftmaxLoss(0.0)(samples, VALID) == pytest.approx(float(expected), rel=1e-5)
     weight = jnp.array([1.0, 0.2, 1.0, 0.5, 1.0])
-    weighted = SoftmaxLoss(form="dense")(samples, valid, (), weight)
-    assert SmoothedSoftmaxLoss(0.0)(samples, valid, (), weight) == pytest.approx(float(weighted), rel=1e-5)
+    weighted = SoftmaxLoss(form="dense")(samples, VALID, (), weight)
+    assert SmoothedSoftmaxLoss(0.0)(samples, VALID, (), weight) == pytest.approx(float(weighted), rel=1e-5)
     assert float(weighted) != pytest.approx(float(expected), rel=1e-3)
 
 
 def test_with_noise_and_without_smoothing_it_is_the_softmax_loss_of_the_mean_over_samples():
-    samples, valid = samples_of(HetXLContrastiveConfig(num_samples=4)), jnp.array([True, True, False, True, True])
+    samples = samples_of(HetXLContrastiveConfig(num_samples=4))
     assert samples.image_queries is not None
-    expected = SoftmaxLoss(form="dense")(samples, valid)
-    assert SmoothedSoftmaxLoss(0.0)(samples, valid) == pytest.approx(float(expected), rel=1e-5)
+    expected = SoftmaxLoss(form="dense")(samples, VALID)
+    assert SmoothedSoftmaxLoss(0.0)(samples, VALID) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_smoothing_takes_the_mean_over_samples_and_over_valid_keys():
-    samples, valid = samples_of(HetXLContrastiveConfig(num_samples=4)), np.array([True, True, False, True, True])
+    samples, valid = samples_of(HetXLContrastiveConfig(num_samples=4)), np.asarray(VALID)
     losses = []
     for queries, keys in ((samples.image_queries, samples.text), (samples.text_queries, samples.image)):
         assert queries is not None
@@ -50,7 +54,7 @@ def test_smoothing_takes_the_mean_over_samples_and_over_valid_keys():
         p = np.exp(logits)
         log_p = np.log((p / p.sum(axis=2, keepdims=True)).mean(axis=1))
         losses.append(-((0.7 * np.eye(4) + 0.3 / 4) * log_p).sum(axis=1).mean())
-    assert SmoothedSoftmaxLoss(0.3)(samples, jnp.asarray(valid)) == pytest.approx(np.mean(losses), rel=1e-4)
+    assert SmoothedSoftmaxLoss(0.3)(samples, VALID) == pytest.approx(np.mean(losses), rel=1e-4)
 
 
 def test_smoothing_is_the_cross_entropy_with_a_mixture():

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from lit_het import parameters
@@ -31,6 +32,7 @@ def test_the_cosines_are_those_of_the_head_and_what_moves_all_logits_is_apart():
     assert (found["learned"][:, 1] < found["learned"][:, 0]).all()
 
 
+@pytest.mark.slow
 def test_runs_are_trained_once_and_measured(data, tmp_path, monkeypatch, capsys):
     def configuration(root, data, seed, steps):
         return tiny.shrink(glyph_classifier.get_config(root, HEAD), data, root / "het")
@@ -39,7 +41,8 @@ def test_runs_are_trained_once_and_measured(data, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(study_alignment, "TYPEFACE", "train")
     monkeypatch.setattr(study, "write_data", lambda *_: None)
     flags = ["--output", str(tmp_path), "--data", str(data), "--seeds", "0", "1"]
-    assert study_alignment.main(flags) == 0
+    with tiny.untrained():
+        assert study_alignment.main(flags) == 0
     table = (tmp_path / "alignment.md").read_text()
     assert table in capsys.readouterr().out
     assert table.splitlines()[0] == "| W | all noise | rows less their mean | constant vector |"

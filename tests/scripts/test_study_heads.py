@@ -27,9 +27,13 @@ def types_of_the_library_are_not_checked():
 
 
 OPTIONS = argparse.Namespace(steps=1, temperature=0.05, temperature_factor=3.0, output=Path("runs"))
+# One of a kind.
+SHORT = ("smoothing 0.1", "S16", "classifier S16")
 
 
-@pytest.mark.parametrize("head", study_noise.HEADS)
+@pytest.mark.parametrize(
+    "head", [pytest.param(head, marks=() if head in SHORT else pytest.mark.slow) for head in study_noise.HEADS]
+)
 def test_every_head_of_the_study_has_a_loss(head):
     config = quickstart_lit_deterministic.get_config()
     size = config.task.image_tower.embedding_size

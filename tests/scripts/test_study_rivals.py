@@ -1,6 +1,8 @@
 """The study of rivals: its runs can be built, and its tables follow from the measured figures."""
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -29,12 +31,16 @@ def measured(nll: float, kind: str) -> dict[str, float]:
     return found | {"cost/quiet_microseconds": 20.0, "cost/sampled_microseconds": 90.0}
 
 
+def write(folder: Path, seed: int, found: Mapping[str, Mapping[str, float]]) -> None:
+    path = folder / f"seed{seed}" / "clean" / "benchmark.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(found))
+
+
 def test_tables_have_means_and_differences_from_the_first_method(capsys, tmp_path):
     for seed in range(4):
         found = {FIRST: measured(1.0 + seed, "quiet"), "HET-XL": measured(0.9 + seed - 0.001 * seed, "sampled")}
-        path = tmp_path / f"seed{seed}" / "clean" / "benchmark.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(found))
+        write(tmp_path, seed, found)
     assert study_rivals.main(["--output", str(tmp_path), "--conditions", "clean", "--table"]) == 0
     table = (tmp_path / "clean_differences.md").read_text().splitlines()
     assert table[0] == "| | deterministic | HET-XL |"
@@ -46,10 +52,7 @@ def test_tables_have_means_and_differences_from_the_first_method(capsys, tmp_pat
 
 def test_a_method_that_one_seed_lacks_is_left_out(tmp_path):
     for seed in range(2):
-        names = [FIRST, "HET-XL"][: 2 - seed]
-        path = tmp_path / f"seed{seed}" / "clean" / "benchmark.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({name: measured(1.0, "quiet") for name in names}))
+        write(tmp_path, seed, {name: measured(1.0, "quiet") for name in [FIRST, "HET-XL"][: 2 - seed]})
     study_rivals.conclude(tmp_path, "clean")
     assert (tmp_path / "clean_differences.md").read_text().splitlines()[0] == "| | deterministic |"
 

@@ -1,13 +1,14 @@
 """The study of shapes: it trains both sweeps and the comparison once, and records all figures."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
 from lit_het.apps import grid_runs
-from lit_het.apps.shape import sweeps
+from lit_het.apps.shape import fits, sweeps
 from lit_het.eval.significance import estimate
 from lit_het.shape_law import uncertainty
 from scripts import study_shapes
@@ -22,10 +23,13 @@ def cost(shape):
     return 1e-8 * (width * 1379 + (depth + 1) * 4 * (4 * width**2 + 2 * width * mlp))
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """The names of the runs that are trained, by a stub that knows a law; tracing is left out."""
-    names = []
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Does the study and yields its results, the names of the runs that are trained, and what repeats it.
+
+    Runs are trained by a stub that knows a law; tracing is left out.
+    """
+    names, folder = [], tmp_path_factory.mktemp("study")
 
     def train(config, **_):
         names.append(config.run_dir.name)
@@ -37,20 +41,27 @@ def trained(monkeypatch):
             json.dumps({"step": 1, "train/loss": nll, METRIC: nll + 1e-3 * config.seed, TOP1: 1 / (1 + nll)}) + "\n"
         )
 
-    monkeypatch.setattr(grid_runs, "train_unless_done", train)
-    monkeypatch.setattr(grid_runs, "abstract_params", lambda _: {})
-    monkeypatch.setattr(sweeps, "_gflop_per_step", lambda config: BATCH_SIZE * cost(sweeps.shape_of(config)))
-    monkeypatch.setattr(study_shapes, "write_data", lambda *_: None)
-    monkeypatch.setattr(uncertainty, "RESAMPLES", 2)
-    return names
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid_runs, "train_unless_done", train)
+        patch.setattr(grid_runs, "abstract_params", lambda _: {})
+        patch.setattr(sweeps, "_gflop_per_step", lambda config: BATCH_SIZE * cost(sweeps.shape_of(config)))
+        patch.setattr(study_shapes, "write_data", lambda *_: None)
+        patch.setattr(uncertainty, "RESAMPLES", 2)
+        # Fits take most of the time, and those of a repeated study are the same.
+        patch.setattr(fits, "fit", functools.cache(fits.fit))
+
+        def repeat(results):
+            flags = ("--output", folder / "runs", "--data", folder, "--results", results)
+            return study_shapes.main([str(flag) for flag in flags])
+
+        assert repeat(folder / "results" / "shapes.json") == 0
+        yield json.loads((folder / "results" / "shapes.json").read_text()), names, repeat
 
 
-def test_the_study_compares_equal_computes_and_is_not_repeated(trained, tmp_path, capsys):
-    results = tmp_path / "results" / "shapes.json"
-    flags = ["--output", str(tmp_path / "runs"), "--data", str(tmp_path), "--results", str(results)]
-    assert study_shapes.main(flags) == 0
+@pytest.mark.slow
+def test_the_study_compares_equal_computes_and_is_not_repeated(study, tmp_path, capsys):
+    found, trained, repeat = study
     assert len(trained) == len(set(trained)) == 27 + 4 + 30 + 9
-    found = json.loads(results.read_text())
     assert len(found["grid"]["runs"]) == 31
     assert len(found["star"]["runs"]) == 30
     assert found["star"]["fits"][TOP1]["metric"] == TOP1
@@ -62,14 +73,15 @@ def test_the_study_compares_equal_computes_and_is_not_repeated(trained, tmp_path
         assert len(one[METRIC]) == 3
     width, depth, mlp = compared["shapes"]["ViT-Ti"]["shape"].values()
     assert (depth, mlp) == (round(width / 16), 4 * width)
-    assert "hours of training in all" in capsys.readouterr().out
     trained.clear()
-    assert study_shapes.main(flags) == 0
+    assert repeat(tmp_path / "shapes.json") == 0
+    assert "hours of training in all" in capsys.readouterr().out
     assert not trained
 
 
-def test_runs_of_the_comparison_that_diverge_are_counted_or_refused(trained, tmp_path, capsys, monkeypatch):
-    results, read = tmp_path / "shapes.json", grid_runs.read_result
+@pytest.mark.slow
+def test_runs_of_the_comparison_that_diverge_are_counted_or_refused(study, tmp_path, capsys, monkeypatch):
+    repeat, results, read = study[2], tmp_path / "shapes.json", grid_runs.read_result
 
     def diverged(seeds):
         def read_result(path):
@@ -79,13 +91,12 @@ def test_runs_of_the_comparison_that_diverge_are_counted_or_refused(trained, tmp
 
         monkeypatch.setattr(grid_runs, "read_result", read_result)
 
-    flags = ["--output", str(tmp_path / "runs"), "--data", str(tmp_path), "--results", str(results)]
     diverged({2})
-    assert study_shapes.main(flags) == 0
+    assert repeat(results) == 0
     found = json.loads(results.read_text())["compared"]["shapes"]
     assert [(one["diverged"], len(one[METRIC])) for one in found.values()] == [(1, 2)] * 3
     diverged({1, 2})
-    assert study_shapes.main(flags) == 1
+    assert repeat(results) == 1
     assert "1 run of predicted did not diverge; give more --seeds" in capsys.readouterr().err
 
 

@@ -32,6 +32,7 @@ def runner(tmp_path):
     return Recorder(tmp_path, COUNTS)
 
 
+@pytest.mark.slow
 def test_methods_search_for_the_best_temperature_and_train_on_as_many_rows(runner):
     rows = {row.title: row for row in methods.methods(runner, [0, 1], budget=5)}
     assert len(rows) == 17

@@ -28,7 +28,6 @@ from tests.scripts.conftest import write_config_file
 
 FAKE = Path(__file__).with_name("fake_gcloud.py")
 SCRIPT = Path("scripts/train_lit.sh").resolve()
-INSTALL = f"mkdir -p .venv/bin && echo 'exec {sys.executable} -m lit_het.cli.main \"$@\"' > .venv/bin/lit-het"
 WHERE = ("--name", "lit", "--zone", "us-west4-a", "--type", "v5litepod-8")
 NUM_STEPS = 10
 
@@ -61,9 +60,22 @@ def command(*options, config="configs/quickstart_lit_deterministic.py"):
     return [str(SCRIPT), *WHERE, *options, "--", "--config", str(config)]
 
 
+def installing(program):
+    """Options that make a shell's program ``lit-het``."""
+    return "--install", f"mkdir -p .venv/bin && echo '{program}' > .venv/bin/lit-het && chmod +x .venv/bin/lit-het"
+
+
+def ended(arguments):
+    return subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+
 def commands_of(cloud):
     lines = (cloud / "commands.txt").read_text().splitlines()
     return [" ".join(line.split()[2:4]) for line in lines if "describe" not in line]
+
+
+def started(arguments):
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -83,16 +95,14 @@ def steps(config):
     return [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl") if "train/loss" in record]
 
 
-def test_two_workers_on_a_preempted_slice_train_what_one_process_trains(config, cloud, tmp_path):
+@pytest.mark.devices
+@pytest.mark.slow
+def test_two_workers_on_a_preempted_slice_train_what_one_process_trains(config, cloud, tmp_path, monkeypatch):
     path = write_config_file(config, tmp_path / "lit.py")
     # The checkout that is sent is HEAD's, as a user's would be.
-    script = subprocess.Popen(
-        command("--spot", "--delete", "--install", f"{INSTALL} && chmod +x .venv/bin/lit-het", config=path),
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    install = installing(f'exec {sys.executable} -m lit_het.cli.main "$@"')
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    script = started(command("--spot", "--delete", *install, config=path))
     deadline = time.monotonic() + 300
     while not len(steps(config)) >= 3:
         assert time.monotonic() < deadline
@@ -136,7 +146,8 @@ def assert_restored(config, expected, mesh):
 
 
 def test_a_dry_run_only_prints_every_command(cloud):
-    found = subprocess.run(command("--dry-run", "--spot", "--delete"), capture_output=True, text=True, check=True)
+    found = ended(command("--dry-run", "--spot", "--delete"))
+    assert found.returncode == 0
     assert not (cloud / "commands.txt").exists()
     lines = found.stdout.splitlines()
     assert [" ".join(line.removeprefix("gcloud compute tpus ").split()[:2]) for line in lines] == [
@@ -157,26 +168,22 @@ def test_a_dry_run_only_prints_every_command(cloud):
         (["--nme", "lit"], "unknown option --nme; see scripts/train_lit.sh --help"),
         (["--zone", "us-west4-a"], "--name is missing; see scripts/train_lit.sh --help"),
         (["--env", "LIBTPU"], "--env takes NAME=VALUE"),
-        (
-            ["--name", "a", "--zone", "b", "--type", "c", "--"],
-            "no --config FILE after --; see scripts/",
-        ),
+        (["--name", "a", "--zone", "b", "--type", "c", "--"], "no --config FILE after --; see scripts/"),
         ([*WHERE, "--", "--config", "mine.py"], "--config mine.py is not in HEAD, which workers get: commit it, or"),
         ([*WHERE, "--", "--config=configs/quickstart_upstream.py", "--resume"], "--resume is added by this script"),
     ],
 )
 def test_a_wrong_option_ends_in_one_line(wrong, line):
-    found = subprocess.run([str(SCRIPT), *wrong], capture_output=True, text=True, check=False)
+    found = ended([str(SCRIPT), *wrong])
     assert found.returncode == 1
     assert found.stderr.startswith(f"train_lit.sh: {line}")
     assert len(found.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_broken_connections_neither_stop_nor_restart_training(cloud):
-    trains = "echo trains; sleep 2; touch ended; exit 0"
-    install = f"mkdir -p .venv/bin && echo '{trains}' > .venv/bin/lit-het && chmod +x .venv/bin/*"
     (cloud / "broken").write_text("2")  # before it is installed
-    script = subprocess.Popen(command("--install", install), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    script = started(command(*installing("echo trains; sleep 2; touch ended; exit 0")))
     deadline = time.monotonic() + 60
     while not (cloud / "worker-0" / "lit-het" / "train.pid").exists():
         assert time.monotonic() < deadline
@@ -191,14 +198,7 @@ def test_broken_connections_neither_stop_nor_restart_training(cloud):
 
 
 def test_an_error_on_all_workers_is_not_retried(cloud):
-    found = subprocess.run(
-        command(
-            "--install", "mkdir -p .venv/bin && echo 'echo wrong; exit 1' > .venv/bin/lit-het && chmod +x .venv/bin/*"
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = ended(command(*installing("echo wrong; exit 1")))
     assert found.returncode == 1
     assert found.stdout == "wrong\n"
     assert found.stderr.splitlines()[-1].startswith("train_lit.sh: training has ended with an error")

@@ -5,39 +5,30 @@ import math
 import numpy as np
 import pytest
 
-from lit_het.errors import FieldError, UserError
+from lit_het.errors import FieldError
 from lit_het.shape_law.law import Curve, Law
 from scripts.cover_shape_law import S, law
+from tests.eval.refusals import assert_refused
 
 T = np.geomspace(1e10, 1e13, 4)
 
 
-def test_the_law_is_equation_2():
+def test_the_law_is_equation_2_of_its_dimensions():
     curve = Curve(log_alpha=math.log(2.0), a=0.5, log_beta=math.log(3.0), b=0.25, log_xi=math.log(5.0), epsilon=0.1)
     value = Law(0.5, {"width": curve}).value("width", 16.0, 100.0)
     assert value == pytest.approx(2 / 4 + (3 * 2 + 5) / 10 + 0.1)
+    assert_refused("heads is no dimension of this law; it has width, depth, mlp", law().value, "heads", 1.0, 1.0)
 
 
 @pytest.mark.parametrize("dimension", S)
-def test_no_value_near_the_optimum_is_better(dimension):
+def test_the_optimum_is_the_best_size_grows_with_the_scaling_exponent_and_gives_the_frontier(dimension):
     true = law()
     best = true.optimum(dimension, T)
     for factor in (0.5, 0.99, 1.01, 2.0):
         assert np.all(true.value(dimension, best, T) < true.value(dimension, factor * best, T))
-
-
-@pytest.mark.parametrize("dimension", S)
-def test_the_optimum_grows_with_the_scaling_exponent(dimension):
-    true = law()
     assert true.scaling_exponent(dimension) == pytest.approx(S[dimension])
-    slopes = np.diff(np.log(true.optimum(dimension, T))) / np.diff(np.log(T))
+    slopes = np.diff(np.log(best)) / np.diff(np.log(T))
     np.testing.assert_allclose(slopes, S[dimension])
-
-
-@pytest.mark.parametrize("dimension", S)
-def test_the_frontier_is_the_law_at_the_optimum(dimension):
-    true = law()
-    best = true.optimum(dimension, T)
     np.testing.assert_allclose(true.frontier(dimension, T), true.value(dimension, best, T))
 
 
@@ -70,8 +61,3 @@ def test_impossible_parameters_are_refused(value):
         Law(value, {})
     with pytest.raises(FieldError, match=r"Curve: log_xi = -inf must be finite"):
         Curve(1.0, 1.0, 1.0, 1.0, -math.inf, 1.0)
-
-
-def test_an_unknown_dimension_is_named():
-    with pytest.raises(UserError, match="heads is no dimension of this law; it has width, depth, mlp"):
-        law().value("heads", 1.0, 1.0)

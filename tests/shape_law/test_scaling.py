@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lit_het.errors import UserError
 from lit_het.shape_law.scaling import PUBLISHED_EXPONENTS, gflop, rounded, scale
+from tests.eval.refusals import assert_refused
 
 MULTIPLES = {"width": 16, "mlp": 16}
 # The optimal small shape of Sec. 3.
@@ -24,14 +24,8 @@ def test_every_dimension_grows_by_its_exponent_and_its_share():
     assert found.factor == pytest.approx(1e3)
     assert found.exact["width"] == pytest.approx(100 * 1e3 ** (0.2 / 2))
     assert found.exact["depth"] == pytest.approx(8 * 1e3 ** (0.6 / 2))
-
-
-def test_the_start_is_its_own_shape_at_its_compute():
-    found = scale(START_SHAPE, T0, T0, PUBLISHED_EXPONENTS, MULTIPLES)
-    assert found.shape == START_SHAPE
-
-
-def test_dimensions_without_an_exponent_stay():
+    # The start is its own shape at its compute, and dimensions without an exponent stay.
+    assert scale(START_SHAPE, T0, T0, PUBLISHED_EXPONENTS, MULTIPLES).shape == START_SHAPE
     found = scale({"width": 100.0, "heads": 4.0}, 1.0, 1e6, {"width": 0.5}, {})
     assert found.shape == {"width": 100_000, "heads": 4}
 
@@ -48,34 +42,31 @@ def test_dimensions_without_an_exponent_stay():
 def test_published_exponents_and_start_give_nearly_the_published_shapes(budget, exponents, shape):
     """Not to the last digit: the compute of the start is not published (docs/shape_law.md)."""
     assert scale(START_SHAPE, T0, budget, exponents, MULTIPLES).shape == shape
+    assert PUBLISHED_EXPONENTS == {"width": 0.22, "depth": 0.45, "mlp": 0.6}
 
 
 @pytest.mark.parametrize(("growth", "expected"), [(0.0, 2.27), (6.874, 2.41)])
 def test_ten_times_the_compute_multiplies_the_parameters_by_about_2_5(growth, expected):
     """Sec. 4.1 II."""
-    one, other = (
-        scale(START_SHAPE, 1.0, math.exp(growth) * factor, PUBLISHED_EXPONENTS, {}).exact for factor in (1, 10)
-    )
-    assert _parameters(**other) / _parameters(**one) == pytest.approx(expected, abs=0.01)
+
+    def parameters(budget):
+        width, depth, mlp = scale(START_SHAPE, 1.0, budget, PUBLISHED_EXPONENTS, {}).exact.values()
+        return depth * (4 * width**2 + 2 * width * mlp)
+
+    assert parameters(10 * math.exp(growth)) / parameters(math.exp(growth)) == pytest.approx(expected, abs=0.01)
 
 
-def _parameters(width, depth, mlp):
-    return depth * (4 * width**2 + 2 * width * mlp)
-
-
-@pytest.mark.parametrize(("published", "expected"), [(SO400M, (8.71, 6.62, 7.67)), (SO150M, (5.04, 3.92, 4.58))])
-def test_published_shapes_imply_different_growths_of_compute(published, expected):
+@pytest.mark.parametrize(
+    ("published", "expected", "growth"), [(SO400M, (8.71, 6.62, 7.67), 7.67), (SO150M, (5.04, 3.92, 4.58), 4.51)]
+)
+def test_published_shapes_imply_different_growths_of_compute(published, expected, growth):
     found = [
         3 * math.log(published[name] / START_SHAPE[name]) / exponent for name, exponent in PUBLISHED_EXPONENTS.items()
     ]
     assert found == pytest.approx(expected, abs=0.005)
-
-
-def test_a_smaller_start_compute_gives_the_published_shapes_within_a_fifth():
-    for published, growth in ((SO400M, 7.67), (SO150M, 4.51)):
-        budget = math.exp(growth)
-        found = scale(START_SHAPE, 1.0, budget, PUBLISHED_EXPONENTS, MULTIPLES).shape
-        assert found == pytest.approx(published, rel=0.19)
+    # A smaller compute of the start gives the published shapes within a fifth.
+    shape = scale(START_SHAPE, 1.0, math.exp(growth), PUBLISHED_EXPONENTS, MULTIPLES).shape
+    assert shape == pytest.approx(published, rel=0.19)
 
 
 @pytest.mark.parametrize(
@@ -98,22 +89,13 @@ def test_sizes_are_rounded_to_the_nearest_multiple(value, multiple, expected):
     ],
 )
 def test_impossible_budgets_and_dimensions_are_refused(arguments, message):
-    with pytest.raises(UserError, match=message):
-        scale(*arguments)
+    assert_refused(message, scale, *arguments)
 
 
 def test_budgets_in_hours_need_a_rate():
     assert gflop(9e12) == 9e12
     assert gflop(10.0, "TPU-hours", 2e8) == 2e9
-    with pytest.raises(UserError, match="a budget in GPU-hours needs the GFLOP of one hour"):
-        gflop(10.0, "GPU-hours")
-    with pytest.raises(UserError, match="a budget in GFLOP needs no GFLOP per hour"):
-        gflop(10.0, "GFLOP", 2e8)
-    with pytest.raises(UserError, match="unknown unit 'days'"):
-        gflop(10.0, "days")
-    with pytest.raises(UserError, match="budget -1 must be above 0"):
-        gflop(-1.0)
-
-
-def test_published_exponents_are_those_of_the_paper():
-    assert PUBLISHED_EXPONENTS == {"width": 0.22, "depth": 0.45, "mlp": 0.6}
+    assert_refused("a budget in GPU-hours needs the GFLOP of one hour", gflop, 10.0, "GPU-hours")
+    assert_refused("a budget in GFLOP needs no GFLOP per hour", gflop, 10.0, "GFLOP", 2e8)
+    assert_refused("unknown unit 'days'", gflop, 10.0, "days")
+    assert_refused("budget -1 must be above 0", gflop, -1.0)

@@ -3,11 +3,9 @@
 import itertools
 import math
 
-import pytest
-
-from lit_het.errors import UserError
 from lit_het.shape_law.observations import Observation
 from lit_het.shape_law.selection import frontier_of, select
+from tests.eval.refusals import assert_refused
 
 WIDTHS, DEPTHS = (2.0, 4.0, 8.0), (1.0, 2.0, 3.0)
 
@@ -56,38 +54,27 @@ def test_a_shape_on_the_boundary_is_a_warning_and_not_chosen_before_one_inside()
     assert "lies on the boundary of the grid in width" in outside.warning
 
 
-def test_a_shape_that_is_optimal_at_a_point_is_a_warning():
-    isolated = select([observed(2, 1, 1, 0.9), observed(4, 1, 2, 0.5), observed(8, 1, 2.02, 0.4)])
+def test_a_shape_that_is_optimal_at_a_point_or_over_a_narrower_range_than_one_on_the_boundary_is_a_warning():
+    runs = [observed(2, 1, 1, 0.9), observed(4, 1, 2, 0.5)]
+    isolated = select([*runs, observed(8, 1, 2.02, 0.4)])
     assert isolated.start.shape["width"] == 4.0
     assert "optimal only up to 1.01 times its least compute" in isolated.warning
-
-
-def test_a_shape_on_the_boundary_that_is_optimal_over_a_wider_range_is_a_warning():
-    found = select([observed(2, 1, 1, 0.9), observed(4, 1, 2, 0.5), observed(8, 1, 6, 0.4), observed(8, 1, 60, 0.3)])
+    found = select([*runs, observed(8, 1, 6, 0.4), observed(8, 1, 60, 0.3)])
     assert found.start.shape["width"] == 4.0
     assert "width 8, depth 1, on the boundary of the grid, is optimal over a wider range" in found.warning
 
 
-def test_nothing_is_smaller_than_1():
+def test_nothing_is_smaller_than_1_and_a_dimension_of_one_value_has_no_boundary():
     found = select(grid(best=(4.0, 1.0)))
     assert found.start.shape == {"width": 4.0, "depth": 1.0}
     assert not found.warning
-
-
-def test_a_dimension_of_one_value_has_no_boundary():
     runs = [observed(width, 1.0, width, loss) for width, loss in ((1.0, 0.9), (2.0, 0.5), (4.0, 0.6))]
     assert select(runs).boundary == ()
 
 
 def test_seeds_are_averaged_and_runs_without_a_metric_left_out():
-    runs = [observed(1, 1, 1, 0.4), observed(1, 1, 1, 0.6), observed(2, 1, 2, math.nan)]
-    found = select(runs)
+    found = select([observed(1, 1, 1, 0.4), observed(1, 1, 1, 0.6), observed(2, 1, 2, math.nan)])
     assert found.start.losses == ((1, 0.5),)
     assert found.excluded == 1
-
-
-def test_a_grid_without_metrics_is_refused():
-    with pytest.raises(UserError, match="none of 1 runs of the grid has a finite metric"):
-        select([observed(1, 1, 1, math.nan)])
-    with pytest.raises(UserError, match="different dimensions"):
-        select([observed(1, 1, 1, 0.5), Observation({"width": 1.0}, 1.0, 0.5)])
+    assert_refused("none of 1 runs of the grid has a finite metric", select, [observed(1, 1, 1, math.nan)])
+    assert_refused("different dimensions", select, [observed(1, 1, 1, 0.5), Observation({"width": 1.0}, 1.0, 0.5)])

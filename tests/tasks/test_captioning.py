@@ -11,24 +11,41 @@ import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
+from lit_het.sharding import MeshConfig
+from lit_het.tasks import captioner
 from lit_het.tasks.base import Task
-from lit_het.tasks.captioner import shifted
-from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.captioner import CaptionerConfig, shifted
+from lit_het.tasks.captioning import CaptioningConfig, captioner_params, captioning_of
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.tasks.given_texts import text_log_probabilities
+from lit_het.tasks.mixing import Mixing
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
+from tests.heads.references import all_at_once
+from tests.tasks.meshes import (
+    KEYS,
+    assert_eight_devices_equal_one,
+    assert_same,
+    forward,
+    loss_and_gradient,
+    start,
+    task_of,
+)
 
 ENCODER = EncoderConfig(width=8, depth=1, mlp_width=12, num_heads=2)
 DECODER = DecoderConfig(
@@ -46,39 +63,46 @@ TEXT = np.asarray([[3, 4, 1, 0, 0], [5, 6, 7, 1, 0], [8, 2, 3, 4, 1], [2, 1, 0, 
 PROMPT_LENGTH = np.asarray([0, 1, 2, 0, 1, 2, 0, 1])
 TARGET = (np.arange(5) >= PROMPT_LENGTH[:, None]) & (np.cumsum(TEXT == 1, axis=1) - (TEXT == 1) == 0)
 VALID = np.asarray([True] * 7 + [False])
+COUNTED = TARGET & VALID[:, None]
 BATCH = Batch(jnp.asarray(VALID), image=IMAGE, text=jnp.asarray(TEXT), text_target=jnp.asarray(TARGET))
-KEYS = keys_at(0, 0)
+
+
+def evaluated(config=CAPTIONING, batch=BATCH, params=None, keys=KEYS):
+    """Returns the loss and the metrics."""
+    return forward(task_of(config).loss)(start(config)[1] if params is None else params, batch, keys)
+
+
+def loss_of(config=CAPTIONING, batch=BATCH, **options):
+    return float(evaluated(config, batch, **options)[0])
 
 
 @functools.cache
-def start(config=CAPTIONING):
-    task = config.build()
-    return task, jax.jit(task.initialize)(jax.random.key(0))
-
-
-@functools.cache
-def compiled(config):
-    return jax.jit(start(config)[0].loss)
-
-
-def loss_of(config=CAPTIONING, batch=BATCH, params=None):
-    loss, metrics = compiled(config)(start(config)[1] if params is None else params, batch, KEYS)
-    return float(loss), {name: float(value) for name, value in metrics.items()}
-
-
-def log_p(config=CAPTIONING):
-    """Returns the log-probability of every token ``[b l k]``, from the logits of the model."""
+def token_samples(config, *, is_noisy=False):
+    """Returns the log-probabilities of every token in noise samples ``[b l s k]``, and the noise norms ``[b l]``."""
     task, params = start(config)
-    model = task.model(params)
-    source = task.source(params, task.features(params, IMAGE))
-    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(*source))
-    samples = model.head(features.reshape(40, -1), None)
-    logits = samples.logits(samples.prepare(samples.features), None, jnp.arange(1))
-    return np.asarray(jax.nn.log_softmax(logits), np.float64).reshape(8, 5, -1)
+
+    @jax.jit
+    def run(params):
+        model = task.model(params)
+        source = task.source(params, task.features(params, IMAGE))
+        features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(*source))
+        samples = model.head(features.reshape(40, -1), KEYS("noise") if is_noisy else None)
+        return jax.nn.log_softmax(all_at_once(samples)), model.head.noise_norm(samples.features)
+
+    log_p, norms = run(params)
+    return np.asarray(log_p, np.float64).reshape(8, 5, -1, 9), np.asarray(norms).reshape(8, 5)
+
+
+def log_p():
+    return token_samples(CAPTIONING)[0][:, :, 0]
+
+
+def of_text(log_p):
+    return np.take_along_axis(log_p, TEXT[..., None], axis=2)[..., 0]
 
 
 def test_the_task_keeps_the_protocol_and_locks_the_image_tower():
-    task, params = start()
+    task, params = start(CAPTIONING)
     assert isinstance(task, Task)
     locked, trainable = parameters.partition(params, task.locked)
     assert (set(locked), set(trainable)) == ({"image_tower"}, {"decoder", "head"})
@@ -90,112 +114,92 @@ def test_the_task_keeps_the_protocol_and_locks_the_image_tower():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_mean_over_target_tokens_of_valid_rows(smoothing):
     config = dataclasses.replace(CAPTIONING, loss=SoftmaxCrossEntropy(label_smoothing=smoothing))
-    counted, p = TARGET & VALID[:, None], log_p()
-    right = -np.take_along_axis(p, TEXT[..., None], axis=2)[..., 0]
-    expected = (1 - smoothing) * right - smoothing * p.mean(axis=2)
-    loss, metrics = loss_of(config)
-    assert loss == pytest.approx(expected[counted].mean(), rel=1e-5)
-    assert metrics["top1"] == pytest.approx((p.argmax(axis=2) == TEXT)[counted].mean())
-    assert metrics["tokens"] == counted.sum()
+    p = log_p()
+    expected = -(1 - smoothing) * of_text(p) - smoothing * p.mean(axis=2)
+    loss, metrics = evaluated(config, params=start(CAPTIONING)[1])
+    assert float(loss) == pytest.approx(expected[COUNTED].mean(), rel=1e-5)
+    assert float(metrics["top1"]) == pytest.approx((p.argmax(axis=2) == TEXT)[COUNTED].mean())
+    assert float(metrics["tokens"]) == COUNTED.sum()
 
 
 def test_given_texts_have_the_log_probabilities_of_their_tokens():
-    task, params = start()
-    source = task.source(params, task.features(params, IMAGE))
-    found = text_log_probabilities(task, params, source, jnp.asarray(TEXT), jnp.asarray(TARGET))
-    expected = np.take_along_axis(log_p(), TEXT[..., None], axis=2)[..., 0]
-    np.testing.assert_allclose(found, np.where(TARGET, expected, 0), atol=1e-5)
+    task, params = start(CAPTIONING)
+
+    @jax.jit
+    def found(params):
+        source = task.source(params, task.features(params, IMAGE))
+        return text_log_probabilities(task, params, source, jnp.asarray(TEXT), jnp.asarray(TARGET))
+
+    np.testing.assert_allclose(found(params), np.where(TARGET, of_text(log_p()), 0), atol=1e-5)
 
 
-def test_neither_padding_nor_rows_that_cannot_be_read_count():
-    loss, _ = loss_of()
+def test_stored_tokens_have_the_loss_of_pixels_and_neither_padding_nor_rows_that_cannot_be_read_count():
+    task, params = start(CAPTIONING)
+    stored = np.array(jax.jit(task.features)(params, IMAGE))
     padding = np.where((np.cumsum(TEXT == 1, axis=1) - (TEXT == 1)) > 0, 7, TEXT)
     broken = np.asarray(padding)
     broken[7] = 6
-    embedding = np.array(start()[0].features(start()[1], IMAGE))
-    embedding[7] = np.nan
-    batch = dataclasses.replace(BATCH, image=None, image_embedding=jnp.asarray(embedding), text=jnp.asarray(broken))
-    params = start()[1]
-    value, gradient = jax.jit(jax.value_and_grad(lambda p: start()[0].loss(p, batch, KEYS)[0]))(params)
-    assert float(value) == pytest.approx(loss, rel=1e-6)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert stored.shape == (8, 4 * 8)
+    for text, last in ((TEXT, stored[7]), (broken, np.nan)):
+        stored[7] = last
+        batch = dataclasses.replace(BATCH, image=None, image_embedding=jnp.asarray(stored), text=jnp.asarray(text))
+        (value, _), gradient = loss_and_gradient(task.loss, params, batch)
+        assert float(value) == pytest.approx(loss_of(), rel=1e-6)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 def test_weights_of_samples_are_those_of_their_tokens():
     weight = np.linspace(0.2, 1.6, 8).astype(np.float32)
-    right = -np.take_along_axis(log_p(), TEXT[..., None], axis=2)[..., 0]
-    counted = TARGET & VALID[:, None]
-    expected = np.average(right[counted], weights=np.broadcast_to(weight[:, None], counted.shape)[counted])
-    assert loss_of(batch=dataclasses.replace(BATCH, weight=jnp.asarray(weight)))[0] == pytest.approx(expected, rel=1e-5)
+    expected = np.average(-of_text(log_p())[COUNTED], weights=np.broadcast_to(weight[:, None], (8, 5))[COUNTED])
+    assert loss_of(batch=dataclasses.replace(BATCH, weight=jnp.asarray(weight))) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tied_logits_share_the_embedding_of_tokens():
     tied = dataclasses.replace(CAPTIONING, decoder=dataclasses.replace(DECODER, tied_output=True))
     _, params = start(tied)
     assert set(params["head"]["logits"]) == {"bias"}
-    untied = jax.tree.map(jnp.copy, params)
-    untied["head"]["logits"]["kernel"] = params["decoder"]["tokens"]["embedding"].T
-    assert loss_of(tied)[0] == pytest.approx(loss_of(params=untied)[0], rel=1e-6)
-
-    def gradient(config, params):
-        return jax.jit(jax.grad(lambda params: start(config)[0].loss(params, BATCH, KEYS)[0]))(params)
-
-    apart = gradient(CAPTIONING, untied)
-    total = apart["decoder"]["tokens"]["embedding"] + apart["head"]["logits"]["kernel"].T
-    np.testing.assert_allclose(gradient(tied, params)["decoder"]["tokens"]["embedding"], total, atol=1e-5)
+    kernel = jnp.asarray(np.asarray(params["decoder"]["tokens"]["embedding"]).T)
+    untied = {**params, "head": {"logits": {**params["head"]["logits"], "kernel": kernel}}}
+    ((loss, _), gradient), ((loss_apart, _), apart) = (
+        loss_and_gradient(task_of(config).loss, some, BATCH) for config, some in ((tied, params), (CAPTIONING, untied))
+    )
+    assert float(loss) == pytest.approx(float(loss_apart), rel=1e-6)
+    total = np.asarray(apart["decoder"]["tokens"]["embedding"]) + np.asarray(apart["head"]["logits"]["kernel"]).T
+    np.testing.assert_allclose(gradient["decoder"]["tokens"]["embedding"], total, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_het_xl_averages_probabilities_of_tokens_over_noise(is_tied):
     config = dataclasses.replace(NOISY, decoder=dataclasses.replace(DECODER, tied_output=is_tied))
-    task, params = start(config)
-    model, counted = task.model(params), TARGET & VALID[:, None]
-    source = task.source(params, task.features(params, IMAGE))
-    features, _ = model.decoder(shifted(jnp.asarray(TEXT)), model.decoder.start(*source))
-    samples = model.head(features.reshape(40, -1), KEYS("noise"))
-    logits = samples.logits(samples.prepare(samples.features), samples.keys, jnp.arange(4))
-    p = np.asarray(jax.nn.softmax(logits), np.float64).mean(axis=1).reshape(8, 5, -1)
-    expected = -np.log(np.take_along_axis(p, TEXT[..., None], axis=2)[..., 0])
-    loss, metrics = loss_of(config)
-    assert loss == pytest.approx(expected[counted].mean(), rel=1e-5)
-    norms = np.asarray(model.head.noise_norm(samples.features)).reshape(8, 5)
-    assert metrics["token_noise_norm"] == pytest.approx(norms[counted].mean(), rel=1e-5)
+    log_p, norms = token_samples(config, is_noisy=True)
+    assert log_p.shape == (8, 5, 4, 9)
+    loss, metrics = evaluated(config)
+    assert float(loss) == pytest.approx(-np.log(of_text(np.exp(log_p).mean(axis=2)))[COUNTED].mean(), rel=1e-5)
+    assert float(metrics["token_noise_norm"]) == pytest.approx(norms[COUNTED].mean(), rel=1e-5)
 
 
-def test_stored_tokens_and_microbatches_give_the_loss_of_pixels():
-    task, params = start()
-    features = task.features(params, IMAGE)
-    assert features.shape == (8, 4 * 8)
-    stored = dataclasses.replace(BATCH, image=None, image_embedding=features)
-    assert loss_of(batch=stored)[0] == pytest.approx(loss_of()[0], rel=1e-6)
-    assert loss_of(dataclasses.replace(CAPTIONING, microbatches=4))[0] == pytest.approx(loss_of()[0], rel=1e-6)
-
-
-def test_dropout_changes_the_loss_from_step_to_step():
+def test_microbatches_leave_the_loss_and_dropout_changes_it_from_step_to_step():
+    params = start(CAPTIONING)[1]
+    in_parts = dataclasses.replace(CAPTIONING, microbatches=4)
+    assert loss_of(in_parts, params=params) == pytest.approx(loss_of(), rel=1e-6)
     config = dataclasses.replace(CAPTIONING, decoder=dataclasses.replace(DECODER, dropout=0.3))
-    _, params = start(config)
-    one, other = (float(compiled(config)(params, BATCH, keys_at(0, step))[0]) for step in (0, 1))
+    one, other = (loss_of(config, params=params, keys=keys_at(0, step)) for step in (0, 1))
     assert one != other
-    assert abs(one - loss_of(params=params)[0]) > 1e-3
+    assert abs(one - loss_of()) > 1e-3
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CAPTIONING, NOISY], ids=["deterministic", "HET-XL"])
 def test_eight_devices_give_the_loss_and_the_gradient_of_one(config):
     task, params = start(config)
-
-    def loss(params, batch):
-        return task.loss(params, batch, KEYS)[0]
-
-    expected = jax.jit(jax.value_and_grad(loss))(params, BATCH)
-    mesh = MeshConfig().build()
-    with jax.set_mesh(mesh):
-        placed = jax.device_put(params, tree_shardings(params, mesh))
-        found = jax.jit(jax.value_and_grad(loss))(placed, jax.device_put(BATCH, batch_sharding(mesh)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+    assert_eight_devices_equal_one(task.loss, params, BATCH, MeshConfig(), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_decoder_learns_to_write_the_captions_of_its_images():
-    task, params = start()
+    task, params = start(CAPTIONING)
     locked, trainable = parameters.partition(params, task.locked)
     optimizer = optax.adam(1e-2)
     step, state = jax.jit(make_train_step(task, optimizer, seed=0)), initial_state(trainable, optimizer)
@@ -230,3 +234,142 @@ def test_a_decoder_learns_to_write_the_captions_of_its_images():
 def test_what_does_not_fit_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(CAPTIONING, **changes)
+
+
+# A decoder that learns to write captions beside a contrastive loss (CoCa; SigLIP 2).
+
+TEXT_TOWER = TextConfig(vocabulary_size=9, length=5, embedding_size=8, encoder=ENCODER, pooling="mean")
+COCA = ContrastiveConfig(
+    dataclasses.replace(TOWER, pooling="attention"),
+    TEXT_TOWER,
+    captioner=CaptionerConfig(DECODER, weight=2.0),
+    locked=(),
+)
+SIGLIP2 = dataclasses.replace(
+    COCA,
+    head=DeterministicContrastiveConfig(initial_bias=-10.0),
+    loss=SigmoidLoss(),
+    captioner=CaptionerConfig(DECODER),
+)
+NOISY_COCA = dataclasses.replace(
+    COCA,
+    head=HetXLContrastiveConfig(CovarianceConfig(3), num_samples=4),
+    captioner=CaptionerConfig(DECODER, HetXLConfig(CovarianceConfig(3), sampling=SamplingConfig(num_samples=4))),
+)
+CLASS_TOKEN = dataclasses.replace(COCA, image_tower=dataclasses.replace(TOWER, pooling="class_token"))
+
+
+def value_and_gradient(config, params, batch=BATCH):
+    return loss_and_gradient(task_of(config).loss, params, batch)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(COCA, id="coca"),
+        pytest.param(SIGLIP2, id="siglip2", marks=pytest.mark.slow),
+        pytest.param(NOISY_COCA, id="het_xl", marks=pytest.mark.slow),
+        pytest.param(CLASS_TOKEN, id="class token", marks=pytest.mark.slow),
+    ],
+)
+def test_the_loss_and_its_gradient_are_the_sum_of_both_parts(config):
+    _, params = start(config)
+    (loss, metrics), gradient = value_and_gradient(config, params)
+    alone = dataclasses.replace(config, captioner=None)
+    others = {name: tree for name, tree in params.items() if name != "captioner"}
+    (contrastive, _), of_contrastive = value_and_gradient(alone, others)
+    captioning = captioning_of(config)
+    assert captioning is not None
+    captioning = dataclasses.replace(captioning, locked=())
+    (caption, found), of_caption = value_and_gradient(captioning, captioner_params(captioning.build(), params))
+    weight = config.captioner.weight
+    assert float(loss) == pytest.approx(float(contrastive) + weight * float(caption), rel=1e-5)
+    assert float(metrics["caption_loss"]) == pytest.approx(float(caption), rel=1e-5)
+    assert float(metrics["caption_top1"]) == pytest.approx(float(found["top1"]))
+    flat, one, other = (parameters.flatten(jax.device_get(tree)) for tree in (gradient, of_contrastive, of_caption))
+    for path, value in flat.items():
+        expected = one.get(path, 0.0) + weight * other.get(path.removeprefix("captioner/"), 0.0) * (
+            path.startswith(("captioner/", "image_tower/"))
+        )
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=2e-5, err_msg=path)
+
+
+def test_a_locked_image_tower_learns_from_neither_part():
+    task, (_, params) = dataclasses.replace(COCA, locked=("image_tower/.*",)).build(), start(COCA)
+    locked, trainable = parameters.partition(params, task.locked)
+    assert set(locked) == {"image_tower"}
+    assert set(trainable) == {"text_tower", "captioner", *({"head"} & set(params))}
+    above = parameters.flatten(task.layers_above(params))
+    assert above["captioner/decoder/tokens/embedding"] == 2
+    assert above["captioner/head/logits/kernel"] == 0
+
+
+def test_a_locked_text_tower_leaves_the_decoder_as_it_is():
+    config = dataclasses.replace(COCA, locked=("image_tower/.*", "text_tower/tokens/.*", "captioner/head/.*"))
+    captioning = captioning_of(config)
+    assert captioning is not None
+    written = captioning.build()
+    assert captioner_params(written, start(COCA)[1]).keys() == written.shapes.keys()
+    assert config.build().trained
+
+
+@pytest.mark.devices
+@pytest.mark.slow
+def test_eight_devices_give_a_captioner_the_loss_and_the_gradient_of_one():
+    task, params = start(SIGLIP2)
+    assert_eight_devices_equal_one(task.loss, params, BATCH, MeshConfig(data=4, fsdp=2), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_tower": TOWER}, "it needs a ViT with a pooling"),
+        ({"image_tower": ResNetConfig()}, "it needs a ViT"),
+        ({"microbatches": 2}, "set task.microbatches to 1"),
+        ({"mixing": Mixing(), "loss": SigmoidLoss()}, "leave out task.mixing"),
+    ],
+)
+def test_what_does_not_fit_a_captioner_is_refused(changes, message):
+    size = changes.get("image_tower", COCA.image_tower).embedding_size
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(COCA, text_tower=dataclasses.replace(TEXT_TOWER, embedding_size=size), **changes)
+
+
+def test_weights_are_positive_and_tied_logits_have_a_kernel():
+    with pytest.raises(UserError, match="must be above 0"):
+        CaptionerConfig(weight=0.0)
+    tied = dataclasses.replace(DECODER, tied_output=True)
+    with pytest.raises(UserError, match=r"set task\.captioner\.head\.zero_kernel to False"):
+        CaptionerConfig(tied, DeterministicConfig(zero_kernel=True))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        dataclasses.replace(BATCH, text_target=None),
+        dataclasses.replace(BATCH, image=None, image_embedding=jnp.zeros((8, 8))),
+    ],
+)
+def test_stored_embeddings_and_texts_without_targets_are_refused(batch):
+    task, params = start(COCA)
+    with pytest.raises(UserError, match="needs images, not their stored embeddings"):
+        jax.eval_shape(task.loss, params, batch, KEYS)
+
+
+@pytest.mark.slow
+def test_blocks_of_tokens_leave_loss_and_gradient_as_they_are(monkeypatch):
+    _, params = start(COCA)
+    (whole, _), of_whole = value_and_gradient(COCA, params)
+    monkeypatch.setattr(captioner, "_LOGITS_PER_BLOCK", 9 * 10)
+    monkeypatch.setattr(captioner, "_LEAST_TOKENS_PER_BLOCK", 4)
+    assert captioner.tokens_per_block(8 * 5, 9) == 10
+    (in_blocks, _), of_blocks = loss_and_gradient(COCA.build().loss, params, BATCH)
+    assert float(in_blocks) == pytest.approx(float(whole), rel=1e-6)
+    assert_same(((in_blocks, {}), of_blocks), ((whole, {}), of_whole), atol=2e-6)
+
+
+def test_a_batch_without_divisors_is_one_block():
+    assert captioner.tokens_per_block(13, 256_000) == 13
+    assert captioner.tokens_per_block(1009, 256_000) == 1009
+    assert captioner.tokens_per_block(64 * 64, 256_000) == 256
+    assert captioner.tokens_per_block(512, 32_000) == 512

@@ -1,5 +1,6 @@
 """Every classification head on every tower: it builds, and it learns."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,23 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy import special
 
-from lit_het import parameters
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
+from lit_het.heads.sampling import SamplingConfig, noiseless_samples
 from lit_het.heads.temperature import FixedTemperature
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.random import keys_at
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch
+from lit_het.types import Batch, LogitSamples
 
 B, K, SIZE = 4, 5, 8
 COVARIANCE = CovarianceConfig(2, "efficient", initial_noise_norm=0.5)
@@ -37,6 +39,8 @@ HEADS = {
     "HET-XL unshared": HetXLConfig(COVARIANCE, 3, TEMPERATURE, SAMPLING),
 }
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2, compute_type="float32")
+RANDOM = np.random.default_rng(1)
+FEATURES = RANDOM.normal(size=(B, ENCODER.width)).astype(np.float32)
 TOWERS = {"ViT": ViTConfig(SIZE, 4, ENCODER, pooling="mean"), "ResNet": ResNetConfig(image_size=SIZE)}
 
 
@@ -46,6 +50,12 @@ def tower_params():
     return jax.jit(lambda: nnx.to_pure_dict(nnx.state(TOWERS["ViT"].build(nnx.Rngs(0)))))()
 
 
+@functools.cache
+def head_params(head):
+    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(HEADS[head].build(ENCODER.width, K, nnx.Rngs(1)))))()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_parameters(head):
     """Traced, not compiled: that takes half a minute a head."""
@@ -64,16 +74,9 @@ def test_every_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_pa
 
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_learns_in_two_steps(head):
-    tower = TOWERS["ViT"]
-    task, size = ClassificationConfig(tower, HEADS[head], num_classes=K).build(), tower.embedding_size
-    params = {
-        "image_tower": tower_params(),
-        "head": nnx.to_pure_dict(nnx.state(HEADS[head].build(size, K, nnx.Rngs(1)))),
-    }
-    like = parameters.flatten(jax.eval_shape(task.initialize, jax.random.key(0)))
-    assert {path: array.shape for path, array in parameters.flatten(params).items()} == {
-        path: array.shape for path, array in like.items()
-    }
+    task = ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K).build()
+    params = {"image_tower": tower_params(), "head": head_params(head)}
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, task.shapes)
     random = np.random.default_rng(0)
     batch = Batch(
         valid=jnp.asarray([True, True, True, False]),
@@ -99,9 +102,9 @@ def test_every_head_learns_in_two_steps(head):
 def heads_of(loss, head):
     """A task with a head whose logits are not all alike, as at the start, and its parameters."""
     task = ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K, loss=LOSSES[loss]).build()
-    state = nnx.to_pure_dict(nnx.state(HEADS[head].build(task.features.size, K, nnx.Rngs(1))))
-    state["logits"]["kernel"] = jax.random.normal(jax.random.key(0), state["logits"]["kernel"].shape)
-    return task, {"image_tower": tower_params(), "head": state}
+    state = head_params(head)
+    kernel = jnp.asarray(RANDOM.normal(size=(ENCODER.width, K)), jnp.float32)
+    return task, {"image_tower": tower_params(), "head": {**state, "logits": {**state["logits"], "kernel": kernel}}}
 
 
 LOSSES = {"softmax": SoftmaxCrossEntropy(), "sigmoid": SigmoidCrossEntropy()}
@@ -111,17 +114,17 @@ LOSSES = {"softmax": SoftmaxCrossEntropy(), "sigmoid": SigmoidCrossEntropy()}
 def test_scores_of_a_class_do_not_depend_on_other_classes(loss):
     """Of a softmax it is the logit, of a sigmoid the log of the class's own probability."""
     task, params = heads_of(loss, "DET")
-    features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
+    key = jax.random.key(2)
 
     @jax.jit
-    def found(params):
+    def found(params, features):
         model = task.image_classifier(params)
         without_noise = (quantities.scores, quantities.log_normalizer, quantities.noise_norm)
         log_p = quantities.log_probabilities(model, features, key, 0)
         return log_p, *(quantity(model, features) for quantity in without_noise)
 
-    log_p, scores, log_normalizer, norm = found(params)
-    logits = np.asarray(features @ params["head"]["logits"]["kernel"] / 2.0)
+    log_p, scores, log_normalizer, norm = found(params, FEATURES)
+    logits = FEATURES @ np.asarray(params["head"]["logits"]["kernel"]) / 2.0
     expected = logits if loss == "softmax" else -np.log1p(np.exp(-logits))
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
     share = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
@@ -134,19 +137,79 @@ def test_scores_of_a_class_do_not_depend_on_other_classes(loss):
 def test_a_classifier_takes_the_requested_number_of_noise_samples(loss):
     """The mean is that of the single samples."""
     task, params = heads_of(loss, "HET-XL")
-    features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
+    key = jax.random.key(2)
 
     @jax.jit
-    def found(params):
+    def found(params, features):
         model = task.image_classifier(params)
         noisy = (quantities.log_probabilities, quantities.member_log_probabilities)
         of_noise = (quantities.noise_spectrum, quantities.noise_norm)
         return *(quantity(model, features, key, 2000) for quantity in noisy), *(q(model, features) for q in of_noise)
 
-    mean, of_samples, spectrum, norm = found(params)
+    mean, of_samples, spectrum, norm = found(params, FEATURES)
     p = np.exp(np.asarray(of_samples, np.float64))
     assert p.shape == (B, 2000, K)
     np.testing.assert_allclose(p.sum(axis=2), 1, rtol=1e-5)
     np.testing.assert_allclose(np.exp(mean), p.mean(axis=1), rtol=1e-4)
     # Principal axes carry all of the noise.
     np.testing.assert_allclose(np.sqrt((np.asarray(spectrum) ** 2).sum(axis=1)), norm, rtol=1e-4)
+
+
+# Quantities of an image against hand computations, for a classifier whose parts are given.
+
+MEMBERS = np.log(np.array([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], [[0.6, 0.2, 0.2], [0.3, 0.4, 0.3]]]))
+
+
+def ensemble() -> ImageClassifier:
+    """Two members, whose inputs are their logits."""
+    return ImageClassifier(
+        inputs=lambda features: features.reshape(-1, 3),
+        logits=lambda inputs, key, count: noiseless_samples(inputs, lambda rows: rows),
+        log_probabilities=jax.nn.log_softmax,
+        scores=lambda logits: logits,
+        mean_scores=lambda scores: scores.mean(axis=1),
+        embeddings=lambda inputs: inputs,
+        noise_norm=lambda inputs: jnp.zeros(len(inputs)),
+        noise_spectrum=lambda inputs: jnp.zeros((len(inputs), 0)),
+    )
+
+
+def test_classes_have_probabilities_of_their_own():
+    features, key = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32), jax.random.key(0)
+    biased = dataclasses.replace(ensemble(), pair_bias=jnp.asarray(0.5))
+    for model, bias in ((ensemble(), 0.0), (biased, 0.5)):
+        found = quantities.member_class_log_probabilities(model, features, key, 0)
+        np.testing.assert_allclose(found[:, :, 0], special.log_expit(MEMBERS + bias), rtol=1e-5)
+        np.testing.assert_allclose(found[:, :, 1], special.log_expit(-MEMBERS - bias), rtol=1e-5)
+        means = quantities.pair_probabilities(model, features)
+        np.testing.assert_allclose(np.exp(found[:, :, 0]).mean(axis=1), means, rtol=1e-5)
+
+
+def test_an_ensemble_predicts_the_mean_of_its_members_probabilities():
+    features, key = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32), jax.random.key(0)
+    found = quantities.log_probabilities(ensemble(), features, key, 0)
+    np.testing.assert_allclose(np.exp(found), np.exp(MEMBERS).mean(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(np.exp(found)[0], [0.3, 0.2, 0.5], rtol=1e-5)
+    by_member = quantities.member_log_probabilities(ensemble(), features, key, 0)
+    np.testing.assert_allclose(by_member, MEMBERS, rtol=1e-5)
+    np.testing.assert_allclose(quantities.log_normalizer(ensemble(), features), 0, atol=1e-6)
+
+
+def test_of_noise_samples_the_first_of_every_member_come_first():
+    def logits(inputs, key, count):
+        assert key is not None
+        return LogitSamples(
+            features=inputs,
+            keys=jax.random.split(key, len(inputs)),
+            prepare=lambda rows: rows,
+            logits=lambda rows, _, index: rows[:, None] * (1 + index)[None, :, None],
+            num_samples=count,
+            examples_per_block=len(inputs),
+            samples_per_block=count,
+        )
+
+    model = dataclasses.replace(ensemble(), logits=logits)
+    features = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32)
+    found = quantities.member_log_probabilities(model, features, jax.random.key(0), 3)
+    expected = [[special.log_softmax(member * (1 + s)) for s in range(3) for member in image] for image in MEMBERS]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -1,30 +1,33 @@
 """Contrastive training as a whole: the same on a mesh of devices; and what noise does to probabilities."""
 
 import dataclasses
-import functools
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from scipy import special
+from scipy import special, stats
 
-from lit_het import distributed, parameters, sharding
+from lit_het import parameters
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastive, HetXLContrastiveConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig
+from lit_het.sharding import batch_sharding
 from lit_het.tasks import quantities
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.mixing import Mixing, boxes
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
 from tests.heads.references import held_singly
+from tests.tasks.meshes import EIGHT_DEVICES, KEYS, ONE_DEVICE, assert_same, forward, loss_and_gradient, start, task_of
 
 B = 16
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2, compute_type="float32")
@@ -34,8 +37,6 @@ CONFIG = ContrastiveConfig(
     head=HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=0.5), num_samples=3, initial_bias=-1.0),
     locked=(),
 )
-ONE_DEVICE = MeshConfig(data=1).build(jax.devices()[:1])
-EIGHT_DEVICES = MeshConfig(data=2, fsdp=4)
 
 
 def host_batch():
@@ -52,70 +53,50 @@ def host_batch():
     )
 
 
-@functools.cache
-def initial(config):
-    """Returns parameters, which neither the loss nor the number of microbatches changes."""
-    if isinstance(config, ContrastiveConfig) and config != (plain := dataclasses.replace(config, loss=SoftmaxLoss())):
-        return initial(plain)
-    if config.microbatches > 1:
-        return initial(dataclasses.replace(config, microbatches=1))
-    return jax.jit(config.build().initialize)(jax.random.key(0))
+def loss_of(config, batch):
+    """Returns the loss and the metrics; parameters depend on towers and head alone."""
+    return forward(task_of(config).loss)(start(CONFIG)[1], batch, KEYS)
 
 
-@functools.cache
-def expected_of(loss):
-    """Returns the loss, metrics and gradient of one device, with all logits at once."""
-    task = dataclasses.replace(CONFIG, loss=type(loss)("dense")).build()
-    return loss_and_gradient(task, initial(CONFIG), ONE_DEVICE)
-
-
-def loss_and_gradient(task, params, mesh):
-    params = jax.device_put(params, sharding.tree_shardings(params, mesh))
-    batch = distributed.to_global(host_batch(), mesh)
-    with jax.set_mesh(mesh):
-        return jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys_at(0, 0))
-
-
-@pytest.mark.parametrize("loss", [SoftmaxLoss("gather", 3), SoftmaxLoss("ring", 3), SigmoidLoss("ring", 3)], ids=str)
+@pytest.mark.devices
+@pytest.mark.parametrize(
+    "loss",
+    [
+        SoftmaxLoss("ring", 3),
+        *(pytest.param(loss, marks=pytest.mark.slow) for loss in (SoftmaxLoss("gather", 3), SigmoidLoss("ring", 3))),
+    ],
+    ids=str,
+)
 def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(loss):
-    task = dataclasses.replace(CONFIG, loss=loss).build()
-    (expected_loss, expected_metrics), expected = expected_of(type(loss)())
-    (actual_loss, metrics), gradient = loss_and_gradient(task, initial(CONFIG), EIGHT_DEVICES.build())
-    np.testing.assert_allclose(actual_loss, expected_loss, rtol=1e-5)
-    for name, metric in expected_metrics.items():
-        np.testing.assert_allclose(metrics[name], metric, rtol=1e-5, err_msg=name)
-    gradient, expected = (
-        {path: np.asarray(array) for path, array in parameters.flatten(tree).items()} for tree in (gradient, expected)
+    """One device has all logits at once."""
+    found, expected = (
+        loss_and_gradient(task_of(dataclasses.replace(CONFIG, loss=some)).loss, start(CONFIG)[1], host_batch(), mesh)
+        for some, mesh in ((loss, EIGHT_DEVICES.build()), (type(loss)("dense"), ONE_DEVICE))
     )
-    assert gradient.keys() == expected.keys()
-    for path, array in expected.items():
-        # Some gradients are 0 but for rounding: those of a softmax's bias and of keys' biases in attention.
-        atol = max(1e-5 * np.abs(array).max(), 1e-6)
-        np.testing.assert_allclose(gradient[path], array, rtol=0, atol=atol, err_msg=path)
-    moved = {path.split("/")[0] for path, array in expected.items() if np.abs(array).max() > 1e-4}
+    assert_same(found, expected)
+    for name, metric in expected[0][1].items():
+        np.testing.assert_allclose(found[0][1][name], metric, rtol=1e-5, err_msg=name)
+    moved = {path.split("/")[0] for path, x in parameters.flatten(expected[1]).items() if np.abs(x).max() > 1e-4}
     assert moved == {"image_tower", "text_tower", "head"}
 
 
 @pytest.mark.parametrize("field", ["image_id", "text_id"])
 def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_negatives(field):
-    def loss_of(duplicates, **ids):
-        task = dataclasses.replace(CONFIG, loss=SigmoidLoss(duplicates=duplicates)).build()
+    def found(duplicates, **ids):
+        config = dataclasses.replace(CONFIG, loss=SigmoidLoss(duplicates=duplicates))
         batch = dataclasses.replace(host_batch(), **{"image_id": None, "text_id": None, **ids})
-        batch = jax.tree.map(jnp.asarray, batch)
-        return float(task.loss(initial(CONFIG), batch, keys_at(0, 0))[0])
+        return float(loss_of(config, batch)[0])
 
     distinct = np.arange(2 * B, dtype=np.uint32).reshape(B, 2)
     shared = {field: getattr(host_batch(), field)}
-    assert loss_of("negatives", **shared) == loss_of("positives") == loss_of("positives", **{field: distinct})
-    assert abs(loss_of("positives", **shared) - loss_of("positives")) > 0.1
+    assert found("negatives", **shared) == found("positives") == found("positives", **{field: distinct})
+    assert abs(found("positives", **shared) - found("positives")) > 0.1
 
 
 def test_weights_of_rows_change_the_loss_and_no_metric():
-    task, params = CONFIG.build(), initial(CONFIG)
-    program = jax.jit(task.loss)
     weight = np.where(np.arange(B) % 2, 0.3, 1.0).astype(np.float32)
     found = [
-        program(params, dataclasses.replace(host_batch(), weight=rows), keys_at(0, 0))
+        loss_of(CONFIG, dataclasses.replace(host_batch(), weight=rows))
         for rows in (None, np.ones(B, np.float32), weight)
     ]
     assert float(found[0][0]) == float(found[1][0])
@@ -125,64 +106,57 @@ def test_weights_of_rows_change_the_loss_and_no_metric():
 
 
 def test_the_noise_is_measured_on_sixteen_rows_of_a_large_batch():
-    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
-    params = initial(CONFIG)
-    large = jax.tree.map(lambda rows: jnp.concatenate([rows, jnp.roll(rows, 5, axis=0), rows[::-1]]), batch)
-    part = jax.tree.map(lambda rows: rows[::3], large)
-    found, expected = (jax.jit(task.loss)(params, rows, keys_at(0, 0))[1] for rows in (large, part))
+    large = jax.tree.map(lambda rows: np.concatenate([rows, np.roll(rows, 5, axis=0), rows[::-1]]), host_batch())
+    found, expected = (loss_of(CONFIG, rows)[1] for rows in (large, jax.tree.map(lambda rows: rows[::3], large)))
     for side in ("image", "text"):
         for form in ("norm", "alignment", "rank"):
             name = f"{side}_noise_{form}"
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
 
 
+def classifier(task, params):
+    """Returns the classifier of the batch's texts, and the features of its images."""
+    batch = jax.tree.map(jnp.asarray, host_batch())
+    return task.image_classifier(params, task.encode_text(params, batch.text)), task.features(params, batch.image)
+
+
 def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanishes():
     """The mean over noise samples of the softmax over texts (HET-XL App. M)."""
-    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
+    task = task_of(CONFIG)
 
     @jax.jit
     def probabilities(params):
-        features = task.features(params, batch.image)
-        text = task.encode_text(params, batch.text)
-        model, key = task.image_classifier(params, text), jax.random.key(1)
-        noisy, quiet = (quantities.log_probabilities(model, features, key, samples) for samples in (64, 0))
-        return jnp.exp(noisy), jnp.exp(quiet)
+        model, features, key = *classifier(task, params), jax.random.key(1)
+        return [jnp.exp(quantities.log_probabilities(model, features, key, samples)) for samples in (64, 0)]
 
     deviations = []
     for norm in (2.0, 0.2, 0.02):
         head = HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=norm), initial_bias=-1.0)
-        params = initial(dataclasses.replace(CONFIG, head=head))
-        noisy, quiet = probabilities(params)
+        of_head = jax.jit(lambda head=head: nnx.to_pure_dict(nnx.state(head.build(16, nnx.Rngs(0)))))()
+        noisy, quiet = map(np.asarray, probabilities({**start(CONFIG)[1], "head": of_head}))
         np.testing.assert_allclose(noisy.sum(axis=1), 1, rtol=1e-5)
-        deviations.append(float(jnp.max(jnp.abs(noisy - quiet))))
+        deviations.append(np.abs(noisy - quiet).max())
     assert deviations[0] > 3 * deviations[1] > 9 * deviations[2], deviations
     assert deviations[2] < 2e-3
 
 
 def test_probabilities_of_texts_are_the_softmax_of_cosines_of_noise_samples():
     """1/S Σ_s softmax((α + ε_s) · β / τ) from the head's own samples, one at a time (HET-XL App. M)."""
-    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
+    task, params = start(CONFIG)
 
     @jax.jit
     def found(params):
-        features, key = task.features(params, batch.image), jax.random.key(1)
-        text, model = task.encode_text(params, batch.text), nnx.merge(task.graph, params)
-        assert isinstance(model.head, HetXLContrastive)
-        queries = model.head.image_queries(task.features.embedding(features), key, 6)
-        assert queries is not None
-        classifier, temperature = task.image_classifier(params, text), model.head.temperature()
-        logits = jnp.einsum("bsd,kd->bsk", held_singly(queries), text) / temperature
-        quiet = quantities.embeddings(classifier, features) @ text.T / temperature
+        head: Any = nnx.merge(task.graph, params).head
+        (classes, features), key = classifier(task, params), jax.random.key(1)
+        text = task.encode_text(params, jnp.asarray(host_batch().text))
+        queries = head.image_queries(task.features.embedding(features), key, 6)
+        logits = jnp.einsum("bsd,kd->bsk", held_singly(queries), text) / head.temperature()
+        quiet = quantities.embeddings(classes, features) @ text.T / head.temperature()
         noisy = (quantities.member_log_probabilities, quantities.log_probabilities)
         others = (quantities.scores, quantities.log_normalizer, quantities.noise_norm)
-        return (
-            logits,
-            *(quantity(classifier, features, key, 6) for quantity in noisy),
-            quiet,
-            *(quantity(classifier, features) for quantity in others),
-        )
+        of_noise = (quantity(classes, features, key, 6) for quantity in noisy)
+        return logits, *of_noise, quiet, *(quantity(classes, features) for quantity in others)
 
-    params = initial(CONFIG)
     logits, of_samples, mean, quiet, scores, log_normalizer, noise_norm = found(params)
     expected = special.softmax(np.asarray(logits, np.float64), axis=2)
     np.testing.assert_allclose(np.exp(of_samples), expected, rtol=1e-4)
@@ -194,17 +168,14 @@ def test_probabilities_of_texts_are_the_softmax_of_cosines_of_noise_samples():
 
 def test_noise_samples_may_be_computed_in_parts(monkeypatch):
     """The mean is that of as many samples at once."""
-    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
-    params = initial(CONFIG)
+    task, params = start(CONFIG)
 
     @jax.jit
     def found(params):
-        features, key = task.features(params, batch.image), jax.random.key(1)
-        text = task.encode_text(params, batch.text)
-        model, noisy = task.image_classifier(params, text), (features, key, 600)
-        return quantities.log_probabilities(model, *noisy), quantities.member_log_probabilities(model, *noisy)
+        noisy = *classifier(task, params), jax.random.key(1), 600
+        return quantities.log_probabilities(*noisy), quantities.member_log_probabilities(*noisy)
 
-    monkeypatch.setattr("lit_het.heads.contrastive.EVALUATED_LOGITS", 7 * len(batch.text))
+    monkeypatch.setattr("lit_het.heads.contrastive.EVALUATED_LOGITS", 7 * B)
     mean, of_samples = found(params)
     p = np.exp(np.asarray(of_samples, np.float64))
     np.testing.assert_allclose(np.exp(mean).sum(axis=1), 1, rtol=1e-5)
@@ -228,14 +199,15 @@ def test_a_head_without_noise_has_one_prediction_for_any_number_of_samples():
 
 
 def test_the_likelihood_and_the_number_of_samples_fit_each_other():
-    towers = {"image_tower": CONFIG.image_tower, "text_tower": CONFIG.text_tower}
-    free = SoftmaxLoss(likelihood="delta")
-    with pytest.raises(UserError, match=r"likelihood = 'delta' does not fit task.head.num_samples = 1: .* = 0, and"):
-        ContrastiveConfig(**towers, head=HetXLContrastiveConfig(num_samples=1), loss=free)
-    with pytest.raises(UserError, match="does not fit"):
-        ContrastiveConfig(**towers, loss=free)
-    with pytest.raises(UserError, match="does not fit"):
-        ContrastiveConfig(**towers, head=HetXLContrastiveConfig(num_samples=0))
+    towers, default = {"image_tower": CONFIG.image_tower, "text_tower": CONFIG.text_tower}, ContrastiveConfig()
+    one, free = HetXLContrastiveConfig(num_samples=1), SoftmaxLoss(likelihood="delta")
+    for head, loss, message in (
+        (one, free, r"likelihood = 'delta' does not fit task.head.num_samples = 1: .* = 0, and"),
+        (default.head, free, "does not fit"),
+        (HetXLContrastiveConfig(num_samples=0), default.loss, "does not fit"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ContrastiveConfig(**towers, head=head, loss=loss)
 
 
 def test_covariances_and_temperatures_have_learning_rates_of_their_own():
@@ -247,3 +219,140 @@ def test_covariances_and_temperatures_have_learning_rates_of_their_own():
         ("head", "text_covariance"): 0.5,
         ("head", "temperature"): 2.0,
     }
+
+
+# Mixup and CutMix of image-text pairs: pixels and shares agree.
+
+SIZE = 8
+KEY = jax.random.key(1)
+IMAGE = np.random.default_rng(0).integers(0, 256, (B, SIZE, SIZE, 3)).astype(np.uint8)
+MIXED_ROWS = np.arange(B) % 6 != 3
+IDS = (jnp.asarray(np.random.default_rng(1).integers(0, 9, (B, 2)), jnp.uint32),)
+# More mixed images than in a usual batch, so that every form is among the sixteen.
+MIXING = Mixing(fraction=0.75)
+TASK = dataclasses.replace(
+    CONFIG,
+    head=GaussianContrastiveConfig(initial_bias=-1.0),
+    loss=SigmoidLoss(pseudo_positives=0.1),
+    mixing=MIXING,
+)
+
+PLAIN = dataclasses.replace(TASK, mixing=None)
+
+
+def mixed(config=MIXING):
+    found, of = jax.jit(lambda image, valid: config(image, valid, IDS, KEY))(
+        jnp.asarray(IMAGE), jnp.asarray(MIXED_ROWS)
+    )
+    return np.asarray(found), jax.tree.map(np.asarray, of)
+
+
+def test_an_image_has_its_share_of_its_own_pixels_and_the_rest_of_the_row_before():
+    found, of = mixed()
+    forms = set()
+    for row, pixels in enumerate(found.astype(np.float64)):
+        own, other, share = IMAGE[row].astype(np.float64), IMAGE[row - 1].astype(np.float64), float(of.share[row])
+        is_own, is_other = np.all(pixels == own, axis=2), np.all(pixels == other, axis=2)
+        if share == 1:
+            assert is_own.all()
+        elif np.logical_or(is_own, is_other).all():
+            np.testing.assert_allclose(is_own.mean(), share, rtol=1e-6)
+            inside = np.argwhere(~is_own)
+            assert len(inside) == np.prod(np.ptp(inside, axis=0) + 1)  # a box without holes
+            forms.add("cut")
+        else:
+            assert np.abs(pixels - (share * own + (1 - share) * other)).max() <= 0.5 + 1e-4
+            forms.add("mean")
+        assert share >= 0.5
+    assert forms == {"cut", "mean"}
+    np.testing.assert_array_equal(of.index, (np.arange(B) - 1) % B)
+    np.testing.assert_array_equal(of.ids[0], np.roll(IDS[0], 1, axis=0))
+
+
+def test_neither_an_invalid_row_nor_the_one_after_it_is_mixed():
+    untouched = ~MIXED_ROWS | ~np.roll(MIXED_ROWS, 1)
+    found, of = mixed(Mixing(fraction=1.0))
+    np.testing.assert_array_equal(found[untouched], IMAGE[untouched])
+    np.testing.assert_array_equal(of.share == 1, untouched)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0])
+def test_as_many_images_are_mixed_as_configured_each_with_a_share_of_its_own(alpha):
+    mixing, rows = Mixing(fraction=0.3, alpha=alpha, cutmix=0.0), 4000
+    image, valid = jnp.zeros((rows, 1, 1, 1), jnp.uint8), jnp.ones(rows, bool)
+    share = np.asarray(mixing(image, valid, (), KEY)[1].share, np.float64)
+    count = np.sum(share < 1)
+    assert stats.binomtest(int(count), rows, 0.3).pvalue > 0.01
+    folded = stats.kstest(share[share < 1], lambda x: 2 * stats.beta.cdf(x, alpha, alpha) - 1)
+    assert folded.pvalue > 0.01
+
+
+def test_boxes_have_the_form_of_the_image_and_every_pixel_may_be_their_centre():
+    area = jnp.full(4000, 0.25)
+    inside = np.asarray(boxes(KEY, area, 8, 12))
+    heights, widths = inside.any(axis=2).sum(axis=1), inside.any(axis=1).sum(axis=1)
+    assert (heights.max(), widths.max()) == (4, 6)
+    # 4 rows around each of 8: centres in rows 0, 1 and 7 lose 2, 1 and 1 rows.
+    shares = {height: round(float(np.mean(heights == height)), 1) for height in (2, 3, 4)}
+    assert shares == {2: 0.1, 3: 0.2, 4: 0.6}
+    np.testing.assert_array_equal(inside.sum(axis=(1, 2)), heights * widths)
+    assert not boxes(KEY, jnp.zeros(5), 8, 12).any()
+
+
+def test_the_task_takes_the_loss_of_mixed_images():
+    """The plain task on the mixed images has the embeddings; its loss then has the labels."""
+    batch = jax.tree.map(jnp.asarray, host_batch())
+    ids: Any = [batch.image_id, batch.text_id]
+    given: list[Any] = []
+    pixels, of = jax.jit(lambda image, valid: MIXING(image, valid, ids, KEYS("mixing")))(batch.image, batch.valid)
+
+    class Recorded(SigmoidLoss):
+        def __call__(self, *arguments):
+            given[:] = arguments
+            return super().__call__(*arguments)
+
+    task, params = dataclasses.replace(PLAIN, loss=Recorded()).build(), start(PLAIN)[1]
+
+    @jax.jit
+    def of_mixed_images(params):
+        _, metrics = task.loss(params, dataclasses.replace(batch, image=pixels), KEYS)
+        loss = SigmoidLoss(pseudo_positives=0.1)
+        return metrics["bottleneck_loss"] + metrics["inclusion_loss"], loss(*given), loss(*[*given, of])
+
+    others, plain, with_labels = of_mixed_images(params)
+    np.testing.assert_allclose(forward(task_of(TASK).loss)(params, batch, KEYS)[0] - others, with_labels, rtol=1e-4)
+    assert abs(float(plain - with_labels)) > 1e-3
+
+
+@pytest.mark.devices
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["gather", "ring"])
+def test_eight_devices_have_the_loss_and_gradient_of_one_with_mixed_images(form):
+    """One device has all logits at once."""
+    found, expected = (
+        loss_and_gradient(task_of(dataclasses.replace(TASK, loss=loss)).loss, start(PLAIN)[1], host_batch(), mesh)
+        for loss, mesh in (
+            (SigmoidLoss(form, 3, pseudo_positives=0.1), EIGHT_DEVICES.build()),
+            (SigmoidLoss("dense", pseudo_positives=0.1), None),
+        )
+    )
+    assert_same(found, expected)
+
+
+@pytest.mark.devices
+def test_a_device_passes_on_one_image():
+    mesh = EIGHT_DEVICES.build()
+    with jax.set_mesh(mesh):
+        rows = jax.device_put((jnp.asarray(IMAGE), jnp.asarray(MIXED_ROWS)), batch_sharding(mesh))
+        program = jax.jit(lambda image, valid: MIXING(image, valid, (), KEY)[0])
+        text = str(program.lower(*rows).compile().as_text())
+    assert re.findall(r"= (u8\[[\d,]*\])\S* collective-permute\(", text) == [f"u8[1,{SIZE},{SIZE},3]"]
+    assert not re.findall(r"u8\S* all-gather", text)
+
+
+def test_mixing_that_makes_no_sense_is_refused():
+    with pytest.raises(UserError, match=r"task.mixing gives an image a share of two texts, .*--task.loss sigmoid"):
+        dataclasses.replace(TASK, loss=SoftmaxLoss())
+    for field, value, limit in (("fraction", 1.5, "at most 1"), ("cutmix", -0.5, "at least 0"), ("alpha", 0.0, "pos")):
+        with pytest.raises(UserError, match=f"Mixing: {field} = {value} must be {limit}"):
+            Mixing(**{field: value})

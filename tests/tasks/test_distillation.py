@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,13 @@ from lit_het.losses.base import weights
 from lit_het.losses.distillation import prototype_cross_entropy
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
-from lit_het.tasks.contrastive import TwoTowers
 from lit_het.tasks.distillation import DistillationConfig, masked_patches
 from lit_het.tasks.views import random_views
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
+from tests.tasks.meshes import assert_same, compiled, forward, start, task_of
 from tests.training.tiny_run import STEPS, TASK, Run, host_batches
 
 SMALL = DistillationConfig(num_views=2, view_size=4, hidden=16, bottleneck=8, num_prototypes=12)
@@ -35,17 +36,8 @@ def with_distillation(**changes):
     return dataclasses.replace(CONFIG, distillation=dataclasses.replace(SMALL, **changes))
 
 
-@functools.cache
-def start(config, seed=0):
-    task = config.build()
-    return task, jax.jit(task.initialize)(jax.random.key(seed))
-
-
-def value_and_gradient(config, student, teacher, batch=BATCH):
-    task, _ = start(config)
-    return jax.jit(jax.value_and_grad(lambda *x: task.distillation_loss(*x), has_aux=True))(
-        student, teacher, batch, KEYS
-    )
+def value_and_gradient(config, student, teacher):
+    return compiled(task_of(config).distillation_loss)(student, teacher, BATCH, KEYS)
 
 
 def both():
@@ -54,42 +46,42 @@ def both():
 
 def test_both_losses_equal_their_definition():
     """Towers, heads and the loss put together by hand; each of them has tests of its own."""
-    (student_params, teacher_params), config = both(), SMALL
-    (value, metrics), _ = value_and_gradient(CONFIG, student_params, teacher_params)
-    models = [start(CONFIG)[0]._model(params) for params in (student_params, teacher_params)]
-    assert all(isinstance(model, TwoTowers) for model in models)
-    (student, teacher), image = models, jnp.asarray(BATCH.image)
+    (value, metrics), _ = value_and_gradient(CONFIG, *both())
     of_whole, of_parts, of_mask = jax.random.split(KEYS("distillation"), 3)
-    whole = random_views(of_whole, image, 1, 8, config.global_areas)
-    parts = random_views(of_parts, image, 2, 4, config.view_areas).reshape(16, 2, 4, 4, 3)
     masked = np.zeros((16, 4), bool)
     np.put_along_axis(masked, np.asarray(masked_patches(of_mask, 0.5, 16, 4)), True, axis=1)
     assert (masked.sum(axis=1) == 2).all()
-    share, target = weights(jnp.asarray(BATCH.valid)), teacher.image_tower(whole)
 
-    def loss(found, wanted, name):
-        heads = getattr(student.distillation, name), getattr(teacher.distillation, name)
-        prototypes = heads[0].unit_prototypes(), heads[1].unit_prototypes()
-        temperatures = {"student_temperature": 0.1, "teacher_temperature": 0.04}
-        return prototype_cross_entropy(found, wanted, prototypes[0], prototypes[1], share, **temperatures)[0]
+    @jax.jit
+    def by_hand(*params):
+        models: list[Any] = [task_of(CONFIG)._model(one) for one in params]
+        student, teacher = models
+        image = jnp.asarray(BATCH.image)
+        whole = random_views(of_whole, image, 1, 8, SMALL.global_areas)
+        parts = random_views(of_parts, image, 2, 4, SMALL.view_areas).reshape(16, 2, 4, 4, 3)
+        share, target = weights(jnp.asarray(BATCH.valid)), teacher.image_tower(whole)
 
-    image_heads = student.distillation.image_head, teacher.distillation.image_head
-    views = jnp.stack([image_heads[0](student.image_tower(parts[:, i]).embedding) for i in range(2)], axis=1)
-    expected = loss(views, image_heads[1](target.embedding)[:, None], "image_head")
+        def loss(found, wanted, heads):
+            prototypes = heads[0].unit_prototypes(), heads[1].unit_prototypes()
+            temperatures = {"student_temperature": 0.1, "teacher_temperature": 0.04}
+            return prototype_cross_entropy(found, wanted, *prototypes, share, **temperatures)[0]
+
+        heads = student.distillation.image_head, teacher.distillation.image_head
+        views = jnp.stack([heads[0](student.image_tower(parts[:, i]).embedding) for i in range(2)], axis=1)
+        distillation = loss(views, heads[1](target.embedding)[:, None], heads)
+        heads = student.distillation.patch_head, teacher.distillation.patch_head
+        token = student.distillation.mask_token[...]
+        tokens = student.image_tower(whole, masked=jnp.asarray(masked), mask_token=token).tokens, target.tokens
+        at_mask = [head(x[np.nonzero(masked)]).reshape(16, 2, -1) for head, x in zip(heads, tokens, strict=True)]
+        return distillation, loss(at_mask[0], at_mask[1], heads)
+
+    expected, masked_prediction = by_hand(*both())
     assert float(metrics["distillation_loss"]) == pytest.approx(float(expected), rel=1e-4)
-
-    patch_heads = student.distillation.patch_head, teacher.distillation.patch_head
-    token = student.distillation.mask_token[...]
-    tokens = student.image_tower(whole, masked=jnp.asarray(masked), mask_token=token).tokens
-    rows, columns = np.nonzero(masked)
-    at_mask, wanted = (
-        head(x[rows, columns]).reshape(16, 2, -1) for head, x in zip(patch_heads, (tokens, target.tokens), strict=True)
-    )
-    masked_prediction = loss(at_mask, wanted, "patch_head")
     assert float(metrics["masked_prediction_loss"]) == pytest.approx(float(masked_prediction), rel=1e-4)
     assert float(value) == pytest.approx(float(expected) + 0.25 * float(masked_prediction), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "name", "unused"),
     [
@@ -109,18 +101,19 @@ def test_each_loss_alone(changes, name, unused):
     assert not any(size for path, size in sizes.items() if path.startswith(("text_tower", "head")))
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 def test_eight_devices_give_the_loss_and_the_gradient_of_one():
     student, teacher = both()
-    (value, _), gradient = value_and_gradient(CONFIG, student, teacher)
     mesh = MeshConfig(data=4, fsdp=2).build()
     placed, average = (jax.device_put(params, tree_shardings(params, mesh)) for params in (student, teacher))
     with jax.set_mesh(mesh):
-        (split, _), of_split = value_and_gradient(CONFIG, placed, average, jax.device_put(BATCH, batch_sharding(mesh)))
-    assert float(split) == pytest.approx(float(value), rel=1e-5)
-    for path, x in parameters.flatten(gradient).items():
-        np.testing.assert_allclose(parameters.flatten(of_split)[path], x, atol=2e-5, err_msg=path)
+        rows = jax.device_put(BATCH, batch_sharding(mesh))
+        found = compiled(task_of(CONFIG).distillation_loss)(placed, average, rows, KEYS)
+    assert_same(found, value_and_gradient(CONFIG, student, teacher), atol=2e-5)
 
 
+@functools.cache
 def trained(config, **fields):
     """States after every step, and metrics."""
     run, states, records = Run(config=config, **fields), [], []
@@ -131,7 +124,8 @@ def trained(config, **fields):
     return [*states, jax.tree.map(np.asarray, run.state)], records
 
 
-def test_the_losses_begin_at_their_step_and_leave_earlier_ones_as_they_are():
+@pytest.mark.slow
+def test_the_losses_begin_at_their_step_leave_earlier_ones_as_they_are_and_the_teacher_is_the_average():
     plain, of_plain = trained(dataclasses.replace(CONFIG, distillation=None))
     states, records = trained(CONFIG, distilled_from=3)
     for step, record in enumerate(records):
@@ -145,28 +139,21 @@ def test_the_losses_begin_at_their_step_and_leave_earlier_ones_as_they_are():
     assert records[3]["loss"] > of_plain[3]["loss"]
     for path, x in parameters.flatten(plain[3].params).items():
         np.testing.assert_allclose(parameters.flatten(states[3].params)[path], x, atol=1e-5, err_msg=path)
-
-
-def test_the_teacher_is_the_average():
-    """The loss of a step is that of the state's parameters with the state's average as teacher."""
-    states, records = trained(CONFIG, distilled_from=0)
-    last = states[STEPS - 1]
-    batch = list(host_batches())[STEPS - 1]
-    task, _ = start(CONFIG)
-    loss, _ = jax.jit(task.distillation_loss)(last.params, last.average, batch, keys_at(0, STEPS - 1))
-    contrastive, _ = jax.jit(task.loss)(last.params, batch, keys_at(0, STEPS - 1))
+    # The loss of a step is that of the state's parameters with the state's average as teacher.
+    task, last, batch = task_of(CONFIG), states[STEPS - 1], list(host_batches())[STEPS - 1]
+    keys = keys_at(0, STEPS - 1)
+    (loss, _), _ = compiled(task.distillation_loss)(last.params, last.average, batch, keys)
+    contrastive, _ = forward(task.loss)(last.params, batch, keys)
     assert records[-1]["loss"] == pytest.approx(float(loss) + float(contrastive), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_students_learn_to_predict_their_teacher():
     config = with_distillation(masked_weight=0.0, view_areas=(0.8, 1.0), global_areas=(0.8, 1.0), view_size=8)
     states, records = trained(config, distilled_from=0, average_decay=0.99)
-    task, _ = start(config)
-    teacher, batch = states[-1].average, next(iter(host_batches()))
     # The same images, views and teacher, so that only the student has changed.
-    before, after = (
-        jax.jit(task.distillation_loss)(state.params, teacher, batch, KEYS)[0] for state in (states[0], states[-1])
-    )
+    loss, teacher, batch = forward(task_of(config).distillation_loss), states[-1].average, next(iter(host_batches()))
+    before, after = (loss(state.params, teacher, batch, KEYS)[0] for state in (states[0], states[-1]))
     assert after < before
     assert records[-1]["prototype_entropy"] > 1.0
 
@@ -189,25 +176,12 @@ def test_numbers_out_of_range_are_refused(changes, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"image_tower": ResNetConfig(), "text_tower": dataclasses.replace(TASK.text_tower, embedding_size=2048)},
-            "needs a ViT with pooling",
-        ),
-        (
-            {"image_tower": dataclasses.replace(TASK.image_tower, encoder=WITH_EXPERTS)},
-            "without experts",
-        ),
-    ],
-)
-def test_towers_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(UserError, match=message):
-        dataclasses.replace(CONFIG, **changes)
-
-
-def test_a_locked_tower_and_stored_embeddings_are_refused():
+def test_towers_that_do_not_fit_or_are_locked_and_stored_embeddings_are_refused():
+    large = dataclasses.replace(TASK.text_tower, embedding_size=2048)
+    with pytest.raises(UserError, match="needs a ViT with pooling"):
+        dataclasses.replace(CONFIG, image_tower=ResNetConfig(), text_tower=large)
+    with pytest.raises(UserError, match="without experts"):
+        dataclasses.replace(CONFIG, image_tower=dataclasses.replace(TASK.image_tower, encoder=WITH_EXPERTS))
     with pytest.raises(UserError, match=r"leave both out of task\.locked"):
         dataclasses.replace(CONFIG, locked=("image_tower/.*",)).build()
     task, params = start(CONFIG)

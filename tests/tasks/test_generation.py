@@ -106,9 +106,8 @@ def all_texts(n=3):
 
 
 @functools.cache
-def probabilities_of_all_texts(with_prompt=True):
-    texts = np.broadcast_to(all_texts(), (8, *all_texts().shape))
-    return log_probabilities(texts, PROMPT if with_prompt else NO_PROMPT).sum(axis=2)
+def probabilities_of_all_texts():
+    return log_probabilities(np.broadcast_to(all_texts(), (8, *all_texts().shape))).sum(axis=2)
 
 
 def test_the_probabilities_of_all_texts_sum_to_one():
@@ -119,20 +118,17 @@ def test_the_probabilities_of_all_texts_sum_to_one():
 def test_greedy_text_is_the_most_probable_token_at_each_step(prompt):
     texts = written(prompt=prompt)
     assert texts.tokens.shape == (8, 1, 3)
-    for row in range(8):
-        so_far: list[int] = []
-        for step in range(3):
-            candidates = np.asarray([[*so_far, token, *[0] * (2 - step)] for token in range(5)])[None]
-            one = Prompt(prompt.tokens[row : row + 1], prompt.length[row : row + 1])
-            log_p = log_probabilities(candidates, one, SOURCE[row : row + 1])[0, :, step]
-            token = int(log_p.argmax())
-            assert token == texts.tokens[row, 0, step]
-            assert texts.log_p[row, 0, step] == pytest.approx(log_p[token], abs=1e-4)
-            so_far.append(token)
-            if token == END:
-                assert not texts.tokens[row, 0, step + 1 :].any()
-                assert not texts.log_p[row, 0, step + 1 :].any()
-                break
+    has_ended = np.zeros(8, bool)
+    for step in range(3):
+        candidates = np.repeat(texts.tokens, 5, axis=1)
+        candidates[:, :, step:] = 0
+        candidates[:, :, step] = np.arange(5)
+        log_p = log_probabilities(candidates, prompt)[:, :, step]
+        token = np.where(has_ended, 0, log_p.argmax(axis=1))
+        np.testing.assert_array_equal(texts.tokens[:, 0, step], token)
+        expected = np.where(has_ended, 0, log_p.max(axis=1))
+        np.testing.assert_allclose(texts.log_p[:, 0, step], expected, rtol=0, atol=1e-4)
+        has_ended |= token == END
     np.testing.assert_allclose(texts.score, texts.log_p.sum(axis=2), rtol=1e-6)
     assert (texts.tokens == END).any(), "some end before the most tokens"
 
@@ -148,16 +144,20 @@ def test_beams_as_many_as_texts_find_the_best_of_all_texts(alpha):
     np.testing.assert_array_equal(found.tokens[:, 0], texts[order[:, 0]])
 
 
+@functools.cache
+def totals_of_beginnings():
+    """Returns the log-probabilities of all beginnings of texts, for each image by their tokens."""
+    beginnings = [tokens for n in (1, 2, 3) for tokens in itertools.product(range(5), repeat=n)]
+    padded = np.asarray([[*tokens, *[0] * (3 - len(tokens))] for tokens in beginnings])
+    log_p = np.cumsum(log_probabilities(np.broadcast_to(padded, (8, *padded.shape))), axis=2)
+    return [{tokens: of[len(tokens) - 1] for tokens, of in zip(beginnings, row, strict=True)} for row in log_p]
+
+
 def beam_search(row, t, alpha, n=3):
     """Beam search of one image as a loop over lists (Wu et al. 2016, Sec. 7)."""
-    one = Prompt(PROMPT.tokens[row : row + 1], PROMPT.length[row : row + 1])
-    alive, best = [((), 0.0)], []
+    alive, best, totals = [((), 0.0)], [], totals_of_beginnings()[row]
     for step in range(n):
-        candidates = []
-        for tokens, total in alive:
-            rows = np.asarray([[*tokens, token, *[0] * (n - step - 1)] for token in range(5)])[None]
-            log_p = log_probabilities(rows, one, SOURCE[row : row + 1])[0, :, step]
-            candidates += [((*tokens, token), total + log_p[token]) for token in range(5)]
+        candidates = [(more, totals[more]) for tokens, _ in alive for more in ((*tokens, token) for token in range(5))]
         candidates.sort(key=lambda candidate: -candidate[1])
         candidates = candidates[: 2 * t]
         ended = [one for one in candidates if one[0][-1] == END or step + 1 == n]
@@ -176,6 +176,7 @@ def test_few_beams_are_those_of_a_search_over_lists():
             assert not tokens[len(one) :].any()
 
 
+@pytest.mark.slow
 def test_texts_are_sampled_as_often_as_they_are_probable():
     found = written(num_texts=2000, temperature=1.0, key=jax.random.key(0))
     texts, p = all_texts(), np.exp(probabilities_of_all_texts())
@@ -229,19 +230,24 @@ def test_probabilities_of_tokens_are_averaged_over_noise():
     noise = jax.random.key(5)
     texts = written(NOISY, num_tokens=1, noise=noise)
     task, params = trained(NOISY)
-    model = task.model(params)
-    # The first token of every prompt, from the features after its last token.
-    features, _ = model.decoder(jnp.zeros((8, 1), jnp.int32), model.decoder.start(jnp.asarray(SOURCE)))
-    samples = model.head(features[:, 0], noise, 4)
-    # The noise of position 0 of every text.
-    keys = jnp.broadcast_to(jax.random.fold_in(noise, 0), (8,))
-    logits = samples.logits(samples.prepare(samples.features), keys, jnp.arange(4))
-    p = np.asarray(jax.nn.softmax(logits)).mean(axis=1)
+
+    @jax.jit
+    def probabilities(params):
+        model = task.model(params)
+        # The first token of every prompt, from the features after its last token.
+        features, _ = model.decoder(jnp.zeros((8, 1), jnp.int32), model.decoder.start(jnp.asarray(SOURCE)))
+        samples = model.head(features[:, 0], noise, 4)
+        # The noise of position 0 of every text.
+        keys = jnp.broadcast_to(jax.random.fold_in(noise, 0), (8,))
+        return jax.nn.softmax(samples.logits(samples.prepare(samples.features), keys, jnp.arange(4)))
+
+    p = np.asarray(probabilities(params)).mean(axis=1)
     for row in (0, 6):  # those without a prompt
         assert texts.log_p[row, 0, 0] == pytest.approx(np.log(p[row].max()), abs=1e-4)
     assert np.abs(texts.log_p - written(NOISY, num_tokens=1).log_p).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"num_texts": 2}], ids=["greedy", "beams"])
 def test_texts_that_are_written_have_the_probabilities_of_the_same_texts_given(fields):
     noise = jax.random.key(5)
@@ -264,6 +270,8 @@ def test_only_allowed_tokens_are_written():
     assert (written(num_texts=2).tokens == 4).any()
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{}, {"num_texts": 2}, {"num_texts": 2, "temperature": 1.0}], ids=["greedy", "beams", "samples"]
 )

@@ -1,7 +1,7 @@
 """Image-text models whose images have a key of each member of an e3 tower (`image_tower.members` is "apart")."""
 
 import dataclasses
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,11 @@ import pytest
 from flax import nnx
 from scipy import special
 
-from lit_het import distributed, parameters, sharding
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastive, HetXLContrastiveConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.experts_config import ExpertsConfig
@@ -26,6 +23,7 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
 from tests.heads.references import held_singly
+from tests.tasks.meshes import KEYS, assert_eight_devices_equal_one, forward, start
 
 B, M, S, D = 8, 2, 3, 8
 ENCODER = EncoderConfig(width=D, depth=2, mlp_width=12, num_heads=2)
@@ -45,67 +43,46 @@ BATCH = Batch(
 IMAGES = jnp.asarray(BATCH.image)
 
 
-@functools.cache
-def initial(config=CONFIG):
-    return jax.jit(config.build().initialize)(jax.random.key(0))
-
-
-def loss_and_gradient(mesh, batch=BATCH):
-    params = jax.device_put(initial(), sharding.tree_shardings(initial(), mesh))
-    with jax.set_mesh(mesh):
-        function = jax.jit(jax.value_and_grad(CONFIG.build().loss, has_aux=True))
-        return function(params, distributed.to_global(batch, mesh), keys_at(0, 0))
-
-
-def one_device():
-    return MeshConfig(data=1).build(jax.devices()[:1])
-
-
 def test_the_members_of_an_image_and_their_noise_are_samples_of_its_query_and_every_member_is_a_key():
-    task, keys = CONFIG.build(), keys_at(0, 0)
-    model = nnx.merge(task.graph, initial())
-    assert isinstance(model.head, HetXLContrastive)
-    image, text = model.image_tower(IMAGES).embedding, model.text_tower(jnp.asarray(BATCH.text)).embedding
-    samples = model.head(image, text, keys("noise"))
-    assert samples.image_queries is not None
-    assert samples.text_queries is not None
-    rows, tau = np.flatnonzero(VALID), float(samples.temperature)
-    queries = held_singly(samples.image_queries).reshape(B, M * S, D)
-    text_queries, losses = held_singly(samples.text_queries), []
-    image_keys, text_keys = np.asarray(samples.image).reshape(B, M, D), np.asarray(samples.text)
+    task, params = start(CONFIG)
+
+    @jax.jit
+    def embedded(params):
+        model: Any = nnx.merge(task.graph, params)
+        image, text = model.image_tower(IMAGES).embedding, model.text_tower(jnp.asarray(BATCH.text)).embedding
+        samples = model.head(image, text, KEYS("noise"))
+        return samples, held_singly(samples.image_queries), held_singly(samples.text_queries)
+
+    samples, queries, text_queries = jax.tree.map(np.asarray, embedded(params))
+    rows, tau, losses = np.flatnonzero(VALID), float(samples.temperature), []
+    queries, image_keys, text_keys = queries.reshape(B, M * S, D), samples.image.reshape(B, M, D), samples.text
     for place, n in enumerate(rows):
         of_texts = special.softmax(queries[n] @ text_keys[rows].T / tau, axis=1)
         by_key = text_queries[n] @ image_keys[rows].reshape(-1, D).T / tau
         of_images = special.softmax(by_key, axis=1).reshape(S, -1, M).sum(axis=2)
         losses.append(-np.log([p[:, place].mean() for p in (of_texts, of_images)]).mean())
-    (loss, metrics), _ = loss_and_gradient(one_device())
+    loss, metrics = forward(task.loss)(params, BATCH, KEYS)
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert metrics["image_noise_norm"] > 0
-
-
-def test_eight_devices_have_the_loss_and_the_gradient_of_one():
-    (expected_loss, _), expected = loss_and_gradient(one_device())
-    (loss, _), gradient = loss_and_gradient(MeshConfig(data=2, fsdp=4).build())
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    expected = parameters.flatten(expected)
-    for path, leaf in parameters.flatten(gradient).items():
-        np.testing.assert_allclose(leaf, expected[path], atol=1e-5 * float(np.abs(expected[path]).max()) + 1e-6)
-
-
-def test_stored_embeddings_of_the_members_train_as_images_do():
-    features = np.asarray(CONFIG.build().features(initial(), IMAGES))
+    # Stored embeddings of the members train as images do.
+    features = jax.jit(task.features)(params, IMAGES)
     assert features.shape == (B, M * D)
     stored = dataclasses.replace(BATCH, image=None, image_embedding=features)
-    (expected, _), _ = loss_and_gradient(one_device())
-    (loss, _), _ = loss_and_gradient(one_device(), stored)
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(forward(task.loss)(params, stored, KEYS)[0], loss, rtol=1e-6)
+
+
+@pytest.mark.devices
+@pytest.mark.slow
+def test_eight_devices_have_the_loss_and_the_gradient_of_one():
+    task, params = start(CONFIG)
+    assert_eight_devices_equal_one(task.loss, params, BATCH)
 
 
 def test_probabilities_are_means_over_members_and_scores_logs_of_their_mean_exponentials():
-    task = CONFIG.build()
+    task, params = start(CONFIG)
     assert task.num_predictions == M
-    names = jnp.asarray(RANDOM.normal(size=(5, D)), jnp.float32)
-    names = names / jnp.linalg.norm(names, axis=1, keepdims=True)
+    names = RANDOM.normal(size=(5, D))
+    names = jnp.asarray(names / np.linalg.norm(names, axis=1, keepdims=True), jnp.float32)
 
     @jax.jit
     def found(params):
@@ -119,7 +96,7 @@ def test_probabilities_are_means_over_members_and_scores_logs_of_their_mean_expo
             quantities.embeddings(model, features),
         )
 
-    features, tau, log_p, of_samples, scores, embedding = found(initial())
+    features, tau, log_p, of_samples, scores, embedding = found(params)
     keys = np.asarray(features).reshape(B, M, D)
     keys = keys / np.linalg.norm(keys, axis=2, keepdims=True)
     logits = keys @ np.asarray(names).T / tau

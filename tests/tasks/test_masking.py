@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lit_het import distributed, parameters, sharding
+from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss
-from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.masking import MaskingConfig
 from lit_het.towers.resnet import ResNetConfig
@@ -24,6 +22,7 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
+from tests.tasks.meshes import EIGHT_DEVICES, KEYS, forward, loss_and_gradient, start
 
 B, EVERY = 32, 2
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2)
@@ -36,12 +35,6 @@ CONFIG = ContrastiveConfig(
     locked=(),
     masking=MASKING,
 )
-ONE_DEVICE, EIGHT_DEVICES = MeshConfig(data=1).build(jax.devices()[:1]), MeshConfig(data=2, fsdp=4).build()
-
-
-@pytest.fixture(scope="module")
-def params():
-    return jax.jit(CONFIG.build().initialize)(jax.random.key(0))
 
 
 def host_batch(weight=None) -> Any:
@@ -51,13 +44,6 @@ def host_batch(weight=None) -> Any:
     valid[[2, 3, 4, 5, 6, 7]] = False
     image = random.integers(0, 256, (B, 16, 16, 3), dtype=np.uint8)
     return Batch(valid, image, text=random.integers(0, 20, (B, 4)).astype(np.int32), weight=weight)
-
-
-def loss_and_gradient(config, params, mesh, batch=None):
-    params = jax.device_put(params, sharding.tree_shardings(params, mesh))
-    batch = distributed.to_global(batch or host_batch(), mesh)
-    with jax.set_mesh(mesh):
-        return jax.jit(jax.value_and_grad(config.build().loss, has_aux=True))(params, batch, keys_at(0, 0))
 
 
 def reference(mean, log_variance, other_mean, other_log_variance):
@@ -79,11 +65,11 @@ def gaussians(embedding):
     return mean / np.linalg.norm(mean, axis=1, keepdims=True), log_variance
 
 
-def test_the_loss_is_that_of_loops_over_masked_rows(params):
-    task, batch = CONFIG.build(), host_batch()
-    total, metrics = jax.jit(task.loss)(params, jax.tree.map(jnp.asarray, batch), keys_at(0, 0))
+def test_the_loss_is_that_of_loops_over_masked_rows():
+    (task, params), batch = start(CONFIG), host_batch()
+    total, metrics = forward(task.loss)(params, batch, KEYS)
     without = dataclasses.replace(CONFIG, masking=None).build()
-    rest, other_metrics = jax.jit(without.loss)(params, jax.tree.map(jnp.asarray, batch), keys_at(0, 0))
+    rest, other_metrics = jax.jit(without.loss)(params, batch, KEYS)
     assert "masked_inclusion_loss" not in other_metrics
 
     @jax.jit
@@ -93,7 +79,7 @@ def test_the_loss_is_that_of_loops_over_masked_rows(params):
         texts = model.text_tower(words), model.text_tower(masked)
         return [tuple(output.embedding for output in side) for side in (images, texts)]
 
-    images, texts = jax.random.split(keys_at(0, 0)("masking"))
+    images, texts = jax.random.split(KEYS("masking"))
     rows = np.arange(0, B, EVERY)
     pixels, words = jnp.asarray(batch.image[rows]), jnp.asarray(batch.text[rows])
     kept = MASKING.kept_patches(images, len(rows), 16)
@@ -103,54 +89,52 @@ def test_the_loss_is_that_of_loops_over_masked_rows(params):
         if batch.valid[index]:
             pairs = [map(gaussians, side) for side in sides]
             losses.append(sum(reference(*(x[row] for x in (*whole, *part))) for whole, part in pairs))
-    assert float(total - rest) == pytest.approx(MASKING.weight * np.mean(losses), rel=1e-4)
-    assert float(metrics["masked_inclusion_loss"]) == pytest.approx(MASKING.weight * np.mean(losses), rel=1e-4)
+    for found in (total - rest, metrics["masked_inclusion_loss"]):
+        assert float(found) == pytest.approx(MASKING.weight * np.mean(losses), rel=1e-4)
 
 
-def test_eight_devices_have_the_loss_and_the_gradient_of_one(params):
-    weight = np.random.default_rng(1).random(B).astype(np.float32)
-    (expected, metrics), gradient = loss_and_gradient(CONFIG, params, ONE_DEVICE, host_batch(weight))
-    (found, found_metrics), found_gradient = loss_and_gradient(CONFIG, params, EIGHT_DEVICES, host_batch(weight))
+@pytest.mark.devices
+@pytest.mark.slow
+def test_eight_devices_have_the_loss_and_the_gradient_of_one():
+    (task, params), batch = start(CONFIG), host_batch(np.random.default_rng(1).random(B).astype(np.float32))
+    ((expected, metrics), gradient), ((found, found_metrics), found_gradient) = (
+        loss_and_gradient(task.loss, params, batch, mesh) for mesh in (None, EIGHT_DEVICES.build())
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(found_metrics["masked_inclusion_loss"], metrics["masked_inclusion_loss"], rtol=1e-4)
-    ours, theirs = parameters.flatten(found_gradient), parameters.flatten(gradient)
+    ours, theirs = (parameters.flatten(jax.device_get(tree)) for tree in (found_gradient, gradient))
     for path, array in theirs.items():
         np.testing.assert_allclose(ours[path], array, rtol=1e-3, atol=1e-3 * np.abs(array).max() + 1e-5, err_msg=path)
 
 
-def test_a_masked_image_depends_on_its_kept_patches_only(params):
-    graph, image = CONFIG.build().graph, host_batch().image[:2]
+def test_a_masked_image_depends_on_its_kept_patches_only():
+    (task, params), image = start(CONFIG), host_batch().image[:2]
 
     @jax.jit
     def embedding(image, kept):
-        model: Any = nnx.merge(graph, params)
+        model: Any = nnx.merge(task.graph, params)
         return model.image_tower(image, None, kept).embedding
 
-    kept = jnp.array([[0, 5, 6], [1, 2, 15]])
+    kept = np.array([[0, 5, 6], [1, 2, 15]])
     masked = image.copy()
     for row, number in itertools.product(range(2), range(16)):
-        if number not in np.asarray(kept[row]):
+        if number not in kept[row]:
             top, left = 4 * (number // 4), 4 * (number % 4)
             masked[row, top : top + 4, left : left + 4] = 0
-    found = embedding(jnp.asarray(image), kept)
-    np.testing.assert_array_equal(embedding(jnp.asarray(masked), kept), found)
-    everything = jnp.tile(jnp.arange(16), (2, 1))
-    whole = embedding(jnp.asarray(image), None)
-    np.testing.assert_allclose(embedding(jnp.asarray(image), everything), whole, atol=1e-6)
+    found, whole = np.asarray(embedding(image, kept)), np.asarray(embedding(image, None))
+    np.testing.assert_array_equal(embedding(masked, kept), found)
+    np.testing.assert_allclose(embedding(image, np.tile(np.arange(16), (2, 1))), whole, atol=1e-6)
     assert np.abs(whole - found).max() > 0.01
 
 
-def test_a_quarter_of_the_patches_is_kept_and_differs_between_images():
+def test_a_quarter_of_the_patches_is_kept_and_three_quarters_of_the_words_are_replaced_and_no_padding():
     kept = np.asarray(MASKING.kept_patches(jax.random.key(0), 200, 16))
     assert kept.shape == (200, 4)
     assert (np.diff(kept, axis=1) > 0).all()
     assert len(np.unique(kept, axis=0)) > 150
     np.testing.assert_allclose(np.bincount(kept.ravel(), minlength=16) / 200, 0.25, atol=0.12)
-
-
-def test_three_quarters_of_the_words_are_replaced_and_no_padding():
-    text = jnp.tile(jnp.array([[5, 7, 0, 0]]), (2000, 1))
-    found = np.asarray(MASKING.masked_text(jax.random.key(0), text))
+    text = np.tile(np.array([[5, 7, 0, 0]], np.int32), (2000, 1))
+    found = np.asarray(MASKING.masked_text(jax.random.key(0), jnp.asarray(text)))
     np.testing.assert_array_equal(found[:, 2:], 0)
     words = found[:, :2]
     assert set(np.unique(words)) == {5, 7, 19}
@@ -162,6 +146,7 @@ def test_three_quarters_of_the_words_are_replaced_and_no_padding():
     [
         ({"head": DeterministicContrastiveConfig()}, "task.masking needs the head 'gaussian'"),
         ({"masking": dataclasses.replace(MASKING, mask_token=20)}, "task.masking.mask_token = 20 is not below"),
+        ({"image_tower": ResNetConfig(), "text_tower": TextConfig(20, 4, 2048, ENCODER)}, "a ViT as image tower"),
     ],
 )
 def test_masking_that_does_not_fit_the_model_is_refused(change, line):
@@ -174,12 +159,6 @@ def test_masking_that_does_not_fit_the_model_is_refused(change, line):
         dataclasses.replace(CONFIG, **(plain | change))
 
 
-def test_masking_a_resnet_is_refused():
-    text_tower = TextConfig(20, 4, 2048, ENCODER)
-    with pytest.raises(UserError, match="a ViT as image tower"):
-        ContrastiveConfig(ResNetConfig(), text_tower, GaussianContrastiveConfig(), masking=MASKING)
-
-
 @pytest.mark.parametrize(
     ("fields", "line"), [({"weight": 0.0}, "above 0"), ({"masked": 1.0}, "between 0 and 1"), ({"every": 0}, "every")]
 )
@@ -188,13 +167,12 @@ def test_numbers_out_of_range_are_refused(fields, line):
         MaskingConfig(**fields)
 
 
-def test_a_batch_without_whole_groups_is_refused(params):
+@pytest.mark.devices
+def test_a_batch_without_whole_groups_and_stored_embeddings_are_refused():
+    (task, params), batch = start(CONFIG), host_batch()
     config = dataclasses.replace(CONFIG, masking=dataclasses.replace(MASKING, every=5))
     with pytest.raises(UserError, match=r"a batch of 32 rows on 8 devices is no multiple of 40"):
-        loss_and_gradient(config, params, EIGHT_DEVICES)
-
-
-def test_stored_embeddings_cannot_be_masked(params):
-    batch = dataclasses.replace(host_batch(), image=None, image_embedding=np.ones((B, 8), np.float32))
+        loss_and_gradient(config.build().loss, params, batch, EIGHT_DEVICES.build())
+    stored = dataclasses.replace(batch, image=None, image_embedding=np.ones((B, 8), np.float32))
     with pytest.raises(UserError, match="needs images and captions, not their stored embeddings"):
-        loss_and_gradient(CONFIG, params, ONE_DEVICE, batch)
+        loss_and_gradient(task.loss, params, stored)

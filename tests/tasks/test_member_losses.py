@@ -2,21 +2,20 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
-from lit_het import distributed, parameters, sharding
 from lit_het.errors import UserError
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicClassifier, DeterministicConfig
+from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
-from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig
 from lit_het.tasks import mimo, quantities
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
@@ -25,6 +24,8 @@ from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
+from tests.heads.references import all_at_once
+from tests.tasks.meshes import KEYS, assert_eight_devices_equal_one, forward, start
 
 K, B = 3, 6
 RANDOM = np.random.default_rng(0)
@@ -36,9 +37,9 @@ PLAIN = ViTConfig(8, 4, ENCODER, pooling="mean", members="apart")
 HEAD = DeterministicConfig()
 NOISY = HetXLConfig(CovarianceConfig(num_factors=2), sampling=SamplingConfig(4, 4, block_size=8))
 IMAGE = jnp.asarray(RANDOM.integers(0, 256, (B, 8, 8, 3)), jnp.uint8)
-LABEL = jnp.asarray([0, 2, 1, 1, 0, 2])
-VALID = jnp.asarray([True, True, False, True, True, True])
-BATCH = Batch(image=IMAGE, label=LABEL, valid=VALID)
+LABEL = np.array([0, 2, 1, 1, 0, 2], np.int32)
+VALID = np.array([True, True, False, True, True, True])
+BATCH = Batch(image=IMAGE, label=jnp.asarray(LABEL), valid=jnp.asarray(VALID))
 ENSEMBLES = {
     "heads": {"num_heads": 3},
     "members": {"image_tower": dataclasses.replace(PLAIN, encoder=E3)},
@@ -47,77 +48,69 @@ ENSEMBLES = {
 
 
 def classifier(**changes):
-    return ClassificationConfig(**{"image_tower": PLAIN, "head": HEAD, "num_classes": K, **changes}).build()
+    return ClassificationConfig(**{"image_tower": PLAIN, "head": HEAD, "num_classes": K, **changes})
 
 
-@functools.lru_cache
-def losses(name, joint, sigmoid=False):
-    """Returns the loss of a task and the probabilities of its members ``[b m k]``."""
-    loss = {"loss": SigmoidCrossEntropy()} if sigmoid else {}
-    task = classifier(**ENSEMBLES[name], member_loss="joint" if joint else "mean", **loss)
+@functools.cache
+def evaluated(name, member_loss, cross_entropy=None):
+    """Returns the loss of a task, its gradient, and the log-probabilities and logits of its members ``[b m k]``."""
+    loss = {} if cross_entropy is None else {"loss": cross_entropy}
+    task = classifier(**ENSEMBLES[name], member_loss=member_loss, **loss).build()
 
-    def both(params):
-        loss, _ = task.loss(params, BATCH, keys_at(0, 0))
-        model = task.image_classifier(params)
-        features = task.features(params, IMAGE)
-        return loss, quantities.member_log_probabilities(model, features, jax.random.key(0), 0)
+    @jax.jit
+    def run(params):
+        (loss, _), gradient = jax.value_and_grad(task.loss, has_aux=True)(params, BATCH, KEYS)
+        model, features = task.image_classifier(params), task.features(params, IMAGE)
+        log_p = quantities.member_log_probabilities(model, features, jax.random.key(0), 0)
+        return loss, gradient, log_p, all_at_once(model.logits(model.inputs(features), None, 0))
 
-    return jax.device_get(jax.jit(both)(jax.jit(task.initialize)(jax.random.key(1))))
+    loss, gradient, log_p, logits = jax.device_get(run(start(classifier(**ENSEMBLES[name]), 1)[1]))
+    return loss, gradient, log_p, logits.reshape(B, -1, K).astype(np.float64)
 
 
-@pytest.mark.parametrize(("name", "count"), [("heads", 3), ("members", 2), ("members with heads", 4)])
-def test_the_loss_of_members_is_their_mean_or_that_of_their_mean_prediction(name, count):
-    mean, log_p = losses(name, False)
-    joint, again = losses(name, True)
+@pytest.mark.parametrize(
+    ("name", "count"), [("heads", 3), ("members", 2), pytest.param("members with heads", 4, marks=pytest.mark.slow)]
+)
+def test_the_loss_of_members_is_their_mean_or_that_of_their_mean_prediction_and_all_of_them_learn(name, count):
+    mean, of_mean, log_p, _ = evaluated(name, "mean")
+    joint, of_joint, again, _ = evaluated(name, "joint")
     assert log_p.shape == (B, count, K)
     np.testing.assert_allclose(log_p, again, atol=1e-6)
-    of_label = log_p[np.arange(B), :, np.asarray(LABEL)][np.asarray(VALID)]
+    of_label = log_p[np.arange(B), :, LABEL][VALID]
     assert mean == pytest.approx(-of_label.mean(), abs=1e-5)
     assert joint == pytest.approx(-np.log(np.exp(of_label).mean(axis=1)).mean(), abs=1e-5)
     # Jensen: the mean prediction is never worse than its members.
     assert joint < mean
+    for gradient in (of_mean, of_joint):
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+        bias = gradient["head"]["logits"]["bias"].reshape(-1, K)
+        assert (np.abs(bias) > 0).all()
+        # No two heads learn the same.
+        assert len(np.unique(bias.round(6), axis=0)) == len(bias)
 
 
-def test_the_joint_sigmoid_loss_is_that_of_the_mean_probability_of_each_class():
-    for name in ENSEMBLES:
-        task = classifier(**ENSEMBLES[name], member_loss="joint", loss=SigmoidCrossEntropy())
-        params = jax.jit(task.initialize)(jax.random.key(1))
-        loss, _ = jax.jit(lambda params, task=task: task.loss(params, BATCH, keys_at(0, 0)))(params)
-        model, features = task.image_classifier(params), task.features(params, IMAGE)
-        samples = model.logits(model.inputs(features), None, 0)
-        logits = samples.logits(samples.prepare(samples.features), None, jnp.arange(1)).reshape(B, -1, K)
-        p = (1 / (1 + np.exp(-np.asarray(logits, np.float64)))).mean(axis=1)
-        target = np.eye(K)[np.asarray(LABEL)]
-        expected = -(target * np.log(p) + (1 - target) * np.log(1 - p)).sum(axis=1)[np.asarray(VALID)].mean()
-        assert loss == pytest.approx(expected, abs=1e-5)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_the_joint_sigmoid_loss_is_that_of_the_mean_probability_of_each_class(name):
+    loss, _, _, logits = evaluated(name, "joint", SigmoidCrossEntropy())
+    p, target = (1 / (1 + np.exp(-logits))).mean(axis=1), np.eye(K)[LABEL]
+    expected = -(target * np.log(p) + (1 - target) * np.log(1 - p)).sum(axis=1)[VALID].mean()
+    assert loss == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_noise_samples_and_members_are_averaged_together_in_the_joint_loss():
     # 4 samples of 3 heads in blocks of at most 8 vectors: several blocks of examples.
-    task = classifier(num_heads=3, head=NOISY, member_loss="joint")
-    params = jax.jit(task.initialize)(jax.random.key(1))
-    keys = keys_at(0, 0)
-    loss, _ = jax.jit(lambda params: task.loss(params, BATCH, keys))(params)
-    head = task._model(params).head
-    features = jnp.where(VALID[:, None], task.features(params, IMAGE), 1.0)
-    samples = head(features, keys("noise"))
-    logits = samples.logits(samples.prepare(features), samples.keys, jnp.arange(4))
-    log_p = jax.nn.log_softmax(logits.reshape(B, 4, 3, K))
-    of_label = log_p[np.arange(B), :, :, np.asarray(LABEL)].reshape(B, -1)[np.asarray(VALID)]
-    assert loss == pytest.approx(-np.log(np.exp(np.asarray(of_label)).mean(axis=1)).mean(), abs=1e-5)
+    task, params = start(classifier(num_heads=3, head=NOISY, member_loss="joint"), 1)
 
+    @jax.jit
+    def logits(params):
+        features = jnp.where(VALID[:, None], task.features(params, IMAGE), 1.0)
+        return all_at_once(task._model(params).head(features, KEYS("noise"))).reshape(B, 4, 3, K)
 
-@pytest.mark.parametrize("member_loss", ["mean", "joint"])
-@pytest.mark.parametrize("name", ENSEMBLES)
-def test_every_head_and_member_learns(name, member_loss):
-    task = classifier(**ENSEMBLES[name], member_loss=member_loss)
-    params = jax.jit(task.initialize)(jax.random.key(1))
-    gradient = jax.jit(jax.grad(lambda params: task.loss(params, BATCH, keys_at(0, 0))[0]))(params)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    bias = gradient["head"]["logits"]["bias"].reshape(-1, K)
-    assert (np.abs(bias) > 0).all()
-    # No two heads learn the same.
-    assert len(np.unique(bias.round(6), axis=0)) == len(bias)
+    p = special.softmax(np.asarray(logits(params), np.float64), axis=3)[np.arange(B), :, :, LABEL]
+    loss, _ = forward(task.loss)(params, BATCH, KEYS)
+    assert loss == pytest.approx(-np.log(p.reshape(B, -1)[VALID].mean(axis=1)).mean(), abs=1e-5)
 
 
 # ---- MIMO ----
@@ -135,9 +128,9 @@ def test_each_input_sees_every_example_as_often_as_the_batch_is_repeated():
 
 @pytest.mark.parametrize(("repetition", "equal"), [(0.0, 0), (0.75, 12), (1.0, 16)])
 def test_the_share_of_repeated_inputs_is_the_one_asked_for(repetition, equal):
-    inputs = np.asarray(mimo.draw_inputs(jax.random.key(1), MimoConfig(repetition), 16, 2))
-    assert (inputs[16 - equal :, 0] == inputs[16 - equal :, 1]).all()
-    assert (inputs[:, 0] == inputs[:, 1]).sum() < equal + 4
+    first, second = np.asarray(mimo.draw_inputs(jax.random.key(1), MimoConfig(repetition), 16, 2)).T
+    assert (first[16 - equal :] == second[16 - equal :]).all()
+    assert (first == second).sum() < equal + 4
 
 
 MIMO = {
@@ -148,31 +141,26 @@ MIMO = {
 
 
 def test_each_head_of_mimo_predicts_the_class_of_its_own_input():
-    task = classifier(**MIMO)
-    params = jax.jit(task.initialize)(jax.random.key(1))
-    keys = keys_at(0, 0)
-    loss, _ = jax.jit(lambda params: task.loss(params, BATCH, keys))(params)
-    inputs = np.asarray(mimo.draw_inputs(keys("mimo"), MIMO["mimo"], B, 2))
-    model, found = task._model(params), []
-    assert isinstance(model.head, DeterministicClassifier)
-    for first, second in inputs:
-        if not (VALID[first] and VALID[second]):
-            continue
-        pair = jnp.concatenate([IMAGE[first], IMAGE[second]], axis=2)[None]
-        logits = np.asarray(model.head.logits(model.image_tower(pair).embedding), np.float64).reshape(2, K)
-        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        found.append(-(log_p[0, LABEL[first]] + log_p[1, LABEL[second]]) / 2)
-    assert loss == pytest.approx(np.mean(found), abs=1e-5)
+    task, params = start(classifier(**MIMO), 1)
+    inputs = np.asarray(mimo.draw_inputs(KEYS("mimo"), MIMO["mimo"], B, 2))
+    pairs = inputs[VALID[inputs].all(axis=1)]
+
+    @jax.jit
+    def logits(params, images):
+        model: Any = task._model(params)
+        return model.head.logits(model.image_tower(images).embedding).reshape(-1, 2, K)
+
+    images = np.concatenate([np.asarray(IMAGE)[pairs[:, side]] for side in range(2)], axis=3)
+    log_p = special.log_softmax(np.asarray(logits(params, images), np.float64), axis=2)
+    expected = -np.take_along_axis(log_p, LABEL[pairs][..., None], axis=2).mean()
+    assert forward(task.loss)(params, BATCH, KEYS)[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_mimo_sees_the_same_image_in_all_inputs_in_evaluation():
-    task = classifier(**MIMO)
-    params = jax.jit(task.initialize)(jax.random.key(1))
-    twice = jnp.concatenate([IMAGE, IMAGE], axis=3)
-    np.testing.assert_array_equal(task.features(params, IMAGE), task.features(params, twice))
-    found = quantities.member_log_probabilities(
-        task.image_classifier(params), task.features(params, IMAGE), jax.random.key(0), 0
-    )
+    task, params = start(classifier(**MIMO), 1)
+    features, twice = (jax.jit(task.features)(params, np.tile(IMAGE, (1, 1, 1, count))) for count in (1, 2))
+    np.testing.assert_array_equal(features, twice)
+    found = quantities.member_log_probabilities(task.image_classifier(params), features, jax.random.key(0), 0)
     assert found.shape == (B, 2, K)
     assert task.num_predictions == 2
 
@@ -195,10 +183,7 @@ CONCATENATED_SAMPLES = dataclasses.replace(PLAIN, encoder=_DROPOUT, members="con
 )
 def test_inputs_heads_and_losses_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        classifier(**changes)
-
-
-def test_a_repetition_of_inputs_is_a_probability():
+        classifier(**changes).build()
     with pytest.raises(UserError, match=r"input_repetition = 1.5 must be between 0 and 1"):
         MimoConfig(1.5)
 
@@ -211,6 +196,8 @@ BATCH_ENSEMBLE = dataclasses.replace(
 )
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -221,21 +208,7 @@ BATCH_ENSEMBLE = dataclasses.replace(
     ids=["mimo", "overlap", "batch ensemble"],
 )
 def test_eight_devices_have_the_loss_and_the_gradient_of_one(changes):
-    task = classifier(**{"head": DeterministicConfig(zero_kernel=False), **changes})
-    batch = Batch(
-        image=np.resize(np.asarray(IMAGE), (8, 8, 8, 3)),
-        label=np.array([0, 2, 1, 1, 0, 2, 0, 1], np.int32),
-        valid=np.array([True, True, False, True, True, True, True, True]),
-    )
-    initial, found = jax.jit(task.initialize)(jax.random.key(1)), []
-    for mesh in (MeshConfig(data=1).build(jax.devices()[:1]), MeshConfig(data=2, fsdp=4).build()):
-        params = jax.device_put(initial, sharding.tree_shardings(initial, mesh))
-        with jax.set_mesh(mesh):
-            function = jax.jit(jax.value_and_grad(task.loss, has_aux=True))
-            (loss, _), gradient = function(params, distributed.to_global(batch, mesh), keys_at(0, 0))
-            found.append((loss, parameters.flatten(gradient)))
-    (expected_loss, expected), (loss, gradient) = found
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    for path, leaf in expected.items():
-        atol = 1e-5 * float(np.abs(leaf).max()) + 1e-6
-        np.testing.assert_allclose(gradient[path], leaf, atol=atol, err_msg=path)
+    task, params = start(classifier(**{"head": DeterministicConfig(zero_kernel=False), **changes}), 1)
+    rows = np.arange(8) % B
+    batch = Batch(image=np.asarray(IMAGE)[rows], label=LABEL[rows], valid=np.arange(8) != 2)
+    assert_eight_devices_equal_one(task.loss, params, batch)

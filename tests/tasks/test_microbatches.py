@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het import distributed, parameters, sharding
+from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.random import keys_at
@@ -16,7 +16,8 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from tests.tasks.test_contrastive_task import CONFIG, EIGHT_DEVICES, ENCODER, ONE_DEVICE, B, host_batch, initial
+from tests.tasks.meshes import EIGHT_DEVICES, loss_and_gradient, start, task_of
+from tests.tasks.test_contrastive_task import CONFIG, ENCODER, B, host_batch
 
 EXPERTS = ExpertsConfig(
     num_experts=4,
@@ -28,47 +29,47 @@ EXPERTS = ExpertsConfig(
     auxiliary_weight=0.0,
 )
 
-
-def loss_and_gradient(config, mesh, batch=None):
-    """Returns both of a fresh model."""
-    task = config.build()
-    params = jax.device_put(initial(config), sharding.tree_shardings(initial(config), mesh))
-    with jax.set_mesh(mesh):
-        batch = distributed.to_global(batch or host_batch(), mesh)
-        (loss, metrics), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys_at(0, 0))
-    return float(loss), metrics, parameters.flatten(jax.device_get(gradient))
+LABELS = np.random.default_rng(0).integers(0, 3, B, dtype=np.int32)
 
 
-def assert_equal(config, mesh, batch=None):
-    loss, metrics, gradient = loss_and_gradient(dataclasses.replace(config, microbatches=2), mesh, batch)
-    whole_loss, whole_metrics, whole = loss_and_gradient(config, ONE_DEVICE, batch)
-    assert loss == pytest.approx(whole_loss, rel=1e-5)
+def assert_equal(config, mesh=None, **changes):
+    """Compares microbatches, on a mesh, with the whole batch on one device."""
+    batch = dataclasses.replace(host_batch(), **changes)
+    _, params = start(dataclasses.replace(config, loss=type(config)().loss))  # parameters do not depend on the loss
+    parts = task_of(dataclasses.replace(config, microbatches=2))
+    (loss, metrics), gradient = loss_and_gradient(parts.loss, params, batch, mesh)
+    (whole_loss, whole_metrics), expected = loss_and_gradient(task_of(config).loss, params, batch)
+    assert float(loss) == pytest.approx(float(whole_loss), rel=1e-5)
     assert metrics.keys() == whole_metrics.keys()
-    largest = max(np.abs(array).max() for array in whole.values())
-    for path, expected in whole.items():
+    gradient, expected = (parameters.flatten(jax.device_get(tree)) for tree in (gradient, expected))
+    largest = max(np.abs(array).max() for array in expected.values())
+    for path, array in expected.items():
         # Some gradients, those of keys' biases for example, are zero but for rounding.
-        tolerance = 1e-5 * np.abs(expected).max() + 1e-7 * largest
-        np.testing.assert_allclose(gradient[path], expected, rtol=1e-5, atol=tolerance, err_msg=path)
+        tolerance = 1e-5 * np.abs(array).max() + 1e-7 * largest
+        np.testing.assert_allclose(gradient[path], array, rtol=1e-5, atol=tolerance, err_msg=path)
 
 
-@pytest.mark.parametrize("loss", [SoftmaxLoss("gather", 3), SigmoidLoss("ring", 3)], ids=str)
+@pytest.mark.devices
+@pytest.mark.parametrize(
+    "loss", [SoftmaxLoss("gather", 3), pytest.param(SigmoidLoss("ring", 3), marks=pytest.mark.slow)], ids=str
+)
 def test_microbatches_have_the_gradient_of_the_whole_batch_with_all_negatives(loss):
     assert_equal(dataclasses.replace(CONFIG, loss=loss), EIGHT_DEVICES.build())
 
 
+@pytest.mark.slow
 def test_a_classifier_that_mixes_rows_has_the_gradient_of_the_whole_batch():
-    config = ClassificationConfig(CONFIG.image_tower, num_classes=3, mixup=0.2)
-    labels = np.random.default_rng(0).integers(0, 3, B, dtype=np.int32)
-    assert_equal(config, ONE_DEVICE, dataclasses.replace(host_batch(), label=labels))
+    assert_equal(ClassificationConfig(CONFIG.image_tower, num_classes=3, mixup=0.2), label=LABELS)
 
 
+@pytest.mark.slow
 def test_embeddings_of_ensemble_members_stay_adjacent():
     encoder = dataclasses.replace(ENCODER, depth=2, experts=EXPERTS)
     config = ClassificationConfig(ViTConfig(8, 4, encoder, pooling="mean", members="apart"), num_classes=3)
-    labels = np.random.default_rng(0).integers(0, 3, B, dtype=np.int32)
-    assert_equal(config, ONE_DEVICE, dataclasses.replace(host_batch(), label=labels))
+    assert_equal(config, label=LABELS)
 
 
+@pytest.mark.slow
 def test_microbatches_need_less_memory():
     deep = EncoderConfig(width=32, depth=4, mlp_width=128, num_heads=2, compute_type="float32", remat="none")
     config = dataclasses.replace(CONFIG, image_tower=ViTConfig(32, 4, deep, pooling="mean", representation_size=16))
@@ -86,7 +87,8 @@ def test_microbatches_need_less_memory():
     assert temporary_bytes(4) < 0.4 * temporary_bytes(1)
 
 
+@pytest.mark.devices
 def test_a_batch_that_does_not_divide_is_refused_with_the_flags_that_help():
     config = dataclasses.replace(CONFIG, microbatches=3)
     with pytest.raises(UserError, match="a batch of 16 cannot be divided into 3 parts on 8 devices"):
-        loss_and_gradient(config, MeshConfig().build())
+        loss_and_gradient(task_of(config).loss, start(CONFIG)[1], host_batch(), MeshConfig().build())

@@ -1,6 +1,8 @@
 """τ learns from held-out rows, the other parameters from the rest (HET-XL App. G.2)."""
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient, check_temperature, held_out_fraction
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
+from tests.tasks.meshes import start
 from tests.training.tiny_run import TASK, Run, host_batches
 
 KEYS, STEP = keys_at(0, 0), jnp.int32(0)
@@ -55,7 +58,7 @@ class Plain:
         return {"head": {"w": jnp.float32(self.w), "temperature": {"t": jnp.float32(self.t)}}}
 
     @property
-    def batch(self):
+    def batch(self) -> Any:
         return Batch(np.ones(len(self.y), bool), image_embedding=np.float32(self.x), label=np.int32(self.y))
 
     def initialize(self, key):
@@ -93,8 +96,8 @@ def test_the_gradients_are_those_of_a_slow_reference(method):
     plain = Plain()
     numbers = np.arange(len(plain.y))
     training, validation = numbers[numbers % 4 < 3], numbers[numbers % 4 == 3]
-    batch = jax.tree.map(jnp.asarray, plain.batch)
-    (value, metrics), gradient = gradient_of(method)(plain.loss, plain.params, batch, KEYS, STEP)
+    step = jax.jit(lambda params, batch: gradient_of(method)(plain.loss, params, batch, KEYS, STEP))
+    (value, metrics), gradient = step(plain.params, plain.batch)
     assert float(value) == pytest.approx(plain.value(plain.t, plain.w, training), rel=1e-5)
     np.testing.assert_allclose(gradient["head"]["w"], plain.by_w(plain.t, plain.w, training), rtol=1e-4, atol=1e-6)
     assert tau_of(gradient) == pytest.approx(plain.by_t(method, training, validation), rel=2e-4)
@@ -107,9 +110,10 @@ def test_the_gradients_are_those_of_a_slow_reference(method):
 def test_with_the_same_rows_held_out_the_simple_gradient_is_that_of_simple_training():
     plain = Plain()
     rows = np.repeat(np.arange(8), 2)
-    batch = jax.tree.map(lambda x: jnp.asarray(x[rows]), plain.batch)
-    _, found = gradient_of("simple", 0.5)(plain.loss, plain.params, batch, KEYS, STEP)
-    expected = jax.grad(lambda params: plain.loss(params, batch, KEYS)[0])(plain.params)
+    batch = jax.tree.map(lambda x: x[rows], plain.batch)
+    step = jax.jit(lambda params, batch: gradient_of("simple", 0.5)(plain.loss, params, batch, KEYS, STEP))
+    _, found = step(plain.params, batch)
+    expected = jax.jit(jax.grad(lambda params, batch: plain.loss(params, batch, KEYS)[0]))(plain.params, batch)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), found, expected)
 
 
@@ -126,24 +130,32 @@ TASKS = {
 }
 
 
+@functools.cache
 def setting(config):
     """Returns the loss of a task's trainable parameters, these, and a batch."""
-    task = config.build()
-    locked, trainable = parameters.partition(task.initialize(jax.random.key(0)), task.locked)
-    batch = next(host_batches())
+    task, params = start(config)
+    locked, trainable = parameters.partition(params, task.locked)
+    batch: Any = next(host_batches())
     if isinstance(config, ClassificationConfig):
         batch = dataclasses.replace(batch, text=None, label=np.arange(len(batch.valid), dtype=np.int32) % 3)
-    batch = jax.tree.map(jnp.asarray, batch)
     return lambda params, batch, keys: task.loss(parameters.merge(locked, params), batch, keys), trainable, batch
 
 
+@functools.cache
+def step_of(config, method):
+    """Returns a compiled function of parameters and a batch, with the loss and the gradient of a method."""
+    loss, _, _ = setting(config)
+    return jax.jit(lambda params, batch: gradient_of(method)(loss, params, batch, KEYS, STEP))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_luketinas_gradient_is_the_difference_quotient_through_a_step_of_every_kind_of_loss(name):
     loss, params, batch = setting(TASKS[name])
-    rows, held_out_rows = held_out.split(batch, FRACTION)
 
     @jax.jit
     def after_a_step(shift):
+        rows, held_out_rows = held_out.split(jax.tree.map(jnp.asarray, batch), FRACTION)
         tau, rest = parameters.partition(params, ["head/temperature/.*"])
         tau = jax.tree.map(lambda x: x + shift, tau)
         slopes = jax.grad(lambda rest: loss(parameters.merge(tau, rest), rows, KEYS)[0])(rest)
@@ -151,22 +163,20 @@ def test_luketinas_gradient_is_the_difference_quotient_through_a_step_of_every_k
         return loss(parameters.merge(tau, after), held_out_rows, Keys(KEYS("held_out")))[0]
 
     expected = (after_a_step(3e-3) - after_a_step(-3e-3)) / 6e-3
-    step = jax.jit(lambda params, batch: gradient_of("luketina")(loss, params, batch, KEYS, STEP))
-    (_, metrics), gradient = step(params, batch)
+    (_, metrics), gradient = step_of(TASKS[name], "luketina")(params, batch)
     assert tau_of(gradient) == pytest.approx(float(expected), rel=0.02, abs=1e-4)
     assert float(metrics["held_out_loss"]) == pytest.approx(float(after_a_step(0.0)), rel=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_other_parameters_do_not_see_held_out_rows(method):
-    loss, params, batch = setting(CLASSIFIER)
-    is_held_out = jnp.arange(len(batch.valid)) % 4 == 3
+    (_, params, batch), step = setting(CLASSIFIER), step_of(CLASSIFIER, method)
+    is_held_out = np.arange(len(batch.valid)) % 4 == 3
     other = dataclasses.replace(
         batch,
-        image=jnp.where(is_held_out[:, None, None, None], 255 - batch.image, batch.image),
-        label=jnp.where(is_held_out, (batch.label + 1) % 3, batch.label),
+        image=np.where(is_held_out[:, None, None, None], 255 - batch.image, batch.image),
+        label=np.where(is_held_out, (batch.label + 1) % 3, batch.label),
     )
-    step = jax.jit(lambda params, batch: gradient_of(method)(loss, params, batch, KEYS, STEP))
     ((first, _), one), ((second, _), another) = step(params, batch), step(params, other)
     assert first == second
     assert tau_of(one) != tau_of(another)
@@ -186,6 +196,8 @@ def trained(method, mesh=None, config=TASK, steps=3):
     return found, run.state.params
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_eight_devices_and_microbatches_train_as_one_device(method):
     expected, params = trained(method)
@@ -202,8 +214,9 @@ def test_eight_devices_and_microbatches_train_as_one_device(method):
 def test_a_step_whose_held_out_rows_are_not_finite_is_skipped():
     optimizer = optax.sgd(0.1)
     step = jax.jit(make_train_step(Plain(), optimizer, 0, gradient_of=gradient_of("simple"), skips_nonfinite=True))
-    state, batch = initial_state(Plain().params, optimizer), jax.tree.map(jnp.asarray, Plain().batch)
-    spoilt = dataclasses.replace(batch, image_embedding=batch.image_embedding.at[3].set(jnp.inf))
+    state, batch = initial_state(Plain().params, optimizer), Plain().batch
+    embedding = np.where(np.arange(len(batch.valid))[:, None] == 3, np.inf, batch.image_embedding).astype(np.float32)
+    spoilt = dataclasses.replace(batch, image_embedding=embedding)
     after, metrics = step(state, {}, spoilt)
     assert metrics["skipped"]
     assert np.isfinite(metrics["loss"])
@@ -213,9 +226,10 @@ def test_a_step_whose_held_out_rows_are_not_finite_is_skipped():
 
 def test_a_classifier_on_stored_embeddings_has_the_loss_of_the_pixels():
     loss, params, batch = setting(dataclasses.replace(CLASSIFIER, head=DeterministicConfig(LogTemperature())))
-    tower = CLASSIFIER.build().features
-    stored = dataclasses.replace(batch, image=None, image_embedding=tower(params, batch.image))
-    assert float(loss(params, stored, KEYS)[0]) == pytest.approx(float(loss(params, batch, KEYS)[0]), rel=1e-5)
+    embedding = jax.jit(CLASSIFIER.build().features)(params, batch.image)
+    stored = dataclasses.replace(batch, image=None, image_embedding=embedding)
+    of_pixels, of_stored = (float(jax.jit(loss)(params, rows, KEYS)[0]) for rows in (batch, stored))
+    assert of_stored == pytest.approx(of_pixels, rel=1e-5)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])

@@ -14,7 +14,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
+from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.generation import Prompt, generate
@@ -27,12 +27,15 @@ from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.types import Batch
+from tests.heads.references import all_at_once
+from tests.tasks.meshes import KEYS, assert_eight_devices_equal_one, forward
 from tests.towers.test_decoder import decode, from_torch, pytorch_transformer
 from tests.towers.test_forms import dense, encode
 
 BLOCKS = EncoderConfig(
     width=8, depth=2, mlp_width=12, num_heads=2, activation="relu", norm_placement="after", norm_epsilon=1e-5
 )
+EXPERTS = dataclasses.replace(BLOCKS, experts=ExpertsConfig(num_blocks=1))
 ENCODER = TextConfig(
     11, 5, encoder=BLOCKS, pooling="none", positions="sinusoidal", padding_token=0, scaled_embedding=True
 )
@@ -48,7 +51,6 @@ TARGET = np.arange(6) < np.asarray([6, 3, 4, 2, 5, 1, 6, 6])[:, None]
 TEXT = np.where(TARGET, RANDOM.integers(1, 11, (8, 6)), 0).astype(np.int32)
 VALID = np.asarray([True] * 7 + [False])
 BATCH = Batch(jnp.asarray(VALID), source=jnp.asarray(SOURCE), text=jnp.asarray(TEXT), text_target=jnp.asarray(TARGET))
-KEYS = keys_at(0, 0)
 
 
 @functools.cache
@@ -67,7 +69,7 @@ def compiled(config):
 
 
 def loss_of(config=SHARED, batch=BATCH, params=None, keys=KEYS):
-    return float(compiled(config)(start(config)[1] if params is None else params, batch, keys)[0])
+    return float(forward(start(config)[0].loss)(start(config)[1] if params is None else params, batch, keys)[0])
 
 
 def log_p_by_the_equations(config):
@@ -94,21 +96,21 @@ def test_the_loss_is_that_of_the_equations_with_label_smoothing(config):
 
 def test_given_translations_have_the_log_probabilities_of_the_equations():
     task, params = start()
-    source = task.source(params, task.features(params, jnp.asarray(SOURCE[VALID])))
-    found = text_log_probabilities(task, params, source, jnp.asarray(TEXT[VALID]), jnp.asarray(TARGET[VALID]))
+
+    @jax.jit
+    def found(params):
+        source = task.source(params, task.features(params, jnp.asarray(SOURCE[VALID])))
+        return text_log_probabilities(task, params, source, jnp.asarray(TEXT[VALID]), jnp.asarray(TARGET[VALID]))
+
     expected = np.take_along_axis(log_p_by_the_equations(SHARED), TEXT[VALID][..., None], axis=2)[..., 0]
-    np.testing.assert_allclose(found, np.where(TARGET[VALID], expected, 0), atol=1e-4)
+    np.testing.assert_allclose(found(params), np.where(TARGET[VALID], expected, 0), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["before", "after"])
 def test_the_model_is_the_transformer_of_pytorch(placement):
     torch = pytest.importorskip("torch")
-    blocks = dataclasses.replace(BLOCKS, norm_placement=placement)
-    config = dataclasses.replace(
-        SHARED,
-        text_tower=dataclasses.replace(ENCODER, encoder=blocks),
-        decoder=dataclasses.replace(DECODER, encoder=dataclasses.replace(blocks, causal=True)),
-    )
+    config = with_blocks(dataclasses.replace(BLOCKS, norm_placement=placement))
     theirs = pytorch_transformer(placement)
     state = {name: np.asarray(value) for name, value in theirs.state_dict().items()}
     task, params = start(config)
@@ -132,27 +134,30 @@ def test_the_model_is_the_transformer_of_pytorch(placement):
     samples = next_tokens(
         task, params, task.source(params, jnp.asarray(SOURCE[rows], jnp.float32)), jnp.asarray(TEXT[rows]), None
     )
-    found = samples.logits(samples.prepare(samples.features), None, jnp.arange(1))
-    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-4)
+    np.testing.assert_allclose(all_at_once(samples).reshape(expected.shape), expected, atol=1e-4)
+
+
+def with_blocks(blocks):
+    return dataclasses.replace(
+        SHARED,
+        text_tower=dataclasses.replace(ENCODER, encoder=blocks),
+        decoder=dataclasses.replace(DECODER, encoder=dataclasses.replace(blocks, causal=True)),
+    )
 
 
 def test_the_gradient_is_the_slope_of_the_loss():
-    smooth = dataclasses.replace(BLOCKS, activation="gelu")
-    config = dataclasses.replace(
-        SHARED,
-        text_tower=dataclasses.replace(ENCODER, encoder=smooth),
-        decoder=dataclasses.replace(DECODER, encoder=dataclasses.replace(smooth, causal=True)),
-    )
+    config = with_blocks(dataclasses.replace(BLOCKS, activation="gelu"))
     _, params = start(config)
     gradient = compiled(config)(params, BATCH, KEYS)[1]
     random = np.random.default_rng(4)
-    direction = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), jnp.float32), params)
+    direction = jax.tree.map(lambda x: random.normal(size=x.shape).astype(np.float32), params)
 
     def moved(part, step):
-        return {**params, part: jax.tree.map(lambda x, d: x + step * d, params[part], direction[part])}
+        return {**params, part: jax.tree.map(lambda x, d: x + np.float32(step) * d, params[part], direction[part])}
 
+    params = jax.tree.map(np.asarray, params)
     for part in ("text_tower", "decoder", "head"):
-        products = jax.tree.map(lambda g, d: float(jnp.sum(g * d)), gradient[part], direction[part])
+        products = jax.tree.map(lambda g, d: np.vdot(g, d), gradient[part], direction[part])
         ends = [loss_of(config, params=moved(part, step)) for step in (1e-2, -1e-2)]
         slope = (ends[0] - ends[1]) / 2e-2
         assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=2e-2, abs=2e-3)
@@ -167,24 +172,22 @@ def test_the_shared_embedding_has_the_gradients_of_source_and_target():
     apart = {**params, "text_tower": {**params["text_tower"], "tokens": tokens}}
     assert loss_of(APART, params=apart) == pytest.approx(loss_of(), rel=1e-6)
     gradients = [compiled(config)(some, BATCH, KEYS)[1] for config, some in ((SHARED, params), (APART, apart))]
-    total = sum(gradients[1][part]["tokens"]["embedding"] for part in ("text_tower", "decoder"))
+    total = sum(np.asarray(gradients[1][part]["tokens"]["embedding"]) for part in ("text_tower", "decoder"))
     np.testing.assert_allclose(gradients[0]["decoder"]["tokens"]["embedding"], total, atol=1e-5)
 
 
-def test_padding_of_the_source_is_not_seen():
+def test_neither_padding_of_the_source_nor_a_row_that_cannot_be_read_changes_the_loss():
     longer = dataclasses.replace(SHARED, text_tower=dataclasses.replace(ENCODER, length=9))
-    batch = dataclasses.replace(BATCH, source=jnp.pad(SOURCE, ((0, 0), (0, 4))))
+    batch = dataclasses.replace(BATCH, source=jnp.asarray(np.pad(SOURCE, ((0, 0), (0, 4)))))
     assert loss_of(longer, batch, start()[1]) == pytest.approx(loss_of(), rel=1e-6)
-
-
-def test_a_row_that_cannot_be_read_changes_nothing():
     source = SOURCE.copy()
     source[7] = 3
-    other = dataclasses.replace(BATCH, source=jnp.asarray(source), text=jnp.where(VALID[:, None], TEXT, 5))
+    other = dataclasses.replace(BATCH, source=jnp.asarray(source), text=jnp.asarray(np.where(VALID[:, None], TEXT, 5)))
     assert loss_of(batch=other) == pytest.approx(loss_of(), rel=1e-6)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(compiled(SHARED)(start()[1], BATCH, KEYS)[1]))
 
 
+@pytest.mark.slow
 def test_the_encoder_drops_in_training_unless_it_is_locked():
     config = dataclasses.replace(APART, text_tower=dataclasses.replace(ENCODER, dropout=0.3))
     _, params = start(APART)
@@ -197,20 +200,17 @@ def test_the_encoder_drops_in_training_unless_it_is_locked():
     assert loss_of(dataclasses.replace(config, text_tower=unrolled), params=params) == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.devices
+@pytest.mark.slow
 def test_eight_devices_give_the_loss_and_the_gradient_of_one():
     config = dataclasses.replace(
         SHARED, text_tower=dataclasses.replace(ENCODER, dropout=0.2), head=HetXLConfig(CovarianceConfig(3))
     )
     task, params = start(config)
-    expected = compiled(config)(params, BATCH, KEYS)
-    mesh = MeshConfig().build()
-    with jax.set_mesh(mesh):
-        placed = jax.device_put(params, tree_shardings(params, mesh))
-        split = jax.device_put(BATCH, batch_sharding(mesh))
-        found = jax.jit(jax.value_and_grad(lambda params, batch: task.loss(params, batch, KEYS)[0]))(placed, split)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), found, expected)
+    assert_eight_devices_equal_one(task.loss, params, BATCH, MeshConfig(), atol=5e-5)
 
 
+@pytest.mark.slow
 def test_beams_and_greedy_texts_do_not_depend_on_other_sources():
     task, params = start()
     prompt = Prompt(jnp.zeros((7, 0), jnp.int32), jnp.zeros(7, jnp.int32))
@@ -237,24 +237,12 @@ def test_beams_and_greedy_texts_do_not_depend_on_other_sources():
         ),
         ({"text_tower": {"dropout": 1.0}}, r"TextConfig: dropout = 1.0 is not in \[0, 1\)"),
         ({"text_tower": {"layer_input": True}}, "pooling = 'none' has no embedding"),
-        (
-            {
-                "text_tower": {
-                    "dropout": 0.1,
-                    "encoder": dataclasses.replace(BLOCKS, experts=ExpertsConfig(num_blocks=1)),
-                }
-            },
-            "must be 0 beside experts",
-        ),
+        ({"text_tower": {"dropout": 0.1, "encoder": EXPERTS}}, "must be 0 beside experts"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):
-    def changed():
-        tower = dataclasses.replace(ENCODER, **changes["text_tower"])
-        return dataclasses.replace(APART, **{**changes, "text_tower": tower})
-
     with pytest.raises(UserError, match=message):
-        changed()
+        dataclasses.replace(APART, **{**changes, "text_tower": dataclasses.replace(ENCODER, **changes["text_tower"])})
 
 
 def test_an_encoder_without_pooling_is_no_tower_of_an_image_text_model():

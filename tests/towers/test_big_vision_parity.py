@@ -1,7 +1,8 @@
 """Towers with imported weights equal big_vision's recorded outputs, and fixed positions are its positions."""
 
-import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,23 +12,21 @@ from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.vit import ViT
 from tests.checkpoints.importing import (
+    apply,
     assert_recorded,
-    compiled,
     golden,
     image_tower,
     loaded,
     params_of,
     pixels,
+    run,
     save,
     text_tower,
 )
+from tests.towers.models import with_encoder
 
 
-def unrolled_or_not(config, unrolled):
-    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, unrolled=unrolled))
-
-
-@pytest.mark.parametrize("unrolled", [True, False])
+@pytest.mark.parametrize("unrolled", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize(
     ("name", "pooling", "positions"),
     [
@@ -50,18 +49,18 @@ def test_the_image_tower_equals_big_visions(name, pooling, positions, unrolled, 
     imported = read_big_vision(save(tmp_path / "vit.npz", arrays), image_size=16)
     config = image_tower(imported)
     assert (config.pooling, config.positions) == (pooling, positions)
-    tower = compiled(unrolled_or_not(config, unrolled), loaded(imported)["image_tower"])
-    output = tower(pixels(recording["image"]))
+    tower = jax.jit(functools.partial(apply, with_encoder(config, unrolled=unrolled)))
+    output = tower(loaded(imported)["image_tower"], pixels(recording["image"]))
     assert_recorded(output.tokens, recording["out/encoded"])
     assert_recorded(output.embedding, recording["out/pre_logits"])
 
 
-@pytest.mark.parametrize("unrolled", [True, False])
+@pytest.mark.parametrize("unrolled", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_text_tower_equals_big_visions(unrolled, tmp_path):
     recording = golden("text_last")
     imported = read_big_vision(save(tmp_path / "text.npz", params_of(recording)))
-    tower = compiled(unrolled_or_not(text_tower(imported), unrolled), loaded(imported)["text_tower"])
-    output = tower(jnp.asarray(recording["text"]))
+    config, params = with_encoder(text_tower(imported), unrolled=unrolled), loaded(imported)["text_tower"]
+    output = run(config, params, recording["text"])
     assert_recorded(output.tokens, recording["out/transformed"])
     assert_recorded(output.embedding, recording["output"])
 

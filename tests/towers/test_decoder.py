@@ -13,7 +13,8 @@ from lit_het.errors import UserError
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import Encoder, EncoderConfig
-from tests.towers.test_forms import ACTIVATIONS, dense, norm
+from tests.towers.models import drawn
+from tests.towers.test_forms import encode
 
 RANDOM = np.random.default_rng(0)
 ENCODER = EncoderConfig(width=8, depth=2, mlp_width=12, num_heads=2, causal=True)
@@ -29,10 +30,9 @@ INPUTS = RANDOM.integers(0, 11, (3, 6))
 PRESENT = np.arange(5)[None] < np.asarray([5, 2, 4])[:, None]
 
 
-@functools.cache
-def graph_and_params(config=DECODER):
-    graph, state = nnx.split(nnx.eval_shape(lambda: config.build(4, nnx.Rngs(0))))
-    return graph, jax.tree.map(lambda x: jnp.asarray(RANDOM.normal(size=x.shape) / 2, x.dtype), state)
+def graph_and_params(config=DECODER, source_width=4):
+    graph, state = nnx.split(nnx.eval_shape(lambda: config.build(source_width, nnx.Rngs(0))))
+    return graph, drawn(nnx.to_pure_dict(state), 0.5)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -43,18 +43,7 @@ def at_once(config, params, inputs, source, present=None, key=None):
 
 
 def features(config=DECODER, inputs=INPUTS, source=SOURCE, present=None, key=None):
-    _, params = graph_and_params(config)
-    return np.asarray(at_once(config, params, jnp.asarray(inputs), jnp.asarray(source), present, key))
-
-
-def attention(params, queries, tokens, allowed, heads=2):
-    query, key, value = dense(params["query"], queries), dense(params["key"], tokens), dense(params["value"], tokens)
-    size, outputs = query.shape[1] // heads, []
-    for head in range(heads):
-        part = slice(head * size, (head + 1) * size)
-        shares = np.exp(query[:, part] @ key[:, part].T / np.sqrt(size)) * allowed
-        outputs.append(shares / shares.sum(axis=1, keepdims=True) @ value[:, part])
-    return dense(params["out"], np.concatenate(outputs, axis=1))
+    return np.asarray(at_once(config, graph_and_params(config)[1], inputs, source, present, key))
 
 
 def decode(params, config, inputs, source, present):
@@ -66,32 +55,17 @@ def decode(params, config, inputs, source, present):
         angles = np.arange(n)[:, None] / 10_000 ** (np.arange(0, encoder.width, 2) / encoder.width)
         positions = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, -1)
     x = params["tokens"]["embedding"][inputs] * (encoder.width**0.5 if config.scaled_embedding else 1) + positions[:n]
-    for number in range(encoder.depth):
-        block = jax.tree.map(lambda leaf: leaf[number], params["blocks"])  # noqa: B023
-        for name in ("attention", "source_attention", "mlp"):
-
-            def layer(seen, name=name, block=block):
-                if name == "attention":
-                    return attention(block[name], seen, seen, np.tri(n))
-                if name == "source_attention":
-                    return attention(block[name], seen, source, present[None])
-                return dense(block[name]["down"], ACTIVATIONS[encoder.activation](dense(block[name]["up"], seen)))
-
-            of_norm = block[f"{name.removesuffix('_attention') if name != 'attention' else name}_norm"]
-            if encoder.norm_placement == "before":
-                x = x + layer(norm(of_norm, x, encoder.norm_epsilon))
-            else:
-                x = norm(of_norm, x + layer(x), encoder.norm_epsilon)
-    return norm(params["norm"], x, encoder.norm_epsilon) if encoder.norm_placement == "before" else x
+    return encode(params, encoder, x, np.tri(n), (source, present))
 
 
 @pytest.mark.parametrize("config", [DECODER, ORIGINAL], ids=["norms before", "as in 2017"])
 def test_features_are_those_of_the_equations(config):
-    params = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(graph_and_params(config)[1]))
+    params = jax.tree.map(lambda x: x.astype(np.float64), graph_and_params(config)[1])
     expected = [decode(params, config, *rows) for rows in zip(INPUTS, SOURCE, PRESENT, strict=True)]
     np.testing.assert_allclose(features(config, present=PRESENT), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["before", "after"])
 def test_an_encoder_and_a_decoder_are_the_transformer_of_pytorch(placement):
     torch = pytest.importorskip("torch")
@@ -99,20 +73,26 @@ def test_an_encoder_and_a_decoder_are_the_transformer_of_pytorch(placement):
     config = dataclasses.replace(DECODER, encoder=dataclasses.replace(encoder, causal=True))
     theirs = pytorch_transformer(placement)
     state = {name: np.asarray(value) for name, value in theirs.state_dict().items()}
-    ours_encoder = Encoder(encoder, nnx.Rngs(0))
-    nnx.update(ours_encoder, from_torch(state, "encoder", {"self_attn": "attention"}, ["attention", "mlp"]))
-    ours = config.build(8, nnx.Rngs(0))
+    of_encoder = from_torch(state, "encoder", {"self_attn": "attention"}, ["attention", "mlp"])
     layers = {"self_attn": "attention", "multihead_attn": "source_attention"}
-    nnx.update(ours, from_torch(state, "decoder", layers, ["attention", "source", "mlp"]))
+    graph, params = graph_and_params(config, source_width=8)
+    params = params | from_torch(state, "decoder", layers, ["attention", "source", "mlp"])
     source = RANDOM.normal(size=(3, 5, 8)).astype(np.float32)
-    embedded = np.asarray(ours.tokens.embedding[...])[INPUTS] + np.asarray(ours.positions[...])
+    embedded = params["tokens"]["embedding"][INPUTS] + params["positions"]
     masks = {"src_key_padding_mask": ~PRESENT, "memory_key_padding_mask": ~PRESENT, "tgt_mask": ~np.tri(6, dtype=bool)}
     with torch.no_grad():
         inputs = torch.as_tensor(source), torch.as_tensor(embedded)
         expected = theirs(*inputs, **{name: torch.as_tensor(mask) for name, mask in masks.items()}).numpy()
-    memory = ours_encoder(jnp.asarray(source), present=jnp.asarray(PRESENT)).tokens
-    found, _ = ours(jnp.asarray(INPUTS), ours.start(memory, jnp.asarray(PRESENT)))
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+    encoder_graph = nnx.graphdef(nnx.eval_shape(lambda: Encoder(encoder, nnx.Rngs(0))))
+
+    @jax.jit
+    def both(of_encoder, params, source, inputs, present):
+        memory = nnx.merge(encoder_graph, of_encoder)(source, present=present).tokens
+        decoder = nnx.merge(graph, params)
+        return decoder(inputs, decoder.start(memory, present))[0]
+
+    np.testing.assert_allclose(both(of_encoder, params, source, INPUTS, PRESENT), expected, atol=2e-5)
 
 
 def pytorch_transformer(placement):
@@ -158,7 +138,7 @@ def from_torch(state, part, attentions, norms):
         for index, name in enumerate(norms, start=1):
             block[f"{name}_norm"] = of_norm(f"{path}.norm{index}")
         blocks.append(block)
-    found = {"blocks": jax.tree.map(lambda *rows: jnp.stack(rows), *blocks)}
+    found = {"blocks": jax.tree.map(lambda *rows: np.stack(rows), *blocks)}
     if f"{part}.norm.weight" in state:
         found["norm"] = of_norm(f"{part}.norm")
     return found
@@ -167,18 +147,26 @@ def from_torch(state, part, attentions, norms):
 @pytest.mark.parametrize("config", [DECODER, ORIGINAL], ids=["norms before", "as in 2017"])
 def test_tokens_computed_in_turn_have_the_features_of_all_at_once(config):
     graph, params = graph_and_params(config)
-    model = nnx.merge(graph, params)
     # Two texts of each source; prompts of 1 to 4 tokens, padded, are computed together, further tokens one by one.
     inputs, lengths = np.concatenate([INPUTS, INPUTS[:, ::-1]], axis=1).reshape(6, 6), np.asarray([1, 4, 2, 3, 4, 1])
     expected = features(config, inputs, present=PRESENT)
-    state = model.start(jnp.asarray(SOURCE), jnp.asarray(PRESENT), num_texts=2, length=6)
+
+    @jax.jit
+    def first(params, inputs, source, present):
+        model = nnx.merge(graph, params)
+        return model(inputs, model.start(source, present, num_texts=2, length=6))
+
+    @jax.jit
+    def following(params, inputs, state, positions):
+        return nnx.merge(graph, params)(inputs, state, positions)
+
     prompt = np.where(np.arange(4) < lengths[:, None], inputs[:, :4], 7)
-    found, state = model(jnp.asarray(prompt), state)
+    found, state = first(params, prompt, SOURCE, PRESENT)
     for text, length in enumerate(lengths):
-        np.testing.assert_allclose(found[text, :length], expected[text, :length], atol=1e-5)
+        np.testing.assert_allclose(np.asarray(found)[text, :length], expected[text, :length], atol=1e-5)
     for step in range(2):
         positions = (lengths + step)[:, None]
-        found, state = model(jnp.asarray(np.take_along_axis(inputs, positions, axis=1)), state, jnp.asarray(positions))
+        found, state = following(params, np.take_along_axis(inputs, positions, axis=1), state, positions)
         np.testing.assert_allclose(found[:, 0], expected[np.arange(6), lengths + step], atol=1e-5)
 
 
@@ -194,31 +182,31 @@ def test_padding_of_the_source_is_not_seen():
     np.testing.assert_array_equal(features(source=other, present=PRESENT), features(present=PRESENT))
 
 
-@pytest.mark.parametrize("changes", [{"unrolled": True}, {"remat": "full"}, {"remat": "dots", "unrolled": True}])
-def test_blocks_that_are_unrolled_or_recomputed_have_the_same_gradients(changes):
+@functools.cache
+def gradient(**changes):
     config = dataclasses.replace(DECODER, dropout=0.3, encoder=dataclasses.replace(ENCODER, **changes))
-    _, params = graph_and_params(dataclasses.replace(DECODER, dropout=0.3))
+    key = jax.random.key(3)
+    total = jax.grad(lambda params: jnp.sum(at_once(config, params, INPUTS, SOURCE, None, key)))
+    return jax.jit(total)(graph_and_params()[1])
 
-    def gradient(config):
-        def total(params):
-            return jnp.sum(at_once(config, params, jnp.asarray(INPUTS), jnp.asarray(SOURCE), None, jax.random.key(3)))
 
-        return jax.jit(jax.grad(total))(params)
-
-    plain = gradient(dataclasses.replace(DECODER, dropout=0.3))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(config), plain)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"unrolled": True}, {"remat": "full"})),
+        {"remat": "dots", "unrolled": True},
+    ],
+)
+def test_blocks_that_are_unrolled_or_recomputed_have_the_same_gradients(changes):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(**changes), gradient())
 
 
 def test_dropout_is_the_same_for_a_key_and_none_without_one():
-    config = dataclasses.replace(DECODER, dropout=0.5)
-    _, params = graph_and_params(DECODER)
-
-    def dropped(key):
-        return np.asarray(at_once(config, params, jnp.asarray(INPUTS), jnp.asarray(SOURCE), None, key))
-
-    np.testing.assert_array_equal(dropped(None), features())
-    np.testing.assert_array_equal(dropped(jax.random.key(1)), dropped(jax.random.key(1)))
-    assert np.abs(dropped(jax.random.key(1)) - dropped(jax.random.key(2))).max() > 0.1
+    dropped = functools.partial(features, dataclasses.replace(DECODER, dropout=0.5))
+    one, other = (dropped(key=jax.random.key(seed)) for seed in (1, 2))
+    np.testing.assert_array_equal(dropped(), features())
+    np.testing.assert_array_equal(dropped(key=jax.random.key(1)), one)
+    assert np.abs(one - other).max() > 0.1
 
 
 @pytest.mark.parametrize(

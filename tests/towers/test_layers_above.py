@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from lit_het import parameters
 from lit_het.errors import UserError
@@ -18,14 +17,11 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from tests.towers.models import shapes
 
 ENCODER = EncoderConfig(width=8, depth=3, mlp_width=8, num_heads=2)
 VIT = ViTConfig(8, 4, ENCODER, pooling="attention", num_registers=1, input_norm=True, representation_size=8)
 TEXT = TextConfig(20, 4, 8, dataclasses.replace(ENCODER, depth=2), pooling="attention")
-
-
-def shapes(tower):
-    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
 
 
 def above(tower):
@@ -45,21 +41,14 @@ def above(tower):
 
 
 def test_the_embedding_of_a_vit_counts_one_layer_more_than_its_first_block():
-    assert above(VIT) == {
-        "patches": 4,
-        "positions": 4,
-        "registers": 4,
-        "input_norm": 4,
-        "encoder/blocks": [3, 2, 1],
-        "encoder/norm": 0,
-        "pooling": 0,
-        "pre_logits": 0,
-    }
+    inputs = dict.fromkeys(("patches", "positions", "registers", "input_norm"), 4)
+    outputs = dict.fromkeys(("encoder/norm", "pooling", "pre_logits"), 0)
+    assert above(VIT) == {**inputs, "encoder/blocks": [3, 2, 1], **outputs}
 
 
 def test_text_towers_count_from_their_own_depth():
-    text = {"tokens": 3, "positions": 3, "encoder/blocks": [2, 1], "encoder/norm": 0, "pooling": 0, "projection": 0}
-    assert above(TEXT) == text
+    outputs = dict.fromkeys(("encoder/norm", "pooling", "projection"), 0)
+    assert above(TEXT) == {"tokens": 3, "positions": 3, "encoder/blocks": [2, 1], **outputs}
     bert = BertConfig(20, 4, 8, dataclasses.replace(ENCODER, norm_placement="after"), pooler=True)
     inputs = dict.fromkeys(("tokens", "positions", "segments", "input_norm"), 4)
     assert above(bert) == {**inputs, "encoder/blocks": [3, 2, 1], "pre_logits": 0, "projection": 0}
@@ -85,7 +74,7 @@ def test_heads_have_no_layer_above_and_parts_of_a_model_are_accepted():
     task = ContrastiveConfig(
         dataclasses.replace(VIT, representation_size=None), TEXT, DeterministicContrastiveConfig(), locked=()
     ).build()
-    params = jax.eval_shape(task.initialize, jax.random.key(0))
+    params = task.shapes
     numbers = task.layers_above(params)
     assert jax.tree.structure(numbers) == jax.tree.structure(params)
     assert set(jax.tree.leaves(numbers["head"])) == {0}

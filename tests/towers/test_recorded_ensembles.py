@@ -3,12 +3,11 @@
 ``golden/record_ensembles.py`` recorded them, with the authors' code and random parameters.
 """
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from flax import nnx
 
 from lit_het.heads.deterministic import DeterministicConfig
@@ -20,6 +19,8 @@ from lit_het.towers.layers import Mlp
 from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from tests.checkpoints.importing import golden
+from tests.towers.models import run
 
 MEMBERS, WIDTH, CLASSES, DROPOUT_RATE = 2, 8, 5, 0.25
 ENCODER = EncoderConfig(width=WIDTH, depth=2, mlp_width=12, num_heads=2, unrolled=True)
@@ -28,8 +29,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def recorded():
-    with np.load(Path(__file__).parents[1] / "golden" / "ensembles.npz") as file:
-        return dict(file)
+    return golden("ensembles")
 
 
 def tower_params(recorded, prefix):
@@ -68,11 +68,11 @@ def tower_params(recorded, prefix):
         "positions": recorded[f"{prefix}/Transformer/posembed_input/pos_embedding"][0],
         "encoder": {"norm": norm("encoder_norm")},
     }
-    return jax.tree.map(jnp.asarray, tower), [block(0), block(1)]
+    return tower, [block(0), block(1)]
 
 
 def stacked(blocks):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *blocks)
 
 
 def test_a_batch_ensemble_has_the_embeddings_of_edward2s_layers(recorded):
@@ -82,9 +82,7 @@ def test_a_batch_ensemble_has_the_embeddings_of_edward2s_layers(recorded):
     params, (dense, members) = tower_params(recorded, "batch_ensemble")
     members["mixture"] = {"rank_one": members.pop("mlp")}
     params["encoder"] |= {"blocks": stacked([dense]), "expert_blocks": stacked([members])}
-    tower = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
-    nnx.update(tower, params)
-    embedding = jax.jit(lambda image: tower(image).embedding)(jnp.asarray(recorded["images"]))
+    embedding = run(config, params, recorded["images"]).embedding
     # Theirs are the images of the first member, then those of the second.
     expected = recorded["batch_ensemble_features"].reshape(MEMBERS, -1, WIDTH).swapaxes(0, 1)
     np.testing.assert_allclose(embedding.reshape(expected.shape), expected, atol=TOLERANCE, rtol=TOLERANCE)
@@ -98,24 +96,27 @@ def test_mimo_predicts_as_uncertainty_baselines(recorded):
     ).build()
     tower, blocks = tower_params(recorded, "mimo")
     tower["encoder"]["blocks"] = stacked(blocks)
-    head = {leaf: jnp.asarray(recorded[f"mimo/head/{leaf}"]) for leaf in ("kernel", "bias")}
+    head = {leaf: recorded[f"mimo/head/{leaf}"] for leaf in ("kernel", "bias")}
     params = {"image_tower": tower, "head": {"logits": head}}
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, task.shapes)
-    found = quantities.member_log_probabilities(
-        task.image_classifier(params), task.features(params, jnp.asarray(recorded["pairs"])), jax.random.key(0), 0
-    )
+
+    @jax.jit
+    def member_log_probabilities(params, pairs):
+        classifier, features = task.image_classifier(params), task.features(params, pairs)
+        return quantities.member_log_probabilities(classifier, features, jax.random.key(0), 0)
+
+    found = member_log_probabilities(params, recorded["pairs"])
     logits = recorded["mimo_logits"].reshape(MEMBERS, -1, CLASSES).swapaxes(0, 1)
-    np.testing.assert_allclose(found, jax.nn.log_softmax(logits), atol=TOLERANCE, rtol=TOLERANCE)
+    np.testing.assert_allclose(found, scipy.special.log_softmax(logits, axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_dropout_falls_on_the_layers_and_scales_the_rest_as_in_uncertainty_baselines(recorded):
-    mlp = nnx.eval_shape(lambda: Mlp(WIDTH, 12, "gelu_tanh", "float32", nnx.Rngs(0)))
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Mlp(WIDTH, 12, "gelu_tanh", "float32", nnx.Rngs(0))))
     names = {"up": "Dense_0", "down": "Dense_1"}
-    leaves = ("kernel", "bias")
-    nnx.update(mlp, {k: {leaf: recorded[f"dropout/{v}/{leaf}"] for leaf in leaves} for k, v in names.items()})
+    params = {k: {leaf: recorded[f"dropout/{v}/{leaf}"] for leaf in ("kernel", "bias")} for k, v in names.items()}
 
     def drop(x, number):
         return jnp.where(recorded[f"dropout_kept_{number}"], x / (1 - DROPOUT_RATE), 0)
 
-    found = mlp(jnp.asarray(recorded["tokens"]), drop=drop)
+    found = jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens, drop=drop))(params, recorded["tokens"])
     np.testing.assert_allclose(found, recorded["dropout_outputs"], atol=TOLERANCE, rtol=TOLERANCE)

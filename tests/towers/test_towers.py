@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from lit_het import parameters
 from lit_het.errors import UserError
@@ -15,149 +14,164 @@ from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig, EncoderOutput
 from lit_het.towers.vit import ViTConfig
-
-
-def initial(config):
-    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(config.build(nnx.Rngs(0)))))()
-
-
-def compiled(config, params=None):
-    params = initial(config) if params is None else params
-    graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
-    return functools.partial(jax.jit(lambda params, inputs: nnx.merge(graph, params)(inputs)), params)
-
+from tests.towers.models import apply, drawn, initial, run, shapes, with_encoder
 
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=40, num_heads=2)
 VIT = ViTConfig(image_size=8, patch_size=4, encoder=ENCODER)
-IMAGES = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3)), jnp.uint8)
-PARAMS = initial(VIT)
-
-
-def with_encoder(config, **changes):
-    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **changes))
-
-
-def apply(config, params, inputs):
-    graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
-    return nnx.merge(graph, params)(inputs)
-
-
-def value_and_gradient(config):
-    def loss(params):
-        return jnp.sum(apply(config, params, IMAGES).embedding ** 2)
-
-    return jax.jit(jax.value_and_grad(loss))(PARAMS)
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(0, 256, (3, 8, 8, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
-def scanned():
-    return value_and_gradient(VIT)
+def params():
+    return initial(VIT)
 
 
-@pytest.mark.parametrize(("unrolled", "remat"), [(True, "none"), (False, "dots"), (False, "full"), (True, "full")])
-def test_unrolling_and_remat_leave_values_and_gradients_unchanged(unrolled, remat, scanned):
-    value, gradient = value_and_gradient(with_encoder(VIT, unrolled=unrolled, remat=remat))
+def value_and_gradient(config, params):
+    return jax.jit(jax.value_and_grad(lambda params: jnp.sum(run(config, params, IMAGES).embedding ** 2)))(params)
+
+
+@pytest.fixture(scope="module")
+def scanned(params):
+    return value_and_gradient(VIT, params)
+
+
+@pytest.mark.parametrize(
+    ("unrolled", "remat"),
+    [
+        *(pytest.param(*form, marks=pytest.mark.slow) for form in ((True, "none"), (False, "full"))),
+        (False, "dots"),
+        (True, "full"),
+    ],
+)
+def test_unrolling_and_remat_leave_values_and_gradients_unchanged(unrolled, remat, params, scanned):
+    value, gradient = value_and_gradient(with_encoder(VIT, unrolled=unrolled, remat=remat), params)
     np.testing.assert_allclose(value, scanned[0], rtol=1e-5)
-    for actual, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(scanned[1]), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient, scanned[1])
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_remat_recomputes_and_scanning_makes_a_loop(remat):
+def test_remat_recomputes_and_scanning_makes_a_loop(params):
     def lowered(**changes):
         config = with_encoder(VIT, **changes)
-        text = jax.jit(jax.grad(lambda p: apply(config, p, IMAGES).embedding.sum())).lower(PARAMS).as_text()
+        text = jax.jit(jax.grad(lambda params: run(config, params, IMAGES).embedding.sum())).lower(params).as_text()
         return text.count("stablehlo.while"), text.count("stablehlo.dot_general")
 
-    plain, recomputed = lowered(), lowered(remat=remat)
-    assert plain[0] == recomputed[0] == 2  # forward and backward
+    plain = lowered()
+    assert plain[0] == 2  # forward and backward
     assert lowered(unrolled=True)[0] == 0
-    # Attention's products have a batch dimension: "dots" computes them again as well.
-    assert recomputed[1] > plain[1]
+    for remat in ("dots", "full"):
+        recomputed = lowered(remat=remat)
+        assert recomputed[0] == 2
+        # Attention's products have a batch dimension: "dots" computes them again as well.
+        assert recomputed[1] > plain[1]
 
 
-def test_bfloat16_stays_close_to_float32_and_returns_float32():
-    exact = compiled(VIT, PARAMS)(IMAGES)
-    rounded = compiled(with_encoder(VIT, compute_type="bfloat16"), PARAMS)(IMAGES)
+def test_bfloat16_stays_close_to_float32_and_returns_float32(params):
+    exact = run(VIT, params, IMAGES)
+    rounded = run(with_encoder(VIT, compute_type="bfloat16"), params, IMAGES)
     assert rounded.embedding.dtype == rounded.tokens.dtype == jnp.float32
-    difference = np.asarray(rounded.embedding - exact.embedding)
+    difference = np.asarray(rounded.embedding) - np.asarray(exact.embedding)
     assert 0 < np.linalg.norm(difference) < 0.03 * np.linalg.norm(exact.embedding)
 
 
 @pytest.mark.parametrize("pooling", ["class_token", "mean", "attention"])
 def test_an_image_does_not_influence_the_others(pooling):
     config = dataclasses.replace(VIT, pooling=pooling)
-    tower = compiled(config)
-    changed = tower(IMAGES.at[1].set(255 - IMAGES[1]))
-    output = tower(IMAGES)
-    for name in ("embedding", "tokens"):
-        before, after = np.asarray(getattr(output, name)), np.asarray(getattr(changed, name))
-        np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
-        assert not np.allclose(before[1], after[1])
+    params, changed = drawn(shapes(config)), IMAGES.copy()
+    changed[1] = 255 - changed[1]
+    before, after = run(config, params, IMAGES), run(config, params, changed)
+    for one, other in ((before.embedding, after.embedding), (before.tokens, after.tokens)):
+        one, other = np.asarray(one), np.asarray(other)
+        np.testing.assert_array_equal(one[[0, 2]], other[[0, 2]])
+        assert not np.allclose(one[1], other[1])
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "attention"])
 def test_a_text_does_not_influence_the_others_and_every_position_counts(pooling):
     config = TextConfig(vocabulary_size=20, length=4, embedding_size=8, encoder=ENCODER, pooling=pooling)
-    tower = compiled(config)
-    text = jnp.asarray(np.random.default_rng(0).integers(1, 10, (3, 4)), jnp.int32)
-    output = np.asarray(tower(text).embedding)
+    params, text = drawn(shapes(config)), np.random.default_rng(0).integers(1, 10, (3, 4), np.int32)
+    output = np.asarray(run(config, params, text).embedding)
     assert output.shape == (3, 8)
     for position in range(4):
-        changed = np.asarray(tower(text.at[1, position].add(10)).embedding)
+        changed = text.copy()
+        changed[1, position] += 10
+        changed = np.asarray(run(config, params, changed).embedding)
         np.testing.assert_array_equal(output[[0, 2]], changed[[0, 2]])
         assert not np.allclose(output[1], changed[1])  # no causal mask, no padding mask
 
 
-def test_pixels_are_mapped_to_minus_one_and_one_and_patches_are_numbered_row_by_row():
+def test_pixels_are_mapped_to_minus_one_and_one_and_patches_are_numbered_row_by_row(params, monkeypatch):
     image = np.arange(8 * 8 * 3).reshape(1, 8, 8, 3).astype(np.uint8) + np.uint8(64)  # up to 255
     expected = [image[0, y : y + 4, x : x + 4].ravel() / 127.5 - 1 for y in (0, 4) for x in (0, 4)]
-    with pytest.MonkeyPatch.context() as patch:
-        # The encoder passes tokens on: what comes out are patches and positions.
-        patch.setattr("lit_het.towers.vit.Encoder.__call__", lambda self, tokens, key: EncoderOutput(tokens, {}, {}))
-        tokens = compiled(VIT, PARAMS)(jnp.asarray(image)).tokens[0]
-    kernel, bias = (np.asarray(PARAMS["patches"][name]) for name in ("kernel", "bias"))
-    wanted = np.stack(expected) @ kernel + bias + np.asarray(PARAMS["positions"])
+    # The encoder passes tokens on: what comes out are patches and positions.
+    monkeypatch.setattr("lit_het.towers.vit.Encoder.__call__", lambda self, tokens, key: EncoderOutput(tokens, {}, {}))
+    tokens = jax.jit(functools.partial(apply, VIT))(params, image).tokens[0]
+    wanted = np.stack(expected) @ params["patches"]["kernel"] + params["patches"]["bias"] + params["positions"]
     np.testing.assert_allclose(tokens, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_blocks_start_from_different_weights():
-    kernel = np.asarray(PARAMS["encoder"]["blocks"]["mlp"]["up"]["kernel"])
+def test_blocks_start_from_different_weights(params):
+    kernel = params["encoder"]["blocks"]["mlp"]["up"]["kernel"]
     assert kernel.shape == (2, 16, 40)
     assert not np.any(np.isclose(kernel[0], kernel[1]).all(axis=0))
 
 
 def test_the_representation_is_a_dense_layer_with_tanh_after_pooling():
     config = dataclasses.replace(VIT, pooling="class_token", representation_size=24)
-    params = initial(config)
-    params["pre_logits"]["bias"] = np.linspace(-1, 1, 24, dtype=np.float32)
-    output = compiled(config, params)(IMAGES)
+    params = drawn(shapes(config), scale=0.1)
+    output = run(config, params, IMAGES)
     assert config.embedding_size == output.embedding.shape[1] == 24
     pooled = np.asarray(output.tokens, np.float64)[:, 0]
-    expected = np.tanh(pooled @ np.asarray(params["pre_logits"]["kernel"]) + params["pre_logits"]["bias"])
+    layer = params.pop("pre_logits")
+    expected = np.tanh(pooled @ layer["kernel"] + layer["bias"])
     np.testing.assert_allclose(output.embedding, expected, rtol=1e-4, atol=1e-5)
     # The rest of the tower is the same one.
-    del params["pre_logits"]
-    plain = compiled(dataclasses.replace(config, representation_size=None), params)(IMAGES)
+    plain = run(dataclasses.replace(config, representation_size=None), params, IMAGES)
     np.testing.assert_array_equal(plain.tokens, output.tokens)
     assert plain.embedding.shape[1] == 16
 
 
 def test_a_tower_without_pooling_returns_all_tokens_a_class_token_among_them():
     pooled = dataclasses.replace(VIT, pooling="class_token", num_registers=2, representation_size=24)
-    whole, params = pooled.without_pooling(), initial(pooled)
+    whole, params = pooled.without_pooling(), drawn(shapes(pooled))
     assert (whole.num_tokens, whole.embedding_size) == (3 + VIT.num_patches, whole.num_tokens * ENCODER.width)
-    kept = {name: params[name] for name in initial(whole)}
-    found = compiled(whole, kept)(IMAGES).embedding.reshape(len(IMAGES), whole.num_tokens, -1)
-    np.testing.assert_allclose(found, compiled(pooled, params)(IMAGES).tokens, atol=1e-6)
+    kept = {name: params[name] for name in shapes(whole)}
+    found = run(whole, kept, IMAGES).embedding.reshape(len(IMAGES), whole.num_tokens, -1)
+    np.testing.assert_allclose(found, run(pooled, params, IMAGES).tokens, atol=1e-6)
     with pytest.raises(UserError, match="class_token = True needs pooling 'none'"):
         dataclasses.replace(VIT, pooling="mean", class_token=True)
 
 
-def test_pixels_beyond_the_last_whole_patch_are_ignored():
-    wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 2), (0, 0)), constant_values=200)
+def test_pixels_beyond_the_last_whole_patch_are_ignored(params):
+    wider = np.pad(IMAGES, ((0, 0), (0, 3), (0, 2), (0, 0)), constant_values=200)
     assert dataclasses.replace(VIT, image_size=11).num_patches == VIT.num_patches
-    np.testing.assert_array_equal(compiled(VIT, PARAMS)(wider).embedding, compiled(VIT, PARAMS)(IMAGES).embedding)
+    np.testing.assert_array_equal(run(VIT, params, wider).embedding, run(VIT, params, IMAGES).embedding)
+
+
+def test_an_image_of_another_size_has_the_tokens_of_a_tower_with_resized_positions():
+    small, large = (ViTConfig(size, 4, ENCODER, pooling="mean") for size in (8, 12))
+    params = drawn(shapes(small))
+    grid = jax.image.resize(params["positions"].reshape(2, 2, -1), (3, 3, ENCODER.width), "linear")
+    image = RANDOM.integers(0, 256, (2, 12, 12, 3), np.uint8)
+    resized = run(large, {**params, "positions": grid.reshape(9, -1)}, image)
+    np.testing.assert_allclose(run(small, params, image).tokens, resized.tokens, atol=1e-6)
+
+
+def test_masked_patches_have_the_mask_token_and_their_own_positions():
+    config = dataclasses.replace(VIT, pooling="mean")
+    params, token = drawn(shapes(config)), RANDOM.normal(size=ENCODER.width).astype(np.float32)
+    one, other = RANDOM.integers(0, 256, (2, 1, 8, 8, 3), np.uint8)
+
+    def tokens(image, masked, params=params):
+        return run(config, params, image, masked=np.array([masked]), mask_token=token).tokens
+
+    ends, mixed = [True, False, False, True], one.copy()
+    mixed[:, :4, :4], mixed[:, 4:, 4:] = other[:, :4, :4], other[:, 4:, 4:]
+    np.testing.assert_array_equal(tokens(one, ends), tokens(mixed, ends))
+    np.testing.assert_array_equal(tokens(one, [False] * 4), run(config, params, one).tokens)
+    # A kernel of zeros with the mask token as bias embeds every patch as that token.
+    same = {**params, "patches": {"kernel": np.zeros_like(params["patches"]["kernel"]), "bias": token}}
+    np.testing.assert_allclose(run(config, same, one).tokens, tokens(other, [True] * 4, same), atol=1e-6)
 
 
 def test_impossible_shapes_are_refused_by_name():
@@ -172,7 +186,7 @@ def test_impossible_shapes_are_refused_by_name():
 
 
 def count(config):
-    return parameters.count(nnx.eval_shape(lambda: nnx.to_pure_dict(nnx.state(config.build(nnx.Rngs(0))))))
+    return parameters.count(shapes(config))
 
 
 # name: width, depth, mlp width, heads (Dosovitskiy et al. 2021; Zhai et al. 2022; SoViT; PaLI; big_vision's variants).
@@ -199,6 +213,7 @@ def encoder_parameters(d, depth, m):
     return depth * (4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d) + 2 * d
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_published_sizes_have_the_shapes_and_counts_of_the_formula(name):
     width, depth, mlp, heads = SIZES[name]
@@ -216,32 +231,24 @@ def test_published_sizes_have_the_shapes_and_counts_of_the_formula(name):
     assert count(text) == blocks + 1000 * width + 16 * width + width * 64 + 64
 
 
-def test_sovit_400m_14_has_428_million_parameters():
-    assert count(ViTConfig(224, 14, encoder_size("So400m"), pooling="attention")) / 1e6 == pytest.approx(428, abs=0.6)
-
-
-@pytest.mark.parametrize(("size", "millions"), [("g", 1011), ("G", 1843)])
-def test_the_giants_have_the_counts_of_zhai_et_al(size, millions):
-    # Zhai et al. 2022, Table 2, without the head.
-    assert round(count(ViTConfig(224, 14, encoder_size(size), pooling="mean")) / 1e6) == millions
-
-
-def test_vit_e_14_has_3926_million_parameters():
-    # Dehghani et al. 2023, Table 1, with JFT-3B's 29,593 classes.
-    config = ViTConfig(224, 14, encoder_size("e"), pooling="attention")
-    assert round((count(config) + 29_593 * (config.embedding_size + 1)) / 1e6) == 3926
-
-
-def test_vit_b_16_has_86_million_parameters():
-    # Dosovitskiy et al. 2021, Table 1, without the classifier.
-    assert round(count(ViTConfig(224, 16, encoder_size("B"), pooling="class_token")) / 1e6) == 86
-
-
-# The last dense layer is 1,024 wide, and 1,138 in Appendix P.
 @pytest.mark.parametrize(
-    ("size", "classes", "millions"),
-    [(1024, 18_291, "325.3"), (1024, 21_843, "328.9"), (1024, 29_593, "336.9"), (1138, 18_291, "327.5")],
+    ("size", "patch_size", "more", "classes", "millions"),
+    [
+        ("So400m", 14, {"pooling": "attention"}, 0, "428"),
+        # Zhai et al. 2022, Table 2, and Dosovitskiy et al. 2021, Table 1, without the head.
+        ("g", 14, {"pooling": "mean"}, 0, "1011"),
+        ("G", 14, {"pooling": "mean"}, 0, "1843"),
+        ("B", 16, {"pooling": "class_token"}, 0, "86"),
+        # Dehghani et al. 2023, Table 1, with JFT-3B's classes.
+        ("e", 14, {"pooling": "attention"}, 29_593, "3926"),
+        # HET-XL's Table 3, with a linear classifier. The last dense layer is 1,024 wide, and 1,138 in Appendix P.
+        ("L", 32, {"pooling": "class_token", "representation_size": 1024}, 18_291, "325.3"),
+        ("L", 32, {"pooling": "class_token", "representation_size": 1024}, 21_843, "328.9"),
+        ("L", 32, {"pooling": "class_token", "representation_size": 1024}, 29_593, "336.9"),
+        ("L", 32, {"pooling": "class_token", "representation_size": 1138}, 18_291, "327.5"),
+    ],
 )
-def test_vit_l_32_with_a_linear_classifier_has_the_count_of_het_xls_table_3(size, classes, millions):
-    config = ViTConfig(224, 32, encoder_size("L"), pooling="class_token", representation_size=size)
-    assert f"{(count(config) + size * classes + classes) / 1e6:.1f}" == millions
+def test_published_towers_have_their_published_counts(size, patch_size, more, classes, millions):
+    config = ViTConfig(224, patch_size, encoder_size(size), **more)
+    total = count(config) + classes * (config.embedding_size + 1)
+    assert f"{total / 1e6:.{'1' if '.' in millions else '0'}f}" == millions

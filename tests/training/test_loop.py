@@ -15,11 +15,12 @@ import pytest
 
 from lit_het.checkpoints.native.saving import Checkpoints, checksums
 from lit_het.errors import UserError
-from lit_het.training import loop, preemption
+from lit_het.training import isotropic_noise, loop, preemption
+from lit_het.training.isotropic_noise import IsotropicNoise
 from lit_het.training.loop import Cadence, NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.preemption import Preempted, watched
-from lit_het.types import Batch, TrainState
+from lit_het.types import Batch, Metrics, TrainState
 from tests.training.tiny_run import STEPS, Run
 
 
@@ -101,9 +102,12 @@ def test_evaluations_run_on_their_cadence_and_at_the_end(tmp_path, every, expect
     assert recorder.evaluated == len(expected)
 
 
-def test_a_finished_run_does_nothing_more(tmp_path):
+def test_a_finished_run_does_nothing_more_than_repeat_an_interrupted_evaluation(tmp_path):
     recorder, records = train(tmp_path, [1.0] * 3, Cadence(1, 1), start=3)
     assert (recorder.saved, recorder.evaluated, records) == ([], 0, [])
+    recorder, records = train(tmp_path, [1.0] * 3, Cadence(1, 1), start=3, evaluate_first=True)
+    assert [r["step"] for r in records] == [3]
+    assert (recorder.saved, recorder.evaluated) == ([], 1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -150,12 +154,6 @@ def test_a_cadence_of_zero_steps_is_refused(field, nothing):
         Cadence(**{field: nothing})
 
 
-def test_an_interrupted_evaluation_is_repeated_on_resume(tmp_path):
-    recorder, records = train(tmp_path, [1.0] * 3, Cadence(1, 1), start=3, evaluate_first=True)
-    assert [r["step"] for r in records] == [3]
-    assert (recorder.saved, recorder.evaluated) == ([], 1)
-
-
 class SignalledAt(Recorder):
     """Gets SIGTERM in the evaluation after a step, or while it saves one."""
 
@@ -176,15 +174,13 @@ class SignalledAt(Recorder):
 
 
 @pytest.mark.parametrize(
-    ("recorder", "saved"),
-    [(SignalledAt(saving=2), [2, 3]), (SignalledAt(evaluating=True), [2, 3])],
-    ids=["while saving", "in an evaluation"],
+    "recorder", [SignalledAt(saving=2), SignalledAt(evaluating=True)], ids=["while saving", "in an evaluation"]
 )
-def test_after_sigterm_the_run_saves_and_ends_within_a_step(tmp_path, recorder, saved):
+def test_after_sigterm_the_run_saves_and_ends_within_a_step(tmp_path, recorder):
     cadence = Cadence(log_steps=100, save_steps=2, evaluate_steps=3)
     with pytest.raises(Preempted, match="ended by SIGTERM after step 3, which is saved; --resume") as error, watched():
         train(tmp_path, [1.0] * 9, cadence, recorder=recorder)
-    assert recorder.saved == saved
+    assert recorder.saved == [2, 3]
     assert error.value.code == 75
     assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [2, 3]
     assert recorder.evaluated == 0
@@ -203,6 +199,7 @@ def test_sigterm_is_handled_as_before_where_nothing_trains():
 
 def real_run(directory, run, *, first=0, until=STEPS, saves=True):
     """Trains from batch ``first`` to update ``until``, a checkpoint at the end."""
+    directory.mkdir(exist_ok=True)
     log = MetricLog(directory, first_step=first)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         if first:
@@ -233,13 +230,8 @@ def real_run(directory, run, *, first=0, until=STEPS, saves=True):
     return state, [{k: v for k, v in r.items() if "per_second" not in k} for r in records]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    return real_run(tmp_path_factory.mktemp("whole"), Run())
-
-
-def test_three_steps_saved_and_restored_and_three_more_are_six_steps_bit_by_bit(tmp_path, uninterrupted):
-    expected, records = uninterrupted
+def test_three_steps_saved_and_restored_and_three_more_are_six_steps_bit_by_bit(tmp_path):
+    expected, records = real_run(tmp_path / "whole", Run())
     real_run(tmp_path, Run(), until=3)
     actual, resumed = real_run(tmp_path, Run(), first=3)
     assert resumed == records
@@ -248,16 +240,12 @@ def test_three_steps_saved_and_restored_and_three_more_are_six_steps_bit_by_bit(
         np.testing.assert_array_equal(one, other)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         opened, _ = checkpoints.restore_params(actual.params)
-    assert checksums.digest(opened) == checksums.digest(expected.average)
-    assert checksums.digest(opened) != checksums.digest(expected.params)
-
-
-def test_a_checkpoint_holds_no_locked_parameter(tmp_path, uninterrupted):
-    real_run(tmp_path, Run(), until=1)
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        # It holds no locked parameter.
         like = {"image_tower": jax.tree.map(np.asarray, Run().locked["image_tower"])}
         with pytest.raises(UserError, match=r"image_tower/.* is missing in the checkpoint"):
             checkpoints.restore_params(like)
+    assert checksums.digest(opened) == checksums.digest(expected.average)
+    assert checksums.digest(opened) != checksums.digest(expected.params)
 
 
 def test_the_log_of_a_resumed_run_drops_records_after_its_checkpoint(tmp_path):
@@ -286,11 +274,8 @@ def test_a_last_line_cut_short_is_dropped(tmp_path, cut):
     assert [r["step"] for r in read_metrics(path)] == [1, 11]
 
 
-def test_a_log_that_does_not_exist_is_empty(tmp_path):
+def test_scalars_reach_tensorboard_and_a_log_that_does_not_exist_is_empty(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
-
-
-def test_scalars_reach_tensorboard(tmp_path):
     log = MetricLog(tmp_path)
     log.write(1, {"train/loss": 1.0})
     log.close()
@@ -327,3 +312,59 @@ def test_a_log_that_can_never_be_written_reports_lost_records(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert "metrics.jsonl cannot be written (File too large); its last records are lost" in capsys.readouterr().err
+
+
+# The warning when noise grows in all directions alike.
+
+
+def record(norm, alignment):
+    return {"train/image_noise_norm": norm, "train/image_noise_alignment": alignment, "train/loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("last", "warns"),
+    [(record(0.3, 1.0), True), (record(0.3, 2.0), False), (record(0.15, 1.0), False), ({"train/loss": 1.0}, False)],
+    ids=["grown alike", "grown along the keys", "hardly grown", "no noise"],
+)
+def test_growth_in_all_directions_is_reported_once(monkeypatch, last, warns):
+    lines = []
+    monkeypatch.setattr(isotropic_noise, "message", lines.append)
+    watch = IsotropicNoise()
+    for one in (record(0.1, 1.0), last, last):
+        watch.check(one)
+    assert len(lines) == warns
+    if warns:
+        assert "the noise of images has grown from 0.1 to 0.3 alike in all directions" in lines[0]
+        assert "--task.head.num-samples" in lines[0]
+
+
+@pytest.mark.parametrize(("norm", "warns"), [(0.3, True), (0.15, False)])
+def test_a_resumed_run_compares_with_the_noise_before_the_interruption(monkeypatch, tmp_path, norm, warns):
+    lines = []
+    monkeypatch.setattr(isotropic_noise, "message", lines.append)
+    log = MetricLog(tmp_path)
+    for number, before in ((1, 0.1), (2, 0.14)):
+        log.write(number, record(before, 1.0))
+    log.close()
+
+    def step(state, locked, batch):
+        names = ("loss", "gradient_norm", "update_norm", "image_noise_norm", "image_noise_alignment")
+        metrics: Metrics = dict(zip(names, map(jnp.float32, (1.0, 1.0, 1.0, norm, 1.0)), strict=True))
+        return dataclasses.replace(state, step=state.step + 1), metrics
+
+    log, recorder = MetricLog(tmp_path, first_step=2), Recorder()
+    loop.train(
+        step,
+        TrainState(jnp.int32(2), {}, {}, {"average": 0.0}),
+        {},
+        itertools.repeat(Batch(valid=np.ones(1, bool))),
+        num_steps=4,
+        cadence=Cadence(log_steps=1),
+        log=log,
+        saver=recorder,
+        evaluate=recorder.evaluate,
+        description="resumed",
+    )
+    log.close()
+    assert [line for line in lines if "has grown from 0.1 to" in line] == lines
+    assert len(lines) == warns

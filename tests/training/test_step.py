@@ -1,5 +1,7 @@
 """One step: who changes, and that the number of devices makes no difference."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,24 +62,23 @@ def test_the_locked_tower_is_absent_from_state_and_gradient(one_device):
     assert int(run.state.step) == STEPS
 
 
-def test_the_backward_pass_does_not_enter_the_locked_tower():
+def test_the_backward_pass_does_not_enter_the_locked_tower(one_device):
     """The image tower's products stand in the compiled loss once; only the text tower's stand in its gradient."""
-    task = TASK.build()
-    run = Run()
-    batch = next(run.batches())
+    task, run = TASK.build(), one_device[0]
+    batch, params = next(run.batches()), parameters.merge(run.locked, run.state.params)
 
     def products(locked_patterns):
-        params = parameters.merge(run.locked, run.state.params)
         locked, trainable = parameters.partition(params, locked_patterns)
 
         def loss(trainable, locked):
-            return task.loss(parameters.merge(locked, trainable), batch, keys_at(0, 0))[0]
+            return task.loss(parameters.merge(trainable, locked), batch, keys_at(0, 0))[0]
 
         return jax.jit(jax.grad(loss)).lower(trainable, locked).as_text().count("stablehlo.dot_general")
 
     assert products(["image_tower/.*"]) < products([])
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("mesh", [MeshConfig(data=8), MeshConfig(data=4, fsdp=2)], ids=["data=8", "data=4 fsdp=2"])
 def test_eight_devices_give_the_losses_of_one_device_noise_included(mesh, one_device):
     run = Run(mesh.build())
@@ -90,18 +91,14 @@ def test_eight_devices_give_the_losses_of_one_device_noise_included(mesh, one_de
             np.testing.assert_allclose(actual, expected[path], rtol=1e-3, atol=1e-4, err_msg=path)
 
 
-def test_the_seed_and_the_step_decide_the_noise():
-    run, task = Run(), TASK.build()
-    batch = next(run.batches())
-    params = parameters.merge(run.locked, run.state.params)
-
-    @jax.jit
-    def loss(keys):
-        return task.loss(params, batch, keys)[0]
-
-    first = float(loss(keys_at(0, 0)))
-    assert float(loss(keys_at(0, 0))) == first
-    assert len({first, float(loss(keys_at(1, 0))), float(loss(keys_at(0, 1)))}) == 3
+def test_the_seed_and_the_step_decide_the_noise(one_device):
+    run, loss = one_device[0], jax.jit(TASK.build().loss)
+    batch, params = next(run.batches()), parameters.merge(run.locked, run.state.params)
+    first, again, *others = (
+        float(loss(params, batch, keys_at(*place))[0]) for place in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    assert first == again
+    assert len({first, *others}) == 3
 
 
 def test_metrics_count_valid_rows_and_measure_the_gradient(one_device):
@@ -113,111 +110,87 @@ def test_metrics_count_valid_rows_and_measure_the_gradient(one_device):
     assert all(jnp.shape(value) == () for value in metrics.values())
 
 
-class Square:
-    """A task whose loss is a square, or the square root of a negative number where the batch is invalid."""
+class Task:
+    """A task with one parameter w, and a loss of it, of the batch and of the keys."""
 
     locked, trained = (), ("w",)
 
+    def __init__(self, loss, w: Any = 1.0):
+        self.of_w, self.params = loss, {"w": jnp.asarray(w, jnp.float32)}
+
     def initialize(self, key):
-        return {"w": jnp.full(3, 2.0)}
+        return self.params
 
     def layers_above(self, params):
         return {"w": 0}
 
     def loss(self, params, batch, keys):
-        return jnp.sum(jnp.sqrt(params["w"] ** 4 * jnp.where(batch.valid[0], 1.0, -1.0))), {}
+        return self.of_w(params["w"], batch, keys), {}
 
 
-@pytest.mark.parametrize("valid", [True, False])
-def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(valid):
-    optimizer = Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(5, 1))
-    step = jax.jit(make_train_step(Square(), optimizer, 0, skips_nonfinite=True))
-    before = initial_state({"w": jnp.full(3, 2.0)}, optimizer)
+PARABOLA = Task(lambda w, batch, keys: w**2)
+BATCH = Batch(valid=np.array([True]))
+
+
+def sgd(rate, num_steps):
+    """Returns the optimizer that subtracts the gradient times a constant rate."""
+    rule = Optimizer(SGD(momentum=0.0), weight_decay=0.0, clip_norm=None)
+    return rule.build(Schedule(rate, Duration(0), decay=Linear(1.0)), RunLength(num_steps, 1))
+
+
+@pytest.mark.parametrize(
+    ("valid", "rate", "problem"),
+    [(True, 1e-2, None), (False, 1e-2, "gradient_norm"), (True, 3e38, "update_norm")],
+    ids=["finite", "a loss that is not finite", "an update that alone is not finite"],
+)
+def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(valid, rate, problem):
+    """The loss is a square, or the square root of a negative number where the batch is invalid."""
+    task = Task(lambda w, batch, keys: jnp.sum(jnp.sqrt(w**4 * jnp.where(batch.valid[0], 1.0, -1.0))), [2.0] * 3)
+    optimizer = Optimizer().build(Schedule(rate, Duration(1), initial_rate=rate), RunLength(5, 1))
+    step = jax.jit(make_train_step(task, optimizer, 0, skips_nonfinite=True))
+    before = initial_state(task.params, optimizer)
     after, metrics = step(before, {}, Batch(valid=np.array([valid])))
-    assert bool(metrics["skipped"]) is not valid
+    assert bool(metrics["skipped"]) is (problem is not None)
     assert int(after.step) == 1
-    same = jax.tree.map(lambda one, other: bool((one == other).all()), before.opt_state, after.opt_state)
-    assert all(jax.tree.leaves(same)) is not valid
+    same = jax.tree.map(np.array_equal, (before.opt_state, before.params), (after.opt_state, after.params))
+    assert all(jax.tree.leaves(same)) is (problem is not None)
     assert np.isfinite(after.params["w"]).all()
-
-
-def test_a_step_whose_update_alone_is_not_finite_is_skipped_too():
-    optimizer = Optimizer().build(Schedule(3e38, Duration(1), initial_rate=3e38), RunLength(5, 1))
-    step = jax.jit(make_train_step(Square(), optimizer, 0, skips_nonfinite=True))
-    before = initial_state({"w": jnp.full(3, 2.0)}, optimizer)
-    after, metrics = step(before, {}, Batch(valid=np.array([True])))
-    assert np.isfinite([metrics["loss"], metrics["gradient_norm"]]).all()
-    assert not np.isfinite(metrics["update_norm"])
-    assert bool(metrics["skipped"])
-    np.testing.assert_array_equal(after.params["w"], before.params["w"])
-
-
-class Noise:
-    """A loss that is one standard normal of the step's noise."""
-
-    locked = ()
-
-    def initialize(self, key):
-        return {"w": jnp.float32(0.0)}
-
-    def loss(self, params, batch, keys):
-        return params["w"] ** 2 + jax.random.normal(keys("noise")), {}
-
-    def layers_above(self, params):
-        return {"w": 0}
+    assert np.isfinite([metrics["loss"], metrics["gradient_norm"]]).all() == (problem != "gradient_norm")
+    assert np.isfinite(metrics["update_norm"]) == (problem is None)
 
 
 def test_every_step_of_every_seed_draws_its_own_noise():
-    optimizer, noise = Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(5, 1)), []
+    task, optimizer, noise = Task(lambda w, batch, keys: w**2 + jax.random.normal(keys("noise")), 0.0), sgd(0.1, 5), []
     for seed in (0, 1):
-        step, state = (
-            jax.jit(make_train_step(Noise(), optimizer, seed)),
-            initial_state(Noise().initialize(None), optimizer),
-        )
+        step, state = jax.jit(make_train_step(task, optimizer, seed)), initial_state(task.params, optimizer)
         for _ in range(3):
-            state, metrics = step(state, {}, Batch(valid=np.array([True])))
+            state, metrics = step(state, {}, BATCH)
             noise.append(float(metrics["loss"]))
     assert len(set(noise)) == len(noise)
 
 
-class Parabola:
-    """The loss w²."""
-
-    locked = ()
-
-    def initialize(self, key):
-        return {"w": jnp.float32(1.0)}
-
-    def loss(self, params, batch, keys):
-        return params["w"] ** 2, {}
-
-    def layers_above(self, params):
-        return {"w": 0}
-
-
 def test_the_average_follows_the_parameters_and_does_not_change_them():
     """w ← w - 0.25 · 2 w = w / 2 and a ← 0.75 a + 0.25 w, from w = a = 1."""
-    rule = Optimizer(SGD(momentum=0.0), weight_decay=0.0, clip_norm=None)
-    optimizer = rule.build(Schedule(0.25, Duration(0), decay=Linear(1.0)), RunLength(4, 1))
-    state = initial_state({"w": jnp.float32(1.0)}, optimizer, averages=True)
-    step, batch = jax.jit(make_train_step(Parabola(), optimizer, 0, 0.75)), Batch(valid=jnp.ones(1, bool))
-    found = []
+    optimizer = sgd(0.25, 4)
+    state = initial_state(PARABOLA.params, optimizer, averages=True)
+    step, found = jax.jit(make_train_step(PARABOLA, optimizer, 0, 0.75)), []
     for _ in range(3):
-        state, _ = step(state, {}, batch)
+        state, _ = step(state, {}, BATCH)
         found.append((float(state.params["w"]), float(state.average["w"])))
     assert found == [(0.5, 0.875), (0.25, 0.71875), (0.125, 0.5703125)]
     assert state.evaluated is state.average
-    assert initial_state({"w": jnp.float32(1.0)}, optimizer).evaluated == {"w": 1.0}
+    assert initial_state(PARABOLA.params, optimizer).evaluated == {"w": 1.0}
 
 
 def test_each_step_draws_one_of_several_losses_and_takes_its_gradient():
-    rule = Optimizer(SGD(momentum=0.0), weight_decay=0.0, clip_norm=None)
-    optimizer = rule.build(Schedule(1.0, Duration(0), decay=Linear(1.0)), RunLength(300, 1))
     slopes = [lambda params, batch, keys, a=a: (a * params["w"], {"slope": jnp.float32(a)}) for a in (1.0, 2.0, 3.0)]
-    step = jax.jit(make_train_step(Parabola(), optimizer, 0, losses=slopes))
-    state, batch, drawn = initial_state({"w": jnp.float32(0.0)}, optimizer), Batch(valid=jnp.ones(1, bool)), []
+    optimizer, drawn = sgd(1.0, 300), []
+    step, state = (
+        jax.jit(make_train_step(PARABOLA, optimizer, 0, losses=slopes)),
+        initial_state(PARABOLA.params, optimizer),
+    )
     for _ in range(300):
-        state, metrics = step(state, {}, batch)
+        state, metrics = step(state, {}, BATCH)
         drawn.append(float(metrics["slope"]))
         assert float(metrics["gradient_norm"]) == drawn[-1]
     # 100 of each with a standard deviation of 8.

@@ -114,6 +114,7 @@ def test_services_are_imported_only_when_asked_for():
     subprocess.run([sys.executable, "-c", program], env=tiny.environment(), check=True)
 
 
+@pytest.mark.slow
 def test_wandb_itself_has_every_record_offline(tmp_path, monkeypatch, capfd):
     wandb = pytest.importorskip("wandb")
     messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")

@@ -42,6 +42,22 @@ def host_batches(count=STEPS):
         )
 
 
+@functools.cache
+def _compiled(mesh, config, seed, average_decay, distilled_from, gradient_of):
+    """Returns the programs of runs that are equal: what starts one, and its step."""
+    task, optimizer = config.build(), Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(STEPS, BATCH_SIZE))
+
+    def start(key):
+        locked, trainable = parameters.partition(task.initialize(key), task.locked)
+        return initial_state(trainable, optimizer, averages=average_decay is not None), locked
+
+    shardings = sharding.tree_shardings(jax.eval_shape(start, jax.random.key(0)), mesh)
+    further = {"distilled_from": distilled_from, "gradient_of": gradient_of}
+    step = make_train_step(task, optimizer, seed, average_decay, **further)
+    step = jax.jit(step, donate_argnums=0, out_shardings=(shardings[0], None))
+    return jax.jit(start, out_shardings=shardings), step
+
+
 @dataclasses.dataclass
 class Run:
     """What `lit_het.runs.training` puts together, without files."""
@@ -54,18 +70,8 @@ class Run:
     gradient_of: Gradient | None = None
 
     def __post_init__(self):
-        task, key = self.config.build(), jax.random.key(self.seed)
-        optimizer = Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(STEPS, BATCH_SIZE))
-        shardings = sharding.tree_shardings(jax.eval_shape(task.initialize, key), self.mesh)
-        params = jax.jit(task.initialize, out_shardings=shardings)(key)
-        self.locked, trainable = parameters.partition(params, task.locked)
-        initial = functools.partial(initial_state, optimizer=optimizer, averages=self.average_decay is not None)
-        like = jax.eval_shape(initial, trainable)
-        shardings = sharding.tree_shardings(like, self.mesh)
-        self.state = jax.jit(initial, out_shardings=shardings)(trainable)
-        further = {"distilled_from": self.distilled_from, "gradient_of": self.gradient_of}
-        train_step = make_train_step(task, optimizer, self.seed, self.average_decay, **further)
-        self.step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+        start, self.step = _compiled(**vars(self))
+        self.state, self.locked = start(jax.random.key(self.seed))
 
     def batches(self, first=0):
         """Global batches from number ``first`` on."""

@@ -6,29 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lit_het.data_pipelines.prepare import archives
-from lit_het.data_pipelines.prepare.archives import (
-    FolderFiles,
-    TarFiles,
-    ZipFiles,
-    open_files,
-    open_published,
-    root_of,
-    warn_unless_published,
-)
 from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import make_tar, make_zip, unpack
 
 CONTENTS = {"a/1.txt": b"one", "a/2.txt": b"two" * 1000, "b.txt": b""}
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_tar_equals_the_folder_it_was_packed_from(tmp_path, make_tar, mode):
-    (tmp_path / "a").mkdir()
-    for name, content in CONTENTS.items():
-        (tmp_path / name).write_bytes(content)
+def test_a_tar_equals_the_folder_it_was_packed_from(tmp_path, mode):
+    unpack(CONTENTS, tmp_path)
     (tmp_path / "x.tar").write_bytes(make_tar({f"./{name}": content for name, content in CONTENTS.items()}, mode))
-    tar = open_files(tmp_path / "x.tar", tmp_path)
+    tar = archives.open_files(tmp_path / "x.tar", tmp_path)
     (tmp_path / "x.tar").rename(tmp_path / ".hidden")  # neither a hidden file nor where it lies matters
-    folder = open_files(tmp_path, tmp_path)
+    folder = archives.open_files(tmp_path, tmp_path)
     assert list(tar.sizes.items()) == list(folder.sizes.items())
     assert {name: tar.read(name) for name in tar.sizes} == {name: folder.read(name) for name in CONTENTS} == CONTENTS
     for files in (tar, folder):
@@ -38,83 +29,75 @@ def test_a_tar_equals_the_folder_it_was_packed_from(tmp_path, make_tar, mode):
     assert tar.where("b.txt") == f"{tmp_path}/x.tar: b.txt"
 
 
-def test_tars_in_a_tar_stand_for_folders(tmp_path, make_tar):
+def test_tars_in_a_tar_stand_for_folders(tmp_path):
     inner = {name: make_tar({"1.txt": name.encode(), "._1.txt": b"left by a Mac"}) for name in ("a.tar", "b.tar")}
     (tmp_path / "x.tar").write_bytes(make_tar(inner))
-    files = TarFiles(tmp_path / "x.tar", tmp_path, nested=True)
+    files = archives.TarFiles(tmp_path / "x.tar", tmp_path, nested=True)
     assert {name: files.read(name) for name in files.sizes} == {"a/1.txt": b"a.tar", "b/1.txt": b"b.tar"}
-    assert list(TarFiles(tmp_path / "x.tar", tmp_path).sizes) == ["a.tar", "b.tar"]
+    assert list(archives.TarFiles(tmp_path / "x.tar", tmp_path).sizes) == ["a.tar", "b.tar"]
 
 
 @pytest.mark.parametrize("cut", [100, 600, 1500, 5000, 9800])
-def test_a_truncated_archive_is_named_wherever_it_ends(tmp_path, make_tar, cut):
+def test_a_truncated_archive_is_named_wherever_it_ends(tmp_path, cut):
     path = tmp_path / "x.tar"
     inner = make_tar({"1.bin": os.urandom(3000), "2.bin": os.urandom(2000)})
     whole = make_tar({"a.tar": inner})[: 512 + len(inner) + 512]
     assert len(inner) > 9800
     path.write_bytes(whole[:cut])
-    with pytest.raises(
-        UserError, match=r"x\.tar: is (truncated or damaged at byte \d+|not a tar archive).*download it"
-    ):
-        TarFiles(path, tmp_path, nested=True)
+    message = r"x\.tar: is (truncated or damaged at byte \d+|not a tar archive).*download it"
+    refused(message, archives.TarFiles, path, tmp_path, nested=True)
     path.write_bytes(gzip.compress(whole)[: min(cut, 5000)])
-    with pytest.raises(UserError, match=r"x\.tar: is truncated or damaged.*download it again"):
-        TarFiles(path, tmp_path, nested=True)
+    refused(r"x\.tar: is truncated or damaged.*download it again", archives.TarFiles, path, tmp_path, nested=True)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_truncated_inner_tar_is_found_in_a_complete_outer_tar(tmp_path, make_tar):
+def test_a_truncated_inner_tar_is_found_in_a_complete_outer_tar(tmp_path):
     inner = make_tar({"1.bin": bytes(3000), "2.bin": bytes(3000)})
     for cut in (2048, 512 + 3072, 512 + 3072 + 512 + 1024):
         (tmp_path / "x.tar").write_bytes(make_tar({"a.tar": inner[:cut], "b.tar": inner}))
-        with pytest.raises(UserError, match=r"x\.tar: is truncated or damaged"):
-            TarFiles(tmp_path / "x.tar", tmp_path, nested=True)
+        refused(r"x\.tar: is truncated or damaged", archives.TarFiles, tmp_path / "x.tar", tmp_path, nested=True)
 
 
-def test_a_name_that_an_archive_holds_twice_is_refused(tmp_path, make_tar):
+def test_a_name_that_an_archive_holds_twice_is_refused(tmp_path):
     twice = make_tar({"a": b"1"})[:1024] + make_tar({"a": b"2"})
     (tmp_path / "x.tar").write_bytes(twice)
-    with pytest.raises(UserError, match="holds a twice"):
-        TarFiles(tmp_path / "x.tar", tmp_path)
+    refused("holds a twice", archives.TarFiles, tmp_path / "x.tar", tmp_path)
     long = make_tar({"a/" * 15_000 + "b": b"1"})
     (tmp_path / "x.tar").write_bytes(long[: -(-len(long.rstrip(b"\0")) // 512) * 512] + long)
     with pytest.raises(UserError, match="twice") as error:
-        TarFiles(tmp_path / "x.tar", tmp_path)
+        archives.TarFiles(tmp_path / "x.tar", tmp_path)
     assert len(str(error.value)) < 1000
 
 
 def test_a_missing_or_invalid_archive_is_a_one_line_error(tmp_path):
-    with pytest.raises(UserError, match=r"none\.tar: cannot be read \(No such file or directory\)"):
-        open_files(tmp_path / "none.tar", tmp_path)
+    message = r"none\.tar: cannot be read \(No such file or directory\)"
+    refused(message, archives.open_files, tmp_path / "none.tar", tmp_path)
     (tmp_path / "x.tar").write_bytes(b"<html>not found</html>" * 100)
-    with pytest.raises(UserError, match="is not a tar archive"):
-        open_files(tmp_path / "x.tar", tmp_path)
+    refused("is not a tar archive", archives.open_files, tmp_path / "x.tar", tmp_path)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="dangling: cannot be read"):
-        FolderFiles(tmp_path)
+    refused("dangling: cannot be read", archives.FolderFiles, tmp_path)
 
 
 def test_links_to_folders_are_followed(tmp_path):
-    (tmp_path / "classes" / "cat").mkdir(parents=True)
-    (tmp_path / "classes" / "cat" / "1.jpg").write_bytes(b"x")
+    unpack({"classes/cat/1.jpg": b"x"}, tmp_path)
     (tmp_path / "subset").mkdir()
     (tmp_path / "subset" / "cat").symlink_to(tmp_path / "classes" / "cat")
-    assert list(FolderFiles(tmp_path / "subset").sizes) == ["cat/1.jpg"]
+    assert list(archives.FolderFiles(tmp_path / "subset").sizes) == ["cat/1.jpg"]
 
 
 def test_an_unpublished_archive_is_warned_about(tmp_path, caplog):
     (tmp_path / "x").write_bytes(b"x")
-    warn_unless_published(tmp_path / "x", "9dd4e461268c8034f5c8564e155c67a6")
+    archives.warn_unless_published(tmp_path / "x", "9dd4e461268c8034f5c8564e155c67a6")
     assert not caplog.records
-    warn_unless_published(tmp_path / "x", "0" * 32)
+    archives.warn_unless_published(tmp_path / "x", "0" * 32)
     assert "x: is not the published archive (MD5 9dd4e461" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_zip_equals_the_folder_it_was_packed_from(tmp_path, make_zip, compression):
+def test_a_zip_equals_the_folder_it_was_packed_from(tmp_path, compression):
     members = {"a/": b"", **CONTENTS, "__MACOSX/._b.txt": b"left by a Mac"}
     (tmp_path / "x.zip").write_bytes(make_zip(members, compression))
-    files = open_files(tmp_path / "x.zip", tmp_path)
+    files = archives.open_files(tmp_path / "x.zip", tmp_path)
     assert files.sizes == {name: len(content) for name, content in CONTENTS.items()}
     assert files.folders == {"a"}
     assert files.where("b.txt") == f"{tmp_path}/x.zip: b.txt"
@@ -123,50 +106,45 @@ def test_a_zip_equals_the_folder_it_was_packed_from(tmp_path, make_zip, compress
         assert [*read] == [*CONTENTS.values()] * 200
 
 
-def test_a_damaged_zip_is_named_when_it_is_opened_or_read(tmp_path, make_zip, monkeypatch):
+def test_a_damaged_zip_is_named_when_it_is_opened_or_read(tmp_path, monkeypatch):
     path, content = tmp_path / "x.zip", os.urandom(5000)
     whole = make_zip({"a.bin": content})
     path.write_bytes(whole[:3000])
-    with pytest.raises(UserError, match=r"x\.zip: is truncated or damaged .*download it again"):
-        open_files(path, tmp_path)
+    refused(r"x\.zip: is truncated or damaged .*download it again", archives.open_files, path, tmp_path)
     place = whole.index(content[:100])
     path.write_bytes(whole[:place] + b"\0" * 100 + whole[place + 100 :])
-    with pytest.raises(UserError, match=r"x\.zip: is truncated or damaged \(Bad CRC-32.*download it again"):
-        ZipFiles(path).read("a.bin")
+    refused(r"x\.zip: is truncated or damaged \(Bad CRC-32.*download it again", archives.ZipFiles(path).read, "a.bin")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", b"1")
         archive.writestr("./a", b"2")
-    with pytest.raises(UserError, match="holds a twice"):
-        ZipFiles(path)
+    refused("holds a twice", archives.ZipFiles, path)
     monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 4999)
     path.write_bytes(whole)
-    with pytest.raises(UserError, match=r"a\.bin unpacks to 5,000 bytes"):
-        ZipFiles(path)
+    refused(r"a\.bin unpacks to 5,000 bytes", archives.ZipFiles, path)
 
 
-def test_a_file_without_a_name_in_a_zip_is_no_error(tmp_path, make_zip):
+def test_a_file_without_a_name_in_a_zip_is_no_error(tmp_path):
     (tmp_path / "x.zip").write_bytes(make_zip({"a": b"1"}).replace(b"a", b"\0"))  # names end at a zero
-    assert ZipFiles(tmp_path / "x.zip").sizes == {"": 1}
+    assert archives.ZipFiles(tmp_path / "x.zip").sizes == {"": 1}
 
 
-def test_a_file_that_unpacks_to_more_than_its_zip_declares_is_refused(tmp_path, make_zip):
+def test_a_file_that_unpacks_to_more_than_its_zip_declares_is_refused(tmp_path):
     declared, zeros = 1000, 2**22
     whole = make_zip({"a.bin": bytes(zeros)})
     forged = whole.replace(zeros.to_bytes(4, "little"), declared.to_bytes(4, "little"))
     assert forged != whole
     (tmp_path / "x.zip").write_bytes(forged)
-    with pytest.raises(UserError, match=r"x\.zip: is truncated or damaged"):
-        ZipFiles(tmp_path / "x.zip").read("a.bin")
+    refused(r"x\.zip: is truncated or damaged", archives.ZipFiles(tmp_path / "x.zip").read, "a.bin")
 
 
-def test_a_published_archive_is_found_packed_unpacked_or_in_its_folder(tmp_path, make_tar, unpack, caplog):
+def test_a_published_archive_is_found_packed_unpacked_or_in_its_folder(tmp_path, caplog):
     members = {"dtd/labels/a.txt": b"1", "dtd/b.txt": b"2"}
-    packed, unpacked = tmp_path / "packed", unpack(members, tmp_path / "unpacked")
-    packed.mkdir()
-    (packed / "dtd.tar").write_bytes(make_tar(members))
+    packed = unpack({"dtd.tar": make_tar(members)}, tmp_path / "packed")
+    unpacked = unpack(members, tmp_path / "unpacked")
     for source in (packed, packed / "dtd.tar", unpacked, unpacked / "dtd"):
-        files = open_published(source, tmp_path, "dtd.tar", "0" * 32, "dtd")
-        assert files.read(root_of(files, "labels/a.txt", "dtd.tar") + "b.txt") == b"2"
+        files = archives.open_published(source, tmp_path, "dtd.tar", "0" * 32, "dtd")
+        assert files.read(archives.root_of(files, "labels/a.txt", "dtd.tar") + "b.txt") == b"2"
     assert len([message for message in caplog.messages if "is not the published archive" in message]) == 2
-    with pytest.raises(UserError, match=r"packed: holds no c\.txt; give other\.tar, or the folder unpacked from it"):
-        root_of(open_published(packed, tmp_path, "other.tar", "", "other"), "c.txt", "other.tar")
+    files = archives.open_published(packed, tmp_path, "other.tar", "", "other")
+    message = r"packed: holds no c\.txt; give other\.tar, or the folder unpacked from it"
+    refused(message, archives.root_of, files, "c.txt", "other.tar")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_het.data_pipelines.prepare.birds import read_birds
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
 
 # Number, class and whether it is for training, as in the three official lists.
 IMAGES = {1: (1, 0), 2: (1, 1), 3: (2, 1), 4: (3, 0), 5: (3, 1)}
@@ -13,7 +14,7 @@ CLASSES = ("001.Black_footed_Albatross", "002.Laysan_Albatross", "003.American_C
 
 
 @pytest.fixture(scope="module")
-def members(make_image) -> dict[str, bytes]:
+def members() -> dict[str, bytes]:
     paths = {number: f"{CLASSES[label - 1]}/Bird_{number:04}_9{number}.jpg" for number, (label, _) in IMAGES.items()}
     lists = {
         "images.txt": "".join(f"{number} {path}\n" for number, path in paths.items()),
@@ -28,27 +29,23 @@ def members(make_image) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def archive(tmp_path, members, make_tar) -> Path:
-    (tmp_path / "CUB_200_2011.tgz").write_bytes(make_tar(members, "w:gz"))
-    return tmp_path / "CUB_200_2011.tgz"
+def archive(tmp_path, members) -> Path:
+    return unpack({"CUB_200_2011.tgz": make_tar(members, "w:gz")}, tmp_path) / "CUB_200_2011.tgz"
 
 
 @pytest.mark.parametrize(("split", "numbers"), [("train", [2, 3, 5]), ("test", [1, 4])])
-def test_the_official_splits_keep_their_labels_and_bytes(archive, tmp_path, write, make_image, split, numbers):
-    samples = write(read_birds(archive, tmp_path), tmp_path / "out", split)
-    assert [sample.label for sample in samples] == [IMAGES[number][0] - 1 for number in numbers]
-    assert [sample.image for sample in samples] == [make_image(40 * number) for number in numbers]
+def test_the_official_splits_keep_their_labels_and_bytes(archive, tmp_path, split, numbers):
+    samples = labelled(write(read_birds(archive, tmp_path), tmp_path / "out", split))
+    assert samples == [(IMAGES[number][0] - 1, make_image(40 * number)) for number in numbers]
 
 
-def test_names_are_readable_and_one_split_of_the_unpacked_folder_can_be_read(members, archive, tmp_path, unpack):
+def test_names_are_readable_and_one_split_of_the_unpacked_folder_can_be_read(members, archive, tmp_path):
     unpack(members, tmp_path / "unpacked")
     for source in (archive, tmp_path / "unpacked", tmp_path / "unpacked" / "CUB_200_2011"):
         dataset = read_birds(source, tmp_path, "test")
         assert dataset.class_names == ("Black footed Albatross", "Laysan Albatross", "American Crow")
         assert list(dataset.splits) == ["test"]
-        assert dataset.splits["test"].labels is not None
-        assert dataset.splits["test"].labels.tolist() == [0, 2]
-        assert dataset.splits["test"].published == 5_794
+        assert (labels_of(dataset, "test"), dataset.splits["test"].published) == ([0, 2], 5_794)
 
 
 @pytest.mark.parametrize(
@@ -67,24 +64,20 @@ def test_names_are_readable_and_one_split_of_the_unpacked_folder_can_be_read(mem
         ("images.txt", (b"4 003", b"\n4 003"), r"images\.txt line 4:  is not a new number with its value"),
     ],
 )
-def test_lists_that_do_not_belong_together_are_refused(members, tmp_path, unpack, file, change, message):
+def test_lists_that_do_not_belong_together_are_refused(members, tmp_path, file, change, message):
     name = f"CUB_200_2011/{file}"
     assert change[0] in members[name]
     unpack({**members, name: members[name].replace(*change)}, tmp_path / "cub")
-    with pytest.raises(UserError, match=message):
-        read_birds(tmp_path / "cub", tmp_path)
+    refused(message, read_birds, tmp_path / "cub", tmp_path)
 
 
-def test_missing_truncated_and_other_archives_are_named(members, archive, tmp_path, make_tar):
-    del (fewer := dict(members))["CUB_200_2011/classes.txt"]
-    archive.write_bytes(make_tar(fewer, "w:gz"))
-    with pytest.raises(UserError, match=r"CUB_200_2011\.tgz: holds no classes\.txt; download it again"):
-        read_birds(archive, tmp_path)
-    archive.write_bytes(make_tar(members, "w:gz")[:-50])
-    with pytest.raises(UserError, match=r"CUB_200_2011\.tgz: is truncated or damaged"):
-        read_birds(archive, tmp_path)
-    archive.write_bytes(make_tar({"jpg/image_00001.jpg": b"x"}, "w:gz"))
-    with pytest.raises(UserError, match=r"holds no images\.txt; give CUB_200_2011\.tgz, or the folder unpacked"):
-        read_birds(archive, tmp_path)
-    with pytest.raises(UserError, match="CUB-200-2011: has no split 'val', only train, test"):
-        read_birds(archive, tmp_path, "val")
+def test_missing_truncated_and_other_archives_are_named(members, archive, tmp_path):
+    fewer = {name: content for name, content in members.items() if name != "CUB_200_2011/classes.txt"}
+    for content, message in (
+        (make_tar(fewer, "w:gz"), r"CUB_200_2011\.tgz: holds no classes\.txt; download it again"),
+        (make_tar(members, "w:gz")[:-50], r"CUB_200_2011\.tgz: is truncated or damaged"),
+        (make_tar({"jpg/1.jpg": b"x"}), r"holds no images\.txt; give CUB_200_2011\.tgz, or the folder unpacked"),
+    ):
+        archive.write_bytes(content)
+        refused(message, read_birds, archive, tmp_path)
+    refused("CUB-200-2011: has no split 'val', only train, test", read_birds, archive, tmp_path, "val")

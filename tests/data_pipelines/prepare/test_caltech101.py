@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.caltech101 import read_caltech101
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labels_of, make_tar, unpack
 
 _NAMES = """
 BACKGROUND_Google Faces Faces_easy Leopards Motorbikes accordion airplanes anchor ant barrel bass beaver binocular
@@ -20,23 +21,18 @@ trilobite umbrella watch water_lilly wheelchair wild_cat windsor_chair wrench yi
 """
 FOLDERS = _NAMES.split()
 # Class 0 has 31 images, class 1 has 32, ...
-FILES = {
-    folder: [f"image_{image:04}.jpg" for image in range(1, 32 + place % 7)] for place, folder in enumerate(FOLDERS)
-}
+FILES = {name: [f"image_{image:04}.jpg" for image in range(1, 32 + place % 7)] for place, name in enumerate(FOLDERS)}
 
 
 @pytest.fixture(scope="module")
 def members() -> dict[str, bytes]:
-    images = {
-        f"101_ObjectCategories/{folder}/{base}": f"{folder} {base}".encode()
-        for folder in FILES
-        for base in FILES[folder]
-    }
-    return {**images, "101_ObjectCategories/BACKGROUND_Google/tmp": b"no image"}
+    images = {f"{folder}/{base}": f"{folder} {base}".encode() for folder in FILES for base in FILES[folder]}
+    files = {**images, "BACKGROUND_Google/tmp": b"no image"}
+    return {f"101_ObjectCategories/{name}": content for name, content in files.items()}
 
 
 @pytest.fixture(scope="module")
-def archive(members, make_tar, tmp_path_factory) -> Path:
+def archive(members, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("caltech") / "101_ObjectCategories.tar.gz"
     path.write_bytes(make_tar(members, "w:gz"))
     return path
@@ -44,10 +40,9 @@ def archive(members, make_tar, tmp_path_factory) -> Path:
 
 def contents(source: Path, scratch: Path, split: str) -> dict[bytes, int]:
     """Returns the labels of a split by the content of its images."""
-    found = read_caltech101(source, scratch).splits[split]
-    assert found.labels is not None
-    samples = found.read(range(found.num_samples))
-    return {sample.image: int(label) for sample, label in zip(samples, found.labels, strict=True)}
+    dataset = read_caltech101(source, scratch)
+    samples = dataset.splits[split].read(range(dataset.splits[split].num_samples))
+    return {sample.image: label for sample, label in zip(samples, labels_of(dataset, split), strict=True)}
 
 
 def drawn() -> set[bytes]:
@@ -71,8 +66,7 @@ def test_thirty_images_of_each_class_are_drawn_as_by_numpys_global_generator(arc
 
 
 def test_there_are_102_classes_in_the_order_of_names_in_lower_case(archive, tmp_path):
-    names = read_caltech101(archive, tmp_path).class_names
-    assert names is not None
+    names = read_caltech101(archive, tmp_path).class_names or ()
     assert len(names) == 102
     known = {0: "accordion", 4: "background google", 37: "faces", 38: "faces easy", 57: "leopards", 101: "yin yang"}
     assert {label: names[label] for label in known} == known
@@ -81,26 +75,22 @@ def test_there_are_102_classes_in_the_order_of_names_in_lower_case(archive, tmp_
     assert {label for image, label in labels.items() if image.startswith(b"Faces ")} == {37}
 
 
-def test_the_draw_does_not_depend_on_the_file_that_is_no_image_nor_on_the_form_of_the_source(
-    members, archive, tmp_path, unpack
-):
+def test_the_draw_does_not_depend_on_the_file_that_is_no_image_or_on_the_form_of_the_source(members, archive, tmp_path):
     images = {name: content for name, content in members.items() if not name.endswith("tmp")}
     unpack(images, tmp_path / "caltech")
     for source in (tmp_path / "caltech", tmp_path / "caltech" / "101_ObjectCategories"):
         assert contents(source, tmp_path, "train") == contents(archive, tmp_path, "train")
 
 
-def test_other_folders_are_refused(members, tmp_path, make_tar, archive):
+def test_other_folders_are_refused(members, tmp_path, archive):
     path = tmp_path / "101_ObjectCategories.tar.gz"
     fewer = {name: content for name, content in members.items() if "/BACKGROUND_Google/" not in name}
     path.write_bytes(make_tar(fewer, "w:gz"))
-    with pytest.raises(UserError, match="holds 101 folders of images, not 102 with BACKGROUND_Google; give 101_Object"):
-        read_caltech101(path, tmp_path)
+    message = "holds 101 folders of images, not 102 with BACKGROUND_Google; give 101_Object"
+    refused(message, read_caltech101, path, tmp_path)
     few = {name: content for name, content in members.items() if "/crab/" not in name}
     few["101_ObjectCategories/crab/image_0001.jpg"] = b"x"
     path.write_bytes(make_tar(few, "w:gz"))
-    with pytest.raises(UserError, match="class crab has 1 images, fewer than 30; download Caltech-101 again"):
-        read_caltech101(path, tmp_path)
+    refused("class crab has 1 images, fewer than 30; download Caltech-101 again", read_caltech101, path, tmp_path)
     path.write_bytes(archive.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"101_ObjectCategories\.tar\.gz: is truncated or damaged"):
-        read_caltech101(path, tmp_path)
+    refused(r"101_ObjectCategories\.tar\.gz: is truncated or damaged", read_caltech101, path, tmp_path)

@@ -1,12 +1,11 @@
 """Published caption files become sets for retrieval."""
 
-import json
-
 import pytest
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.prepare.captions import read_captions, read_textcaps
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import changed, make_image, make_json, write, written
 
 
 def sentences(*texts: str):
@@ -47,29 +46,21 @@ TEXTCAPS = {
 
 
 @pytest.fixture
-def make(tmp_path, make_image):
+def make(tmp_path):
     """Writes a caption file, and images beside it."""
-
-    def make(content: object, *names: str, file: str = "dataset_coco.json"):
-        folder = tmp_path / "source"
-        folder.mkdir(exist_ok=True)
-        for number, name in enumerate(names):
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(make_image(40 * number))
-        (folder / file).write_text(content if isinstance(content, str) else json.dumps(content))
-        return folder / file
-
-    return make
+    return lambda content, *names, file="dataset_coco.json": make_json(tmp_path / "source", file, content, names)
 
 
 def captions(samples) -> dict[str, str]:
     return {sample.key: sample.members["txt"].decode() for sample in samples}
 
 
-def test_karpathys_splits_have_one_line_per_caption_and_restval_is_train(make, write, tmp_path, make_image):
-    dataset = read_captions(make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg"), tmp_path)
-    assert dataset.class_names is None
-    assert list(dataset.splits) == ["test", "train"]
+def test_karpathys_splits_have_one_line_per_caption_and_restval_is_train(make, tmp_path):
+    source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg")
+    dataset = read_captions(source, tmp_path)
+    assert (dataset.class_names, list(dataset.splits)) == (None, ["test", "train"])
+    assert list(read_captions(source, tmp_path, "test").splits) == ["test"]
+    refused("has no split 'val', only test, train; choose with --split", read_captions, source, tmp_path, "val")
     [cats] = write(dataset, tmp_path, "test")
     assert (cats.key, cats.members["txt"], cats.image) == ("b", b"a cat .\ntwo cats", make_image(40))
     assert captions(write(dataset, tmp_path, "train")) == {"c": "a dog", "a": "an owl"}
@@ -77,14 +68,7 @@ def test_karpathys_splits_have_one_line_per_caption_and_restval_is_train(make, w
     assert (test.published, test.left_out) == (5_000, {"without caption": 1})
 
 
-def test_a_split_is_chosen_by_its_name(make, tmp_path):
-    source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg")
-    assert list(read_captions(source, tmp_path, "test").splits) == ["test"]
-    with pytest.raises(UserError, match="has no split 'val', only test, train; choose with --split"):
-        read_captions(source, tmp_path, "val")
-
-
-def test_images_may_lie_in_any_folder_of_another_place(make, write, tmp_path):
+def test_images_may_lie_in_any_folder_of_another_place(make, tmp_path):
     source = make(FLICKR, "deep/12_3.jpg")
     elsewhere = (tmp_path / "dataset.json", tmp_path / "source")
     source.rename(elsewhere[0])
@@ -92,37 +76,21 @@ def test_images_may_lie_in_any_folder_of_another_place(make, write, tmp_path):
     assert captions(write(dataset, tmp_path, "val")) == {"12_3": "a cat\nTwo cats."}
 
 
-def test_cocos_own_files_are_joined_by_image_id(make, write, tmp_path):
+def test_cocos_own_files_are_joined_by_image_id(make, tmp_path):
     source = make(OWN, "val2017/0005.jpg", "val2017/0007.jpg", file="captions_val2017.json")
     dataset = read_captions(source, tmp_path)
     assert captions(write(dataset, tmp_path, "val")) == {"0007": "a dog", "0005": "a cat\none cat"}
     assert list(read_captions(source, tmp_path, "test").splits) == ["test"]
 
 
-def test_textcaps_has_one_line_per_caption_and_its_test_set_none(make, write, tmp_path):
+def test_textcaps_has_one_line_per_caption_and_its_test_set_none(make, tmp_path):
     dataset = read_textcaps(make(TEXTCAPS, "0a.jpg", "0b.jpg", file="TextCaps_0.1_val.json"), tmp_path)
     assert dataset.splits["val"].published == 3_166
     assert captions(write(dataset, tmp_path, "val")) == {"0a": "a sign\nthe word", "0b": "a bus"}
     bare = {"data": [{"image_id": "0a"}, {"image_id": "0b"}]}
     dataset = read_textcaps(make(bare, file="TextCaps_0.1_test.json"), tmp_path)
-    assert [(one.key, one.members.keys()) for one in write(dataset, tmp_path, "test")] == [
-        ("0a", {"jpg"}),
-        ("0b", {"jpg"}),
-    ]
-
-
-def changed(content, path: str, value: object):
-    """Returns the content with a value at a path such as ``images.0.split``; None removes it."""
-    content = json.loads(json.dumps(content))
-    *parents, last = [int(name) if name.isdecimal() else name for name in path.split(".")]
-    inner = content
-    for name in parents:
-        inner = inner[name]
-    if value is None:
-        del inner[last]
-    else:
-        inner[last] = value
-    return content
+    found = {one.key: one.members.keys() for one in write(dataset, tmp_path, "test")}
+    assert found == {"0a": {"jpg"}, "0b": {"jpg"}}
 
 
 @pytest.mark.parametrize(
@@ -130,14 +98,8 @@ def changed(content, path: str, value: object):
     [
         ("{", r"coco\.json: is not JSON"),
         ("[" * 100_000, r"coco\.json: is not JSON .*nested too deeply"),
-        (
-            changed(COCO, "images.1.split", "../../elsewhere"),
-            r"images\[1\]: has the invalid split '\.\./\.\./elsewhere'",
-        ),
-        (
-            changed(COCO, "images.2.sentences.0.raw", "half \ud800"),
-            r"images\[2\]: has a caption that is not valid text",
-        ),
+        (changed(COCO, "images.1.split", "../../where"), r"images\[1\]: has the invalid split '\.\./\.\./where'"),
+        (changed(COCO, "images.2.sentences.0.raw", "a \ud800"), r"images\[2\]: has a caption that is not valid text"),
         ([], r"coco\.json: is not a published file, but a list"),
         ({"type": "captions"}, r"coco\.json: has no 'images', unlike published"),
         (changed(COCO, "images.1.split", None), r"images\[1\]: has no 'split'"),
@@ -153,47 +115,37 @@ def changed(content, path: str, value: object):
     ],
 )
 def test_an_invalid_file_is_a_one_line_error_that_names_the_entry(make, tmp_path, content, message):
-    source = make(content, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg")
-    with pytest.raises(UserError, match=message) as caught:
-        read_captions(source, tmp_path)
-    assert "\n" not in str(caught.value)
+    refused(message, read_captions, make(content, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg"), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
+    ("content", "message"),
     [
-        ("mine.json", TEXTCAPS, r"mine\.json: its name is not that of a published file; name one, such as TextCaps"),
-        ("TextCaps_0.1_val.json", COCO, r"val\.json: has no 'data'"),
-        ("TextCaps_0.1_val.json", changed(TEXTCAPS, "data.2.caption_str", None), r"data\[2\]: has no 'caption_str'"),
-        ("TextCaps_0.1_val.json", changed(TEXTCAPS, "data.1.caption_str", " "), r"data\[1\]: has an empty caption"),
-        ("TextCaps_0.1_val.json", changed(TEXTCAPS, "data.1.image_id", 7), r"data\[1\]: has no 'image_id'"),
-        (
-            "TextCaps_0.1_val.json",
-            changed(TEXTCAPS, "data.1.image_id", "0c"),
-            r"holds no 0c\.jpg, which .*data\[1\] lis",
-        ),
+        (COCO, r"val\.json: has no 'data'"),
+        (changed(TEXTCAPS, "data.2.caption_str", None), r"data\[2\]: has no 'caption_str'"),
+        (changed(TEXTCAPS, "data.1.caption_str", " "), r"data\[1\]: has an empty caption"),
+        (changed(TEXTCAPS, "data.1.image_id", 7), r"data\[1\]: has no 'image_id'"),
+        (changed(TEXTCAPS, "data.1.image_id", "0c"), r"holds no 0c\.jpg, which .*data\[1\] lis"),
     ],
 )
-def test_an_invalid_file_of_textcaps_is_a_one_line_error(make, tmp_path, file, content, message):
-    with pytest.raises(UserError, match=message):
-        read_textcaps(make(content, "0a.jpg", "0b.jpg", file=file), tmp_path)
+def test_an_invalid_file_of_textcaps_is_a_one_line_error(make, tmp_path, content, message):
+    path = make(content, "0a.jpg", "0b.jpg", file="TextCaps_0.1_val.json")
+    refused(message, read_textcaps, path, tmp_path)
+    message = r"mine\.json: its name is not that of a published file; name one, such as TextCaps"
+    refused(message, read_textcaps, path.rename(path.with_name("mine.json")), tmp_path)
 
 
-def test_the_command_writes_textcaps(make, written, tmp_path):
-    source = make(TEXTCAPS, "0a.jpg", "0b.jpg", file="TextCaps_0.1_val.json")
-    assert main(["data", "prepare", "textcaps", str(source), str(tmp_path / "out")]) == 0
-    assert captions(written(tmp_path / "out" / "val")) == {"0a": "a sign\nthe word", "0b": "a bus"}
-
-
-def test_a_name_in_two_folders_needs_the_path_in_the_file(make, write, tmp_path):
+def test_a_name_in_two_folders_needs_the_path_in_the_file(make, tmp_path):
     source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg", "train2014/b.jpg")
     assert len(write(read_captions(source, tmp_path), tmp_path, "test")) == 1
     source = make(FLICKR, "one/12_3.jpg", "two/12_3.jpg")
-    with pytest.raises(UserError, match=r"one/12_3\.jpg and two/12_3\.jpg both match; choose with --images"):
-        read_captions(source, tmp_path)
+    refused(r"one/12_3\.jpg and two/12_3\.jpg both match; choose with --images", read_captions, source, tmp_path)
 
 
-def test_the_command_names_what_is_missing(make, tmp_path, capsys):
+def test_the_commands_write_textcaps_and_name_what_is_missing(make, tmp_path, capsys):
+    source = make(TEXTCAPS, "0a.jpg", "0b.jpg", file="TextCaps_0.1_val.json")
+    assert main(["data", "prepare", "textcaps", str(source), str(tmp_path / "out")]) == 0
+    assert captions(written(tmp_path / "out" / "val")) == {"0a": "a sign\nthe word", "0b": "a bus"}
     source = make(OWN, "0005.jpg", file="captions_val2017.json")
     assert main(["data", "prepare", "captions", str(source), str(tmp_path / "out")]) == 1
     assert "source: holds no 0007.jpg" in capsys.readouterr().err.splitlines()[-1]

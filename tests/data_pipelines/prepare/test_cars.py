@@ -1,24 +1,17 @@
 """Stanford Cars from small archives in both forms in which it was published."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 
 from lit_het.data_pipelines.prepare.cars import read_cars
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labelled, make_image, make_mat, make_tar, unpack, write
 
 NAMES = ("AM General Hummer SUV 2000", "Acura RL Sedan 2012", "smart fortwo Convertible 2012")
 # Class from 1 and whether it is for testing, of 000001.jpg and so on.
 CARS = ((2, 0), (3, 1), (1, 0), (3, 0), (1, 1))
-
-
-def mat(**variables: object) -> bytes:
-    stream = io.BytesIO()
-    scipy.io.savemat(stream, variables)
-    return stream.getvalue()
 
 
 def annotations(name: str, rows, flags=()) -> np.ndarray:
@@ -34,60 +27,50 @@ def annotations(name: str, rows, flags=()) -> np.ndarray:
     return found
 
 
-def names() -> np.ndarray:
-    found = np.empty((1, len(NAMES)), "O")
-    found[0] = NAMES
-    return found
+def list_of(name: str, rows, flags=()) -> bytes:
+    """The file of a list and of the names of classes."""
+    return make_mat(annotations=annotations(name, rows, flags), class_names=np.array([NAMES], "O"))
 
 
 @pytest.fixture
-def in_one(tmp_path, make_tar, make_image) -> Path:
-    folder = tmp_path / "in_one"
-    folder.mkdir()
+def in_one(tmp_path, matlab_in_process) -> Path:
     rows = [(f"car_ims/{n:06}.jpg", label, np.uint8(test)) for n, (label, test) in enumerate(CARS, 1)]
-    (folder / "cars_annos.mat").write_bytes(
-        mat(annotations=annotations("relative_im_path", rows, ["test"]), class_names=names())
-    )
-    images = {f"car_ims/{n:06}.jpg": make_image(40 * n) for n in range(1, len(CARS) + 1)}
-    (folder / "car_ims.tgz").write_bytes(make_tar(images, "w:gz"))
-    return folder
+    images = {name: make_image(40 * n) for n, (name, *_) in enumerate(rows, 1)}
+    files = {"cars_annos.mat": list_of("relative_im_path", rows, ["test"]), "car_ims.tgz": make_tar(images, "w:gz")}
+    return unpack(files, tmp_path / "in_one")
 
 
 @pytest.fixture
-def in_parts(tmp_path, make_tar, make_image) -> Path:
-    folder = tmp_path / "in_parts"
-    folder.mkdir()
+def in_parts(tmp_path, matlab_in_process) -> Path:
     # Each split counts its images from 1.
     parts = {"train": [], "test": []}
     for number, (label, test) in enumerate(CARS, 1):
         rows = parts["test" if test else "train"]
         rows.append((f"{len(rows) + 1:05}.jpg", label, number))
+    lists = {p: make_mat(annotations=annotations("fname", [row[:2] for row in rows])) for p, rows in parts.items()}
+    meta = make_mat(class_names=np.array([NAMES], "O"))
+    devkit = {"devkit/cars_meta.mat": meta, "devkit/cars_train_annos.mat": lists["train"]}
+    files = {"cars_test_annos_withlabels.mat": lists["test"], "car_devkit.tgz": make_tar(devkit, "w:gz")}
     for part, rows in parts.items():
         images = {f"cars_{part}/{name}": make_image(40 * number) for name, _, number in rows}
-        (folder / f"cars_{part}.tgz").write_bytes(make_tar(images, "w:gz"))
-    lists = {part: mat(annotations=annotations("fname", [row[:2] for row in rows])) for part, rows in parts.items()}
-    (folder / "cars_test_annos_withlabels.mat").write_bytes(lists["test"])
-    devkit = {"devkit/cars_meta.mat": mat(class_names=names()), "devkit/cars_train_annos.mat": lists["train"]}
-    (folder / "car_devkit.tgz").write_bytes(make_tar(devkit, "w:gz"))
-    return folder
+        files[f"cars_{part}.tgz"] = make_tar(images, "w:gz")
+    return unpack(files, tmp_path / "in_parts")
 
 
 @pytest.mark.parametrize("form", ["in_one", "in_parts"])
 @pytest.mark.parametrize(("split", "numbers"), [("train", [1, 3, 4]), ("test", [2, 5])])
-def test_both_forms_give_the_official_splits(request, tmp_path, write, make_image, form, split, numbers):
+def test_both_forms_give_the_official_splits(request, tmp_path, form, split, numbers):
     dataset = read_cars(request.getfixturevalue(form), tmp_path)
     assert dataset.class_names == NAMES
-    samples = write(dataset, tmp_path / "out", split)
-    assert [sample.label for sample in samples] == [CARS[number - 1][0] - 1 for number in numbers]
-    assert [sample.image for sample in samples] == [make_image(40 * number) for number in numbers]
+    expected = [(CARS[number - 1][0] - 1, make_image(40 * number)) for number in numbers]
+    assert labelled(write(dataset, tmp_path / "out", split)) == expected
     assert {name: found.published for name, found in dataset.splits.items()} == {"train": 8_144, "test": 8_041}
 
 
-def test_unpacked_folders_also_nested_ones_are_read(in_parts, tmp_path, unpack, make_image):
-    for part in ("train", "test"):
-        (in_parts / f"cars_{part}.tgz").unlink()
+def test_unpacked_folders_also_nested_ones_are_read(in_parts, tmp_path):
     numbers = {"train": [1, 3, 4], "test": [2, 5]}
     for part, images in numbers.items():
+        (in_parts / f"cars_{part}.tgz").unlink()
         files = {f"cars_{part}/cars_{part}/{n:05}.jpg": make_image(40 * i) for n, i in enumerate(images, 1)}
         unpack(files, in_parts)
     splits = read_cars(in_parts, tmp_path).splits
@@ -97,12 +80,11 @@ def test_unpacked_folders_also_nested_ones_are_read(in_parts, tmp_path, unpack, 
 
 def test_one_split_needs_only_its_own_files(in_parts, tmp_path):
     (in_parts / "cars_test.tgz").unlink()
-    with pytest.raises(UserError, match=r"holds neither cars_test\.tgz nor a folder cars_test; put the official"):
-        read_cars(in_parts, tmp_path)
+    refused(r"holds neither cars_test\.tgz nor a folder cars_test; put the official", read_cars, in_parts, tmp_path)
     (in_parts / "cars_test_annos_withlabels.mat").unlink()
     assert list(read_cars(in_parts, tmp_path, "train").splits) == ["train"]
-    with pytest.raises(UserError, match=r"holds neither cars_annos\.mat, which belongs to car_ims\.tgz, nor cars_test"):
-        read_cars(in_parts, tmp_path)
+    message = r"holds neither cars_annos\.mat, which belongs to car_ims\.tgz, nor cars_test"
+    refused(message, read_cars, in_parts, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -115,22 +97,16 @@ def test_one_split_needs_only_its_own_files(in_parts, tmp_path):
     ],
 )
 def test_a_list_that_does_not_fit_the_images_is_refused(in_one, tmp_path, rows, message):
-    table = annotations("relative_im_path", rows, ["test"])
-    (in_one / "cars_annos.mat").write_bytes(mat(annotations=table, class_names=names()))
-    with pytest.raises(UserError, match=message):
-        read_cars(in_one, tmp_path)
+    (in_one / "cars_annos.mat").write_bytes(list_of("relative_im_path", rows, ["test"]))
+    refused(message, read_cars, in_one, tmp_path)
 
 
 def test_damaged_and_other_lists_are_named(in_one, tmp_path):
-    path = in_one / "cars_annos.mat"
-    path.write_bytes(mat(annotations=annotations("fname", [("1.jpg", 1)]), class_names=names()))
-    with pytest.raises(UserError, match=r"cars_annos\.mat: its annotations have no relative_im_path and class"):
-        read_cars(in_one, tmp_path)
-    path.write_bytes(mat(annotations=annotations("relative_im_path", [("1.jpg", 1, 0)], ["test"])))
-    with pytest.raises(UserError, match=r"cars_annos\.mat: holds no readable class_names and annotations .*KeyError"):
-        read_cars(in_one, tmp_path)
-    path.write_bytes(b"<html>404</html>")
-    with pytest.raises(
-        UserError, match=r"cars_annos\.mat: holds no readable class_names and annotations \(.*\); download"
+    nameless = make_mat(annotations=annotations("relative_im_path", [("1.jpg", 1, 0)], ["test"]))
+    for content, message in (
+        (list_of("fname", [("1.jpg", 1)]), "its annotations have no relative_im_path and class"),
+        (nameless, "holds no readable class_names and annotations .*KeyError"),
+        (b"<html>404</html>", r"holds no readable class_names and annotations \(.*\); download"),
     ):
-        read_cars(in_one, tmp_path)
+        (in_one / "cars_annos.mat").write_bytes(content)
+        refused(rf"cars_annos\.mat: {message}", read_cars, in_one, tmp_path)

@@ -9,7 +9,14 @@ from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
 from lit_het.data_pipelines.shards import expand, write_shards
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import bytes_of, unpack, written
+
+NAMES = {
+    "classnames.txt": b"a\nb\nc\n",
+    "zeroshot_classification_templates.txt": b"{c}\n",
+    "candidates.txt": b"a\nb\nc\nd\n",
+}
 
 
 def make_image(number: int) -> np.ndarray:
@@ -19,45 +26,32 @@ def make_image(number: int) -> np.ndarray:
 @pytest.fixture
 def clean(tmp_path):
     samples = [
-        {
-            "__key__": f"p{n:02d}",
-            "png": encode_png(make_image(n)),
-            "cls": n % 3,
-            "soft.npy": b"x",
-            "txt": f"caption {n}",
-        }
+        {"__key__": f"p{n:02d}", "png": encode_png(make_image(n)), "cls": n % 3, "soft.npy": b"x", "txt": f"text {n}"}
         for n in range(9)
     ]
     write_shards(tmp_path / "set" / "test", samples, samples_per_shard=4)
-    (tmp_path / "set" / "classnames.txt").write_text("a\nb\nc\n")
-    (tmp_path / "set" / "zeroshot_classification_templates.txt").write_text("{c}\n")
-    (tmp_path / "set" / "candidates.txt").write_text("a\nb\nc\nd\n")
+    unpack(NAMES, tmp_path / "set")
     return expand(tmp_path / "set" / "test")
 
 
 def write(clean, folder, corruption="gaussian_noise", severity=2, seed=0, **options):
-    SplitWriter(folder, CleanShards(clean).corrupted(corruption, severity, seed), WriteOptions(**options)).write(
-        lambda count: None
-    )
+    split = CleanShards(clean).corrupted(corruption, severity, seed)
+    SplitWriter(folder, split, WriteOptions(**options)).write(lambda count: None)
 
 
-def bytes_of(folder):
-    return [path.read_bytes() for path in sorted(folder.glob("*.tar"))]
-
-
-def test_keys_labels_and_captions_stay_and_images_are_corrupted(tmp_path, clean, written):
+def test_keys_labels_and_captions_stay_and_images_are_corrupted(tmp_path, clean):
     write(clean, tmp_path / "out" / "fog" / "3", "fog", 3, samples_per_shard=5)
     samples = written(tmp_path / "out" / "fog" / "3")
     assert [sample.key for sample in samples] == [f"p{n:02d}" for n in range(9)]
     assert [sample.label for sample in samples] == [n % 3 for n in range(9)]
-    assert [sample.members["txt"].decode() for sample in samples] == [f"caption {n}" for n in range(9)]
+    assert [sample.members["txt"].decode() for sample in samples] == [f"text {n}" for n in range(9)]
     assert {sample.members["soft.npy"] for sample in samples} == {b"x"}
     for number, sample in enumerate(samples):
         assert sample.pixels.shape == (20, 30, 3)
         assert np.abs(sample.pixels.astype(float) - make_image(number)).mean() > 10
 
 
-def test_images_depend_on_the_seed_and_the_key_only(tmp_path, clean, written):
+def test_images_depend_on_the_seed_and_the_key_only(tmp_path, clean):
     write(clean, tmp_path / "a", workers=1)
     write(clean, tmp_path / "b", workers=3)
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
@@ -74,30 +68,23 @@ def test_an_interrupted_split_is_resumed_and_another_one_is_refused(tmp_path, cl
     split = CleanShards(clean).corrupted("contrast", 1, 0)
     SplitWriter(tmp_path / "1", split, WriteOptions()).write(lambda count: None)
     assert SplitWriter(tmp_path / "1", split, WriteOptions()).finished
-    with pytest.raises(UserError, match="exists, from another source or with other options"):
-        SplitWriter(tmp_path / "1", CleanShards(clean).corrupted("contrast", 1, seed=5), WriteOptions())
+    other = CleanShards(clean).corrupted("contrast", 1, seed=5)
+    message = "exists, from another source or with other options"
+    refused(message, SplitWriter, tmp_path / "1", other, WriteOptions())
 
 
 def test_names_and_prompts_are_copied_from_beside_the_shards_or_above(tmp_path, clean):
     copy_names(clean[0], tmp_path / "fog")
-    assert (tmp_path / "fog" / "classnames.txt").read_text() == "a\nb\nc\n"
-    assert (tmp_path / "fog" / "zeroshot_classification_templates.txt").read_text() == "{c}\n"
-    assert (tmp_path / "fog" / "candidates.txt").read_text() == "a\nb\nc\nd\n"
-    assert len(list((tmp_path / "fog").iterdir())) == 3
+    assert {path.name: path.read_bytes() for path in (tmp_path / "fog").iterdir()} == NAMES
 
 
-def test_a_broken_image_and_a_repeated_key_are_named(tmp_path, clean):
+def test_a_broken_image_a_repeated_key_and_an_unknown_corruption_are_named(tmp_path, clean):
     write_shards(tmp_path / "broken", [{"__key__": "x", "jpg": b"\xff\xd8\xff oops", "cls": 0}])
-    with pytest.raises(UserError, match=r"shard-000000.tar: x: damaged JPEG .*lit-het data check"):
-        write(expand(tmp_path / "broken"), tmp_path / "out")
+    broken = expand(tmp_path / "broken")
+    refused(r"shard-000000.tar: x: damaged JPEG .*lit-het data check", write, broken, tmp_path / "out")
     write_shards(tmp_path / "again", [{"__key__": "p01", "jpg": encode_jpeg(make_image(0)), "cls": 0}])
-    with pytest.raises(UserError, match="key p01 occurs 2 times"):
-        CleanShards([*clean, *expand(tmp_path / "again")])
-
-
-def test_an_unknown_corruption_is_refused_with_the_known_ones(clean):
-    with pytest.raises(UserError, match="--corruptions rain is none of gaussian_noise, shot_noise, "):
-        CleanShards(clean).corrupted("rain", 1, 0)
+    refused("key p01 occurs 2 times", CleanShards, [*clean, *expand(tmp_path / "again")])
+    refused("--corruptions rain is none of gaussian_noise, shot_noise, ", CleanShards(clean).corrupted, "rain", 1, 0)
 
 
 def test_whole_images_keep_their_size_and_pixels():

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_het.data_pipelines.prepare.dtd import read_dtd
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
 
 LISTS = {
     "train1": ["zigzagged/zigzagged_0003.jpg", "banded/banded_0002.jpg"],
@@ -21,7 +22,7 @@ def grey(path: str) -> int:
 
 
 @pytest.fixture
-def members(make_image) -> dict[str, bytes]:
+def members() -> dict[str, bytes]:
     paths = {path for paths in LISTS.values() for path in paths}
     lists = {f"dtd/labels/{name}.txt": "".join(f"{path}\n" for path in paths) for name, paths in LISTS.items()}
     images = {f"dtd/images/{path}": make_image(grey(path)) for path in paths}
@@ -29,43 +30,36 @@ def members(make_image) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def archive(tmp_path, members, make_tar) -> Path:
+def archive(tmp_path, members) -> Path:
     # Despite its name the published file is not compressed.
-    (tmp_path / "dtd-r1.0.1.tar.gz").write_bytes(make_tar(members))
-    return tmp_path / "dtd-r1.0.1.tar.gz"
+    return unpack({"dtd-r1.0.1.tar.gz": make_tar(members)}, tmp_path) / "dtd-r1.0.1.tar.gz"
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_the_first_official_partition_keeps_its_labels_and_bytes(archive, tmp_path, write, make_image, split):
+def test_the_first_official_partition_keeps_its_labels_and_bytes(archive, tmp_path, split):
     dataset = read_dtd(archive, tmp_path)
     assert dataset.class_names == ("banded", "polka-dotted", "zigzagged")
-    samples, paths = write(dataset, tmp_path / "out", split), LISTS[f"{split}1"]
-    assert [sample.label for sample in samples] == [LABELS[path.partition("/")[0]] for path in paths]
-    assert [sample.image for sample in samples] == [make_image(grey(path)) for path in paths]
+    expected = [(LABELS[path.partition("/")[0]], make_image(grey(path))) for path in LISTS[f"{split}1"]]
+    assert labelled(write(dataset, tmp_path / "out", split)) == expected
 
 
-def test_labels_of_one_split_of_the_unpacked_folder_are_the_same(members, tmp_path, unpack):
+def test_labels_of_one_split_of_the_unpacked_folder_are_the_same(members, tmp_path):
     unpack(members, tmp_path / "unpacked")
     for source in (tmp_path / "unpacked", tmp_path / "unpacked" / "dtd"):
-        (split,) = read_dtd(source, tmp_path, "val").splits.values()
-        assert split.labels is not None
-        assert split.labels.tolist() == [1]
-        assert split.published == 1_880
+        dataset = read_dtd(source, tmp_path, "val")
+        assert (list(dataset.splits), labels_of(dataset, "val")) == (["val"], [1])
+        assert dataset.splits["val"].published == 1_880
 
 
-def test_lists_and_archives_that_do_not_fit_are_refused(members, archive, tmp_path, make_tar, make_image):
+def test_lists_and_archives_that_do_not_fit_are_refused(members, archive, tmp_path):
     name = "dtd/labels/test1.txt"
     for line in (b"banded/banded_0009.jpg\n", b"banded/banded_0005.jpg\n", b"../labels/train1.txt\n"):
         archive.write_bytes(make_tar({**members, name: members[name] + line}))
-        with pytest.raises(UserError, match=r"test1\.txt: .* is no image, or named twice; download it again"):
-            read_dtd(archive, tmp_path)
+        refused(r"test1\.txt: .* is no image, or named twice; download it again", read_dtd, archive, tmp_path)
     del members[name]
     archive.write_bytes(make_tar(members))
-    with pytest.raises(UserError, match=r"tar\.gz: holds no labels/test1\.txt; download it again"):
-        read_dtd(archive, tmp_path)
+    refused(r"tar\.gz: holds no labels/test1\.txt; download it again", read_dtd, archive, tmp_path)
     archive.write_bytes(make_tar({"jpg/1.jpg": make_image()}))
-    with pytest.raises(UserError, match=r"holds no labels/train1\.txt; give dtd-r1\.0\.1\.tar\.gz, or the folder"):
-        read_dtd(archive, tmp_path)
+    refused(r"holds no labels/train1\.txt; give dtd-r1\.0\.1\.tar\.gz, or the folder", read_dtd, archive, tmp_path)
     archive.write_bytes(make_tar(members)[:-9000])
-    with pytest.raises(UserError, match=r"tar\.gz: is truncated or damaged"):
-        read_dtd(archive, tmp_path)
+    refused(r"tar\.gz: is truncated or damaged", read_dtd, archive, tmp_path)

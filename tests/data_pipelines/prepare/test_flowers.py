@@ -4,39 +4,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 
 from lit_het.data_pipelines.prepare.flowers import CLASS_NAMES, read_flowers
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labelled, make_image, make_mat, make_tar, unpack, write
 
 LABELS = [3, 102, 1, 3, 77, 77, 1]  # of image_00001 and so on
 SPLITS = {"trnid": [6, 1], "valid": [3], "tstid": [2, 7, 5, 4]}
 
 
+IMAGES = {f"jpg/image_{number:05}.jpg": make_image(30 * number) for number in range(1, len(LABELS) + 1)}
+
+
 @pytest.fixture
-def flowers(tmp_path, make_tar, make_image) -> Path:
-    folder = tmp_path / "flowers"
-    folder.mkdir()
-    images = {f"jpg/image_{number:05}.jpg": make_image(30 * number) for number in range(1, len(LABELS) + 1)}
-    (folder / "102flowers.tgz").write_bytes(make_tar(images, "w:gz"))
-    scipy.io.savemat(folder / "imagelabels.mat", {"labels": np.array([LABELS], np.uint8)})
-    scipy.io.savemat(folder / "setid.mat", {name: np.array([numbers], np.uint16) for name, numbers in SPLITS.items()})
-    return folder
+def flowers(tmp_path, matlab_in_process) -> Path:
+    lists = {name: np.array([numbers], np.uint16) for name, numbers in SPLITS.items()}
+    files = {"imagelabels.mat": make_mat(labels=np.array([LABELS], np.uint8)), "setid.mat": make_mat(**lists)}
+    return unpack({"102flowers.tgz": make_tar(IMAGES, "w:gz"), **files}, tmp_path / "flowers")
 
 
 @pytest.mark.parametrize(("split", "official"), [("train", "trnid"), ("val", "valid"), ("test", "tstid")])
-def test_the_official_splits_keep_their_labels_and_bytes(flowers, tmp_path, write, make_image, split, official):
-    samples = write(read_flowers(flowers, tmp_path), tmp_path / "out", split)
-    assert [sample.label for sample in samples] == [LABELS[number - 1] - 1 for number in SPLITS[official]]
-    assert [sample.image for sample in samples] == [make_image(30 * number) for number in SPLITS[official]]
+def test_the_official_splits_keep_their_labels_and_bytes(flowers, tmp_path, split, official):
+    samples = labelled(write(read_flowers(flowers, tmp_path), tmp_path / "out", split))
+    assert samples == [(LABELS[number - 1] - 1, make_image(30 * number)) for number in SPLITS[official]]
 
 
-def test_the_unpacked_folder_equals_the_archive(flowers, tmp_path, make_image):
-    (flowers / "jpg").mkdir()
-    for number in range(1, len(LABELS) + 1):
-        (flowers / "jpg" / f"image_{number:05}.jpg").write_bytes(make_image(30 * number))
+def test_the_unpacked_folder_equals_the_archive(flowers, tmp_path):
     (flowers / "102flowers.tgz").unlink()
-    dataset = read_flowers(flowers, tmp_path, "test")
+    dataset = read_flowers(unpack(IMAGES, flowers), tmp_path, "test")
     assert list(dataset.splits) == ["test"]
     assert [sample.image for sample in dataset.splits["test"].read([1])] == [make_image(210)]
 
@@ -57,17 +52,13 @@ def test_there_are_102_names():
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(flowers, tmp_path, file, variables, message):
-    scipy.io.savemat(flowers / file, variables)
-    with pytest.raises(UserError, match=message):
-        read_flowers(flowers, tmp_path, "train")
+    (flowers / file).write_bytes(make_mat(**variables))
+    refused(message, read_flowers, flowers, tmp_path, "train")
 
 
 def test_missing_or_damaged_files_are_named(flowers, tmp_path):
     (flowers / "setid.mat").write_bytes(b"<html>404</html>")
-    with pytest.raises(UserError, match=r"setid\.mat: holds no readable trnid \(.*\); download it again"):
-        read_flowers(flowers, tmp_path)
+    refused(r"setid\.mat: holds no readable trnid \(.*\); download it again", read_flowers, flowers, tmp_path)
     (flowers / "setid.mat").unlink()
-    with pytest.raises(UserError, match=r"holds no setid\.mat; put the official one there"):
-        read_flowers(flowers, tmp_path)
-    with pytest.raises(UserError, match=r"holds neither 102flowers\.tgz nor a folder jpg"):
-        read_flowers(tmp_path, tmp_path)
+    refused(r"holds no setid\.mat; put the official one there", read_flowers, flowers, tmp_path)
+    refused(r"holds neither 102flowers\.tgz nor a folder jpg", read_flowers, tmp_path, tmp_path)

@@ -1,32 +1,24 @@
-import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.folder import read_folder
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
 
 
 @pytest.fixture
-def make(tmp_path, make_image):
-    def make(*names: str):
-        for number, name in enumerate(names):
-            path = tmp_path / "source" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(make_image(number) if path.suffix != ".txt" else f" caption of {path.stem}\n".encode())
-        return tmp_path / "source"
+def make(tmp_path):
+    def content(number: int, name: str) -> bytes:
+        return f" caption of {name[:-4]}\n".encode() if name.endswith(".txt") else make_image(number)
 
-    return make
+    return lambda *names: unpack({n: content(i, n) for i, n in enumerate(names)}, tmp_path / "source")
 
 
-def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path, make, make_image, write):
+def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path, make):
     dataset = read_folder(make("kit_fox/2.jpg", "crane/a.PNG", "kit_fox/deep/1.jpeg", "crane/notes.md"), tmp_path)
     assert dataset.class_names == ("crane", "kit fox")
     samples = write(dataset, tmp_path, "train")
     # the content of a.PNG is a JPEG
-    assert [(sample.label, sample.image) for sample in samples] == [
-        (0, make_image(1)),
-        (1, make_image(0)),
-        (1, make_image(2)),
-    ]
+    assert labelled(samples) == [(0, make_image(1)), (1, make_image(0)), (1, make_image(2))]
     assert all(sorted(sample.members) == ["cls", "jpg"] for sample in samples)
 
 
@@ -34,20 +26,12 @@ def test_splits_share_their_classes(tmp_path, make):
     source = make("train/b/1.jpg", "train/a/1.jpg", "val/b/1.jpg", "val/b/2.jpg")
     dataset = read_folder(source, tmp_path)
     assert dataset.class_names == ("a", "b")
-    assert {name: np.asarray(split.labels).tolist() for name, split in dataset.splits.items()} == {
-        "train": [0, 1],
-        "val": [1, 1],
-    }
+    assert {name: labels_of(dataset, name) for name in dataset.splits} == {"train": [0, 1], "val": [1, 1]}
     assert list(read_folder(source, tmp_path, "val").splits) == ["val"]
-    with pytest.raises(UserError, match="has no split 'test', only train, val"):
-        read_folder(source, tmp_path, "test")
+    refused("has no split 'test', only train, val", read_folder, source, tmp_path, "test")
 
 
-def test_a_source_without_splits_has_the_requested_name(tmp_path, make):
-    assert list(read_folder(make("a/1.jpg"), tmp_path, "test").splits) == ["test"]
-
-
-def test_images_without_a_caption_beside_them_are_counted(tmp_path, make, write):
+def test_images_without_a_caption_beside_them_are_counted(tmp_path, make):
     source = make("1.jpg", "1.txt", "2.b.jpg", "2.b.txt", "3.jpg", "4.jpg")
     (source / "4.txt").write_text("")
     dataset = read_folder(source, tmp_path)
@@ -57,7 +41,7 @@ def test_images_without_a_caption_beside_them_are_counted(tmp_path, make, write)
     assert [sample.members["txt"] for sample in samples] == [b"caption of 1", b"caption of 2.b"]
 
 
-def test_a_tar_of_folders_equals_the_folders(tmp_path, make_tar, make_image):
+def test_a_tar_of_folders_equals_the_folders(tmp_path):
     (tmp_path / "x.tar").write_bytes(make_tar({"b/1.jpg": make_image(), "a/1.jpg": make_image()}))
     dataset = read_folder(tmp_path / "x.tar", tmp_path)
     assert dataset.class_names == ("a", "b")
@@ -74,12 +58,11 @@ def test_a_tar_of_folders_equals_the_folders(tmp_path, make_tar, make_image):
     ],
 )
 def test_invalid_folders_are_refused(tmp_path, make, names, message):
-    with pytest.raises(UserError, match=message):
-        read_folder(make(*names), tmp_path)
+    refused(message, read_folder, make(*names), tmp_path)
 
 
-def test_an_empty_class_is_refused(tmp_path, make):
+def test_a_source_without_splits_has_the_requested_name_and_no_empty_class(tmp_path, make):
     source = make("a/1.jpg")
+    assert list(read_folder(source, tmp_path, "test").splits) == ["test"]
     (source / "b").mkdir()
-    with pytest.raises(UserError, match="class b has no images"):
-        read_folder(source, tmp_path)
+    refused("class b has no images", read_folder, source, tmp_path)

@@ -6,6 +6,8 @@ import pytest
 
 from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
 from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, write
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -13,7 +15,7 @@ FEATURES = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names
 
 
 @pytest.fixture
-def save(tmp_path, make_image):
+def save(tmp_path):
     def save(count: int = 7, name: str = "x.parquet", features=FEATURES, **changed):
         """A table in Hugging Face's form, in row groups of 3; colours and captions tell the row."""
         columns = {
@@ -34,41 +36,30 @@ def save(tmp_path, make_image):
 
 
 @pytest.mark.parametrize("samples_per_shard", [2, 4, 100])
-def test_class_labels_and_their_names_come_from_the_schema(tmp_path, save, make_image, write, samples_per_shard):
+def test_class_labels_and_their_names_come_from_the_schema(tmp_path, save, samples_per_shard):
     dataset = read_parquet(save())
     assert dataset.class_names == ("tench", "kit fox")
     samples = write(dataset, tmp_path, "train", samples_per_shard=samples_per_shard, workers=2)
-    assert [(sample.label, sample.image) for sample in samples] == [(row % 2, make_image(row)) for row in range(7)]
+    assert labelled(samples) == [(row % 2, make_image(row)) for row in range(7)]
     assert all(sorted(sample.members) == ["cls", "jpg"] for sample in samples)
 
 
-def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_structure(
-    tmp_path, save, make_image, write
-):
+def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_structure(tmp_path, save):
     path = save(image=[make_image(row) for row in range(7)], features=None)
     dataset = read_parquet(path, "val", Columns(caption="text"))
     assert dataset.class_names is None
-    samples = write(dataset, tmp_path, "val", samples_per_shard=3)
-    assert [sample.image for sample in samples] == [make_image(row) for row in range(7)]
-    assert [sample.members for sample in samples] == [
-        {"jpg": make_image(row), "txt": b"caption %d" % row} for row in range(7)
-    ]
+    found = [sample.members for sample in write(dataset, tmp_path, "val", samples_per_shard=3)]
+    assert found == [{"jpg": make_image(row), "txt": b"caption %d" % row} for row in range(7)]
 
 
-def test_each_of_several_captions_is_a_line(tmp_path, save, write):
+def test_each_of_several_captions_is_a_line(tmp_path, save):
     captions = [["first", "in two\nlines"], ["only"], [], None, [None, "late"], ["e"], ["f"]]
     samples = write(read_parquet(save(text=captions), columns=Columns(caption="text")), tmp_path, "train")
-    assert [sample.members["txt"] for sample in samples] == [
-        b"first\nin two lines",
-        b"only",
-        b"late",
-        b"e",
-        b"f",
-    ]
+    assert [sample.members["txt"] for sample in samples] == [b"first\nin two lines", b"only", b"late", b"e", b"f"]
 
 
 @pytest.mark.parametrize("is_list", [False, True])
-def test_captions_that_training_would_refuse_are_left_out(tmp_path, save, write, is_list):
+def test_captions_that_training_would_refuse_are_left_out(tmp_path, save, is_list):
     captions = arrow.array([b"a", None, b"", b" \n", b"caf\xe9", "café".encode(), b"g"])
     not_all_utf8 = captions.cast(arrow.string(), safe=False)
     if is_list:
@@ -77,10 +68,12 @@ def test_captions_that_training_would_refuse_are_left_out(tmp_path, save, write,
     assert [sample.members["txt"].decode() for sample in samples] == ["a", "café", "g"]
 
 
-def test_captions_may_be_bytes(tmp_path, save, write):
+def test_captions_may_be_bytes_and_stand_beside_labels(tmp_path, save):
     path = save(text=arrow.array([b"caption"] * 7, arrow.large_binary()))
     samples = write(read_parquet(path, columns=Columns("image", caption="text")), tmp_path, "train")
     assert {sample.members["txt"] for sample in samples} == {b"caption"}
+    samples = write(read_parquet(save(), columns=Columns(label="label", caption="text")), tmp_path / "both", "train")
+    assert [(sample.label, sample.members["txt"]) for sample in samples[:2]] == [(0, b"caption 0"), (1, b"caption 1")]
 
 
 @pytest.mark.parametrize(
@@ -94,23 +87,16 @@ def test_captions_may_be_bytes(tmp_path, save, write):
 def test_a_later_file_of_a_split_that_differs_is_named(save, changed, message):
     save(7, "train-00000-of-00002.parquet")
     source = save(7, "train-00001-of-00002.parquet", **changed).parent
-    with pytest.raises(UserError, match=message):
-        read_parquet(source, columns=Columns(caption="text"))
-
-
-def test_labels_and_captions_can_be_read_together(tmp_path, save, write):
-    samples = write(read_parquet(save(), columns=Columns(label="label", caption="text")), tmp_path, "train")
-    assert [(sample.label, sample.members["txt"]) for sample in samples[:2]] == [(0, b"caption 0"), (1, b"caption 1")]
+    refused(message, read_parquet, source, columns=Columns(caption="text"))
 
 
 def test_labels_that_are_text_become_classes_in_the_order_of_their_names(save):
     path = save(label=["b", "c", "a", "b", "b", "a", "c"], features=None)
     dataset = read_parquet(path, columns=Columns(label="label"))
-    assert dataset.class_names == ("a", "b", "c")
-    assert np.asarray(dataset.splits["train"].labels).tolist() == [1, 2, 0, 1, 1, 0, 2]
+    assert (dataset.class_names, labels_of(dataset, "train")) == (("a", "b", "c"), [1, 2, 0, 1, 1, 0, 2])
 
 
-def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save, make_image, write):
+def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save):
     for name, count in (("train-00000-of-00002.parquet", 4), ("train-00001-of-00002-ab12.parquet", 5)):
         source = save(count, name).parent
     save(3, "test-00000-of-00001.parquet")
@@ -119,14 +105,15 @@ def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save, 
     samples = write(dataset, tmp_path, "train", samples_per_shard=6)
     assert [sample.image for sample in samples] == [make_image(row) for row in (*range(4), *range(5))]
     assert list(read_parquet(source, "test").splits) == ["test"]
-    with pytest.raises(UserError, match="has no split 'val', only test, train"):
-        read_parquet(source, "val")
+    refused("has no split 'val', only test, train", read_parquet, source, "val")
 
 
-def test_a_row_without_bytes_is_named(tmp_path, save, make_image, write):
+def test_a_row_without_bytes_is_named(tmp_path, save):
     images = [{"bytes": None if row == 4 else make_image(row), "path": "somewhere"} for row in range(7)]
-    with pytest.raises(UserError, match=r"x\.parquet: row 4: not an image \(0 bytes"):
-        write(read_parquet(save(image=images)), tmp_path, "train")
+    refused(r"x\.parquet: row 4: not an image \(0 bytes", write, read_parquet(save(image=images)), tmp_path, "train")
+
+
+NEITHER = "'label' is neither text nor a ClassLabel"
 
 
 @pytest.mark.parametrize(
@@ -143,45 +130,33 @@ def test_a_row_without_bytes_is_named(tmp_path, save, make_image, write):
             Columns(),
             r"0 columns hold classes .* name one with --label \(or captions with --caption\)",
         ),
-        ({"features": None}, Columns(label="label"), "'label' is neither text nor a ClassLabel"),
+        ({"features": None}, Columns(label="label"), NEITHER),
         ({"label": [[0]] * 7}, Columns(), r"\[0\] in column 'label' is none of 2 classes"),
-        (
-            {"label": [{"a": 0}] * 7, "features": None},
-            Columns(label="label"),
-            "'label' is neither text nor a ClassLabel",
-        ),
+        ({"label": [{"a": 0}] * 7, "features": None}, Columns(label="label"), NEITHER),
         ({"image": [{"bytes": "text"}] * 7}, Columns(image="image"), "column 'image' holds no bytes of images"),
         ({"features": []}, Columns(), "0 columns hold classes"),
         ({"features": {"label": 3}}, Columns(), "0 columns hold classes"),
         ({"features": {"label": {"_type": ["ClassLabel"]}}}, Columns(), "0 columns hold classes"),
         ({"features": {"elsewhere": FEATURES["label"]}}, Columns(), "0 columns hold classes"),
-        (
-            {"features": {"label": {"_type": "ClassLabel", "names": [[1], {}]}}},
-            Columns(),
-            "'label' is neither text nor a ClassLabel",
-        ),
+        ({"features": {"label": {**FEATURES["label"], "names": [[1], {}]}}}, Columns(), NEITHER),
         ({"label": [0, 1, 2, 0, 0, 0, 0]}, Columns(), "2 in column 'label' is none of 2 classes"),
         ({"label": [0, -1, None, 0, 0, 0, 0]}, Columns(), "-1 in column 'label' is none of 2 classes"),
     ],
 )
 def test_ambiguous_columns_are_refused(save, changed, columns, message):
-    with pytest.raises(UserError, match=message):
-        read_parquet(save(**changed), columns=columns)
+    refused(message, read_parquet, save(**changed), columns=columns)
 
 
 @pytest.mark.parametrize("keep", [0, 100, -50])
 def test_a_truncated_file_is_a_one_line_error(save, keep):
     path = save()
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"x\.parquet: is not a parquet file, or truncated .*download it again"):
-        read_parquet(path)
+    refused(r"x\.parquet: is not a parquet file, or truncated .*download it again", read_parquet, path)
 
 
 def test_a_missing_file_is_a_one_line_error(tmp_path):
-    with pytest.raises(UserError, match=r"holds no \*\.parquet files"):
-        read_parquet(tmp_path)
-    with pytest.raises(UserError, match=r"none\.parquet: is not a parquet file"):
-        read_parquet(tmp_path / "none.parquet")
+    refused(r"holds no \*\.parquet files", read_parquet, tmp_path)
+    refused(r"none\.parquet: is not a parquet file", read_parquet, tmp_path / "none.parquet")
 
 
 def test_without_pyarrow_the_error_names_the_extra(save, monkeypatch):
@@ -193,33 +168,31 @@ def test_without_pyarrow_the_error_names_the_extra(save, monkeypatch):
         return imported(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"parquet needs pyarrow; install it with pip install 'lit-het\[parquet\]'"):
-        read_parquet(path)
+    refused(r"parquet needs pyarrow; install it with pip install 'lit-het\[parquet\]'", read_parquet, path)
 
 
-@pytest.mark.parametrize("metadata", [b"[1]", b"3", b'{"info": 3}', b'{"info": []}'])
-def test_metadata_of_another_form_have_no_class_names(save, metadata):
+NOT_JSON = r"x\.parquet: is not a parquet file, or truncated \(.*JSON"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        *((content, "0 columns hold classes") for content in (b"[1]", b"3", b'{"info": 3}', b'{"info": []}')),
+        *((content, NOT_JSON) for content in (b"{", b"[" * 100_000, b"\xff")),
+    ],
+    ids=str,
+)
+def test_metadata_of_another_form_have_no_class_names(save, metadata, message):
     path = save()
     parquet.write_table(parquet.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
-    with pytest.raises(UserError, match="0 columns hold classes"):
-        read_parquet(path)
+    refused(message, read_parquet, path)
 
 
-@pytest.mark.parametrize("metadata", [b"{", b"[" * 100_000, b"\xff"])
-def test_metadata_that_are_not_json_are_a_one_line_error(save, metadata):
-    path = save()
-    parquet.write_table(parquet.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
-    with pytest.raises(UserError, match=r"x\.parquet: is not a parquet file, or truncated \(.*JSON") as caught:
-        read_parquet(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_two_columns_with_the_same_name_are_a_one_line_error(save, make_image):
+def test_two_columns_with_the_same_name_are_a_one_line_error(save):
     path = save()
     columns = [arrow.array([make_image(0)]), arrow.array([make_image(1)])]
     parquet.write_table(arrow.Table.from_arrays(columns, names=["image", "image"]), path)
-    with pytest.raises(UserError, match="two of the columns image, image have one name"):
-        read_parquet(path)
+    refused("two of the columns image, image have one name", read_parquet, path)
 
 
 def test_damage_anywhere_in_a_file_is_a_one_line_error_or_harmless(save):

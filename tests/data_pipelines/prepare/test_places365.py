@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_het.data_pipelines.prepare.places365 import read_places365
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
 
 CATEGORIES = "/a/airfield 0\n/a/apartment_building/outdoor 1\n/z/zen_garden 2\n"
 LABELS = [2, 0, 1, 2]
@@ -23,33 +24,26 @@ def lists() -> dict[str, bytes]:
     return {f"{name}.txt": text.encode() for name, text in texts.items()}
 
 
-@pytest.fixture
-def images(make_image) -> dict[str, bytes]:
-    return {f"val_256/{image_name(number)}": make_image(50 * number) for number in range(1, len(LABELS) + 1)}
+IMAGES = {f"val_256/{image_name(number)}": make_image(50 * number) for number in range(1, len(LABELS) + 1)}
 
 
 @pytest.fixture
-def places(tmp_path, lists, images, make_tar) -> Path:
-    folder = tmp_path / "places"
-    folder.mkdir()
-    (folder / "val_256.tar").write_bytes(make_tar(images))
-    (folder / "filelist_places365-standard.tar").write_bytes(make_tar(lists))
-    return folder
+def places(tmp_path, lists) -> Path:
+    files = {"val_256.tar": make_tar(IMAGES), "filelist_places365-standard.tar": make_tar(lists)}
+    return unpack(files, tmp_path / "places")
 
 
-def test_the_validation_set_is_the_test_split(places, tmp_path, write, make_image):
+def test_the_validation_set_is_the_test_split(places, tmp_path):
     dataset = read_places365(places, tmp_path)
     assert dataset.class_names == ("airfield", "apartment building outdoor", "zen garden")
-    samples = write(dataset, tmp_path / "out", "test")
-    assert [sample.label for sample in samples] == LABELS
-    assert [sample.image for sample in samples] == [make_image(50 * number) for number in range(1, 5)]
+    assert labelled(write(dataset, tmp_path / "out", "test")) == list(zip(LABELS, IMAGES.values(), strict=True))
 
 
-def test_unpacked_archives_equal_packed_ones(places, tmp_path, lists, images, unpack):
+def test_unpacked_archives_equal_packed_ones(places, tmp_path, lists):
     (packed,) = read_places365(places, tmp_path, "test").splits.values()
-    (unpacked,) = read_places365(unpack({**lists, **images}, tmp_path / "unpacked"), tmp_path).splits.values()
-    assert unpacked.labels is not None
-    assert unpacked.labels.tolist() == LABELS
+    dataset = read_places365(unpack({**lists, **IMAGES}, tmp_path / "unpacked"), tmp_path)
+    (unpacked,) = dataset.splits.values()
+    assert labels_of(dataset, "test") == LABELS
     assert [sample.image for sample in unpacked.read([3, 0])] == [sample.image for sample in packed.read([3, 0])]
 
 
@@ -64,24 +58,19 @@ def test_unpacked_archives_equal_packed_ones(places, tmp_path, lists, images, un
         ("categories_places365", (b" 2\n", b" 3\n"), "classes of categories_places365.txt are not numbered from 0"),
     ],
 )
-def test_lists_that_do_not_fit_are_refused(places, tmp_path, lists, make_tar, file, change, message):
+def test_lists_that_do_not_fit_are_refused(places, tmp_path, lists, file, change, message):
     changed = {**lists, f"{file}.txt": lists[f"{file}.txt"].replace(*change, 1)}
     assert changed != lists
     (places / "filelist_places365-standard.tar").write_bytes(make_tar(changed))
-    with pytest.raises(UserError, match=message):
-        read_places365(places, tmp_path)
+    refused(message, read_places365, places, tmp_path)
 
 
 def test_missing_files_are_named(places, tmp_path):
-    with pytest.raises(
-        UserError, match=r"val_256\.tar: is not a folder; give the folder with val_256\.tar and filelist"
-    ):
-        read_places365(places / "val_256.tar", tmp_path)
+    message = r"val_256\.tar: is not a folder; give the folder with val_256\.tar and filelist"
+    refused(message, read_places365, places / "val_256.tar", tmp_path)
     (places / "val_256.tar").unlink()
-    with pytest.raises(UserError, match=r"Places365_val_00000001\.jpg, .* put the official val_256\.tar there"):
-        read_places365(places, tmp_path)
+    refused(r"Places365_val_00000001\.jpg, .* put the official val_256\.tar there", read_places365, places, tmp_path)
     (places / "filelist_places365-standard.tar").unlink()
-    with pytest.raises(UserError, match=r"holds no categories_places365\.txt; give filelist_places365-standard\.tar"):
-        read_places365(places, tmp_path)
-    with pytest.raises(UserError, match="Places365: has no split 'train', only test"):
-        read_places365(places, tmp_path, "train")
+    message = r"holds no categories_places365\.txt; give filelist_places365-standard\.tar"
+    refused(message, read_places365, places, tmp_path)
+    refused("Places365: has no split 'train', only test", read_places365, places, tmp_path, "train")

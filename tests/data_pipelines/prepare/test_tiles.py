@@ -1,15 +1,14 @@
 """Colorectal histology and UC Merced from zip archives in the official layout, split as in the papers."""
 
 import hashlib
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from lit_het.data_pipelines.prepare.tiles import read_colorectal, read_uc_merced
-from lit_het.errors import UserError
+from tests.data_pipelines.conftest import encoded, refused
+from tests.data_pipelines.prepare.conftest import labels_of, make_zip, unpack, write
 
 TISSUES = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
 _NAMES = """
@@ -42,20 +41,13 @@ def pixels(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, (5, 4, 3), np.uint8)
 
 
-def tif(number: int) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels(number)).save(stream, "TIFF")
-    return stream.getvalue()
-
-
 @pytest.fixture
-def archive(tmp_path, make_zip):
+def archive(tmp_path):
     def archive(name: str, count: int) -> Path:
         _, names, file = SETS[name]
         # The bytes are the paths: few bytes, and each shows which image it is.
         members = {path: path.rpartition("/")[2].encode() for path in names(count)}
-        (tmp_path / file).write_bytes(make_zip({**members, "readme.txt": b"", "__MACOSX/._1.tif": b"x"}))
-        return tmp_path / file
+        return unpack({file: make_zip({**members, "readme.txt": b"", "__MACOSX/._1.tif": b"x"})}, tmp_path) / file
 
     return archive
 
@@ -74,7 +66,7 @@ def test_the_slices_of_uc_merced_are_those_of_tensorflow_datasets(archive, tmp_p
 
 
 def test_the_slices_of_colorectal_histology_are_in_the_order_of_the_hashes_of_class_and_file(archive, tmp_path):
-    splits = read_colorectal(archive("colorectal", 625), tmp_path).splits
+    dataset = read_colorectal(archive("colorectal", 625), tmp_path)
     keys = {
         f"{tissue.lower()}/{number}_CRC-Prim-HE-01_001.tif_Row_1_Col_1.tif": label
         for label, tissue in enumerate(TISSUES)
@@ -82,10 +74,7 @@ def test_the_slices_of_colorectal_histology_are_in_the_order_of_the_hashes_of_cl
     }
     ordered = sorted((hashlib.md5(f"train{key}".encode()).hexdigest(), label) for key, label in keys.items())
     labels = [label for _, label in ordered]
-    assert splits["train"].labels is not None
-    assert splits["test"].labels is not None
-    assert splits["train"].labels.tolist() == labels[:2_000]
-    assert splits["test"].labels.tolist() == labels[2_000:]
+    assert [labels_of(dataset, split) for split in ("train", "test")] == [labels[:2_000], labels[2_000:]]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +84,15 @@ def test_the_slices_of_colorectal_histology_are_in_the_order_of_the_hashes_of_cl
         ("uc_merced", 21, {0: "agricultural", 2: "baseball diamond", 13: "mobile home park", 20: "tennis court"}),
     ],
 )
-def test_tiles_become_png_without_loss_and_classes_have_names(tmp_path, make_zip, write, unpack, name, classes, known):
+def test_tiles_become_png_without_loss_and_classes_have_names(tmp_path, name, classes, known):
     read, names, file = SETS[name]
-    members = {path: tif(number) for number, path in enumerate(names(2))}
+    members = {path: encoded(pixels(number), "TIFF") for number, path in enumerate(names(2))}
     (tmp_path / file).write_bytes(make_zip(members))
     unpack(members, tmp_path / "unpacked")
     dataset = read(tmp_path / file, tmp_path)
-    assert dataset.class_names is not None
-    assert len(dataset.class_names) == classes
-    assert {label: dataset.class_names[label] for label in known} == known
+    class_names = list(dataset.class_names or ())
+    assert len(class_names) == classes
+    assert {label: class_names[label] for label in known} == known
     samples = write(dataset, tmp_path / "out", "train", check_images=True)
     # Two images of each class, numbered in the order of the classes.
     found = {sample.pixels.tobytes(): sample.label for sample in samples}
@@ -114,19 +103,17 @@ def test_tiles_become_png_without_loss_and_classes_have_names(tmp_path, make_zip
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_other_and_damaged_archives_are_refused(tmp_path, archive, make_zip, name):
+def test_other_and_damaged_archives_are_refused(tmp_path, archive, name):
     read, _, file = SETS[name]
     path = archive(name, 2)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(UserError, match=r"\.zip: is truncated or damaged .*; download it again"):
-        read(path, tmp_path)
+    refused(r"\.zip: is truncated or damaged .*; download it again", read, path, tmp_path)
     path.write_bytes(make_zip({"jpg/image_00001.jpg": b"x"}))
-    with pytest.raises(UserError, match=rf"holds no images of \w+; give {file}, or the folder unpacked from it"):
-        read(path, tmp_path)
-    with pytest.raises(UserError, match="has no split 'val', only train, test"):
-        read(path, tmp_path, "val")
+    refused(rf"holds no images of \w+; give {file}, or the folder unpacked from it", read, path, tmp_path)
+    refused("has no split 'val', only train, test", read, path, tmp_path, "val")
 
 
-def test_a_tile_that_is_no_image_ends_the_command_with_its_name(tmp_path, archive, write):
-    with pytest.raises(UserError, match=r"UCMerced_LandUse\.zip: .*\.tif: not an image .*; fix it, or skip broken"):
-        write(read_uc_merced(archive("uc_merced", 1), tmp_path), tmp_path / "out", "train")
+def test_a_tile_that_is_no_image_ends_the_command_with_its_name(tmp_path, archive):
+    dataset = read_uc_merced(archive("uc_merced", 1), tmp_path)
+    message = r"UCMerced_LandUse\.zip: .*\.tif: not an image .*; fix it, or skip broken"
+    refused(message, write, dataset, tmp_path / "out", "train")

@@ -1,5 +1,4 @@
 import fcntl
-import hashlib
 import json
 import os
 import signal
@@ -17,10 +16,9 @@ from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split
 from lit_het.data_pipelines.prepare.folder import read_folder
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
-from lit_het.errors import UserError
 from lit_het.eval.prompts import read_classnames, read_templates
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "data"
+from tests.data_pipelines.conftest import refused
+from tests.data_pipelines.prepare.conftest import GOLDEN, bytes_of, unpack, write, written
 
 
 def numbered(count: int, broken: Sequence[int] = (), **changed) -> Split:
@@ -43,12 +41,8 @@ def names_in(path: Path) -> list[str]:
         return tar.getnames()
 
 
-def bytes_of(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.tar"))}
-
-
 @pytest.mark.parametrize(("count", "most"), [(10, 4), (12, 4), (13, 4), (1, 5), (7, 1)])
-def test_shards_are_balanced_and_hold_every_sample_once_in_order(tmp_path, written, count, most):
+def test_shards_are_balanced_and_hold_every_sample_once_in_order(tmp_path, count, most):
     steps = []
     assert SplitWriter(tmp_path / "test", numbered(count), WriteOptions(most)).write(steps.append) == count
     sizes = [len(names_in(path)) // 2 for path in (tmp_path / "test").glob("*.tar")]
@@ -68,13 +62,13 @@ def test_shards_depend_on_neither_the_number_of_workers_nor_the_run(tmp_path):
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "three")
 
 
-def test_a_shuffled_split_holds_every_sample_once_and_is_the_same_every_time(tmp_path, write):
+def test_a_shuffled_split_holds_every_sample_once_and_is_the_same_every_time(tmp_path):
     one, other = (write(DataSet({"x": numbered(30)}), tmp_path / n, "x", shuffle=True) for n in ("one", "other"))
     assert [sample.label for sample in one] == [sample.pixels[0, 0, 0] for sample in one] == list(range(30))
     # The key of a sample is its number in the source.
     assert [sample.key for sample in one] == [f"s{number:07d}" for number in range(30)]
-    orders = [names_in(tmp_path / name / "x" / "0.tar") for name in ("one", "other")]
-    assert orders[0] == orders[1] != sorted(orders[0])
+    order, again = (names_in(tmp_path / name / "x" / "0.tar") for name in ("one", "other"))
+    assert order == again != sorted(order)
     assert one == other
 
 
@@ -97,7 +91,8 @@ SplitWriter(Path(sys.argv[1]), split, WriteOptions(5, workers=2)).write(lambda c
 """
 
 
-def test_an_interrupted_writer_is_resumed_without_loss_or_duplicates(tmp_path, written):
+@pytest.mark.slow
+def test_an_interrupted_writer_is_resumed_without_loss_or_duplicates(tmp_path):
     SplitWriter(tmp_path / "whole", numbered(60), WriteOptions(5)).write(advance)
     folder, partial = tmp_path / "test", tmp_path / ".test.partial"
     with subprocess.Popen([sys.executable, "-c", WRITE_SLOWLY, folder]) as process:
@@ -119,11 +114,6 @@ def test_an_interrupted_writer_is_resumed_without_loss_or_duplicates(tmp_path, w
     assert not list(tmp_path.rglob("*partial*"))
 
 
-def test_a_finished_split_is_not_written_again(tmp_path):
-    SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
-    assert SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).finished
-
-
 @pytest.mark.parametrize(
     ("split", "options", "difference"),
     [
@@ -135,27 +125,26 @@ def test_a_finished_split_is_not_written_again(tmp_path):
     ],
 )
 def test_shards_of_another_source_or_other_options_are_never_mixed(tmp_path, split, options, difference):
-    with pytest.raises(UserError, match=r"image 5: not an image"):
-        SplitWriter(tmp_path / "test", numbered(6, broken=[5]), WriteOptions(2)).write(advance)
-    with pytest.raises(
-        UserError, match=rf"\.test\.partial was started {difference}; repeat the command that started it"
-    ):
-        SplitWriter(tmp_path / "test", split, options)
+    path = tmp_path / "test"
+    refused("image 5: not an image", SplitWriter(path, numbered(6, broken=[5]), WriteOptions(2)).write, advance)
+    message = rf"\.test\.partial was started {difference}; repeat the command that started it"
+    refused(message, SplitWriter, path, split, options)
+    SplitWriter(path, numbered(6), WriteOptions(2)).write(advance)
+    refused(f"test exists, {difference}; remove it or choose another output", SplitWriter, path, split, options)
+
+
+def test_a_finished_split_is_not_written_again_and_a_folder_without_a_record_not_touched(tmp_path):
     SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
-    with pytest.raises(UserError, match=f"test exists, {difference}; remove it or choose another output"):
-        SplitWriter(tmp_path / "test", split, options)
+    assert SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).finished
+    (tmp_path / "other").mkdir()
+    message = "exists, from another source or with other options"
+    refused(message, SplitWriter, tmp_path / "other", numbered(6), WriteOptions(2))
 
 
-def test_a_folder_without_a_record_is_not_touched(tmp_path):
-    (tmp_path / "test").mkdir()
-    with pytest.raises(UserError, match="exists, from another source or with other options"):
-        SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2))
-
-
-def test_a_broken_image_is_named_and_a_resumed_writer_skips_it_on_request(tmp_path, written):
+def test_a_broken_image_is_named_and_a_resumed_writer_skips_it_on_request(tmp_path):
     split = numbered(9, broken=[4, 7])
-    with pytest.raises(UserError, match=r"image 4: not an image \(4 bytes .*oops.* with --skip-broken"):
-        SplitWriter(tmp_path / "test", split, WriteOptions(3)).write(advance)
+    message = r"image 4: not an image \(4 bytes .*oops.* with --skip-broken"
+    refused(message, SplitWriter(tmp_path / "test", split, WriteOptions(3)).write, advance)
     assert not (tmp_path / "test").exists()
     writer = SplitWriter(tmp_path / "test", split, WriteOptions(3, skip_broken=True))
     assert writer.num_written == 3
@@ -165,12 +154,12 @@ def test_a_broken_image_is_named_and_a_resumed_writer_skips_it_on_request(tmp_pa
 
 def test_broken_images_in_saved_shards_are_counted(tmp_path):
     options = WriteOptions(3, skip_broken=True)
-    with pytest.raises(UserError, match="no sample of shard 2 can be used"):
-        SplitWriter(tmp_path / "test", numbered(9, broken=[1, 6, 7, 8]), options).write(advance)
+    writer = SplitWriter(tmp_path / "test", numbered(9, broken=[1, 6, 7, 8]), options)
+    refused("no sample of shard 2 can be used", writer.write, advance)
     assert SplitWriter(tmp_path / "test", numbered(9, broken=[1]), options).write(advance) == 8
 
 
-def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path, written):
+def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path):
     captions = [b"a", b"", b" \n\t", b"caf\xe9", "café".encode(), "\u2003".encode()]
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
@@ -191,8 +180,8 @@ def test_damage_after_the_header_is_found_if_images_are_checked(tmp_path):
 
     split = Split(1, read, "one")
     SplitWriter(tmp_path / "fast", split, WriteOptions()).write(advance)
-    with pytest.raises(UserError, match="image: damaged PNG"):
-        SplitWriter(tmp_path / "checked", split, WriteOptions(check_images=True)).write(advance)
+    writer = SplitWriter(tmp_path / "checked", split, WriteOptions(check_images=True))
+    refused("image: damaged PNG", writer.write, advance)
 
 
 def test_two_processes_do_not_write_the_same_split(tmp_path):
@@ -200,8 +189,7 @@ def test_two_processes_do_not_write_the_same_split(tmp_path):
     (tmp_path / ".test.partial").mkdir()
     other = os.open(tmp_path / ".test.partial", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match="another process is writing it"):
-        writer.write(advance)
+    refused("another process is writing it", writer.write, advance)
     os.close(other)
     assert writer.write(advance) == 6
 
@@ -211,8 +199,8 @@ def test_a_full_disk_is_a_one_line_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("lit_het.data_pipelines.prepare.writer.write_tar", full)
-    with pytest.raises(UserError, match=r"No space left on device\); fix that and run the command again"):
-        SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
+    writer = SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2))
+    refused(r"No space left on device\); fix that and run the command again", writer.write, advance)
 
 
 def test_interrupted_workers_stop_at_once(tmp_path):
@@ -226,15 +214,10 @@ def test_interrupted_workers_stop_at_once(tmp_path):
     assert not list(tmp_path.rglob("*.tar*"))
 
 
-@pytest.mark.parametrize("wrong", [{"samples_per_shard": 0}, {"workers": 0}])
-def test_invalid_options_are_refused(wrong):
-    with pytest.raises(UserError, match="must be at least 1"):
-        WriteOptions(**wrong)
-
-
-def test_an_empty_split_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no samples"):
-        SplitWriter(tmp_path / "test", numbered(0), WriteOptions())
+def test_invalid_options_and_an_empty_split_are_refused(tmp_path):
+    refused("must be at least 1", WriteOptions, samples_per_shard=0)
+    refused("must be at least 1", WriteOptions, workers=0)
+    refused("holds no samples", SplitWriter, tmp_path / "test", numbered(0), WriteOptions())
 
 
 def test_names_and_templates_are_read_back_and_never_overwritten(tmp_path):
@@ -245,24 +228,16 @@ def test_names_and_templates_are_read_back_and_never_overwritten(tmp_path):
     (tmp_path / "zeroshot_classification_templates.txt").write_text("my {c}\n")
     write_names(tmp_path, dataset)
     assert read_templates(tmp_path) == ("my {c}",)
-    with pytest.raises(UserError, match=r"classnames\.txt has other class names"):
-        write_names(tmp_path, DataSet({}, ("carp", "pumpkin")))
+    refused(r"classnames\.txt has other class names", write_names, tmp_path, DataSet({}, ("carp", "pumpkin")))
+    for name in ("", " ", "two\nlines"):
+        refused("is not one line of text", write_names, tmp_path, DataSet({}, (name,)))
 
 
-@pytest.mark.parametrize("name", ["", " ", "two\nlines"])
-def test_a_name_that_is_not_one_line_is_refused(tmp_path, name):
-    with pytest.raises(UserError, match="is not one line of text"):
-        write_names(tmp_path, DataSet({}, (name,)))
-
-
-def test_the_layout_is_the_one_that_clip_benchmark_writes(tmp_path, written):
+def test_the_layout_is_the_one_that_clip_benchmark_writes(tmp_path):
     theirs = written(GOLDEN / "wds_tiny_jpg" / "test")
     names = read_classnames(GOLDEN / "wds_tiny_jpg")
-    for sample in theirs:
-        folder = tmp_path / "source" / "test" / f"{sample.label} {names[sample.label]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{sample.key}.jpg").write_bytes(sample.image)
-    dataset = read_folder(tmp_path / "source", tmp_path)
+    images = {f"test/{sample.label} {names[sample.label]}/{sample.key}.jpg": sample.image for sample in theirs}
+    dataset = read_folder(unpack(images, tmp_path / "source"), tmp_path)
     SplitWriter(tmp_path / "output" / "test", dataset.splits["test"], WriteOptions()).write(advance)
     write_names(tmp_path / "output", dataset)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy import special
 
-from lit_het.errors import UserError
 from lit_het.eval.ensembles import score_ensemble
-from lit_het.eval.features import Features
 from lit_het.eval.multi_label import ensemble_figures
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.types import Calibration, FittedTemperature
+from tests.eval.fake_model import FakeModel
+from tests.eval.refusals import assert_refused
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
 
@@ -54,13 +54,8 @@ def test_the_drawing_pairs_images_with_their_captions(images, sets, encoder):
     assert best[:, 0].tolist() == ["a cat", "a dog", "two owls"]
     assert arrays["caption_is_right"][:, 0].all()
     first = arrays["image"][arrays["found"][:, 0], 0, 0, 0]
-    assert dict(zip(texts["queries"], first.tolist(), strict=True)) == {
-        "a cat": 0,
-        "my cat": 0,
-        "a dog": 0,
-        "two owls": 2,
-        "an owl": 2,
-    }
+    expected = {"a cat": 0, "my cat": 0, "a dog": 0, "two owls": 2, "an owl": 2}
+    assert dict(zip(texts["queries"], first.tolist(), strict=True)) == expected
     assert arrays["image_is_right"][:, 0].tolist() == [True, True, False, True, True]
 
 
@@ -82,8 +77,7 @@ def test_captions_are_read_from_json(write_set, sets, encoder):
 )
 def test_an_image_without_captions_is_named(write_set, sets, members, captions, message):
     data = dataclasses.replace(write_set("bad", members), labelled=False)
-    with pytest.raises(UserError, match=message):
-        RetrievalConfig(data, captions=captions).build(sets)
+    assert_refused(message, RetrievalConfig(data, captions=captions).build, sets)
 
 
 NAMES = ("zero", "one", "two")
@@ -94,17 +88,27 @@ def labelled(write_set):
     return write_set("digits", [{"cls": number % 3} for number in range(7)], NAMES)
 
 
-def members_of(predictor: Predictor, features: Features) -> np.ndarray:
-    return np.concatenate([members for members, _ in member_blocks(predictor, features)])
+NOISE = np.random.default_rng(0).normal(size=(7, 5, 3))
 
 
-def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, unit_vectors):
-    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
-    encoder = make_encoder(unit_vectors(7, 3), dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
+@pytest.fixture
+def make_model(make_encoder, unit_vectors):
+    """Makes models of seven images and three names."""
+    return lambda seed=0, **options: make_encoder(unit_vectors(7, 3, seed), NAMES, **options)
+
+
+def members_of(sets, data, *models: FakeModel, samples: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Returns log-probabilities of the members of all models, and labels."""
+    features = sets.open(data).features(models[0].features)
+    blocks = [member_blocks(Predictor(model, 3, np.eye(3), samples), features) for model in models]
+    members = [np.concatenate([members for members, _ in of_model]) for of_model in blocks]
+    return np.concatenate(members, axis=1), features.labels
+
+
+def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_model):
+    encoder = make_model(noise=NOISE)
     found = EnsembleConfig(labelled, samples=5).build(sets)(encoder)
-    features = sets.open(labelled).features(encoder.features)
-    members = members_of(Predictor(encoder, 3, np.eye(3), 5), features)
-    expected, errors = score_ensemble(members, features.labels).figures()
+    expected, errors = score_ensemble(*members_of(sets, labelled, encoder, samples=5)).figures()
     assert found.figures == pytest.approx(expected)
     assert found.errors == pytest.approx(errors)
     assert found.figures["joint_nll"] < found.figures["individual_nll"]
@@ -116,14 +120,11 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, 
     assert arrays["size/nll"][[0, -1]] == pytest.approx([expected["individual_nll"], expected["joint_nll"]])
 
 
-def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, sets, make_encoder, unit_vectors):
-    captions = dict(zip(NAMES, np.eye(3), strict=True))
-    models = [make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2) for seed in (0, 1, 2)]
+def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, sets, make_model):
+    models = [make_model(seed, temperature=0.2) for seed in (0, 1, 2)]
     evaluator = EnsembleConfig(labelled, ClassNamesConfig("bare")).build(sets)
     found = evaluator(*models)
-    features = sets.open(labelled).features(models[0].features)
-    each = [members_of(Predictor(model, 3, np.eye(3)), features) for model in models]
-    expected, errors = score_ensemble(np.concatenate(each, axis=1), features.labels).figures(each_member=True)
+    expected, errors = score_ensemble(*members_of(sets, labelled, *models)).figures(each_member=True)
     assert found.figures == pytest.approx(expected)
     assert found.errors == pytest.approx(errors)
     for number, model in enumerate(models):
@@ -133,8 +134,7 @@ def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, s
             assert found.errors[f"member_{number + 1}/{name}"] == pytest.approx(alone.errors[name], rel=1e-5)
     many = evaluator(*models * 4)
     assert not [name for name in many.figures if name.startswith("member_")]
-    with pytest.raises(UserError, match="there is only one member"):
-        evaluator(models[0])
+    assert_refused("there is only one member", evaluator, models[0])
 
 
 def calibrated(model, noiseless: float, monte_carlo: float | None = None):
@@ -143,9 +143,8 @@ def calibrated(model, noiseless: float, monte_carlo: float | None = None):
     return dataclasses.replace(model, calibration=Calibration(("x",), "", "", 7, 3, 5, quiet, noisy))
 
 
-def test_the_temperature_of_a_model_scales_the_mean_over_its_members(labelled, sets, make_encoder, unit_vectors):
-    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
-    raw = make_encoder(unit_vectors(7, 3), dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
+def test_the_temperature_of_a_model_scales_the_mean_over_its_members(labelled, sets, make_model):
+    raw = make_model(noise=NOISE)
     model = calibrated(raw, 1.0, 3.0)
     before, found = (EnsembleConfig(labelled, samples=5).build(sets)(one).figures for one in (raw, model))
     # The ensemble of samples is the prediction that zero-shot reports as `noisy`.
@@ -156,48 +155,38 @@ def test_the_temperature_of_a_model_scales_the_mean_over_its_members(labelled, s
     assert found["joint_nll"] != pytest.approx(before["joint_nll"], rel=0.01)
 
 
-def test_separate_models_are_calibrated_before_their_mean(labelled, sets, make_encoder, unit_vectors):
-    captions = dict(zip(NAMES, np.eye(3), strict=True))
-    models = [
-        calibrated(make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2), temperature)
-        for seed, temperature in enumerate((0.5, 4.0))
-    ]
+def test_separate_models_are_calibrated_before_their_mean(labelled, sets, make_model, unit_vectors):
+    temperatures = (0.5, 4.0)
+    models = [calibrated(make_model(seed, temperature=0.2), value) for seed, value in enumerate(temperatures)]
     found = EnsembleConfig(labelled, ClassNamesConfig("bare")).build(sets)(*models).figures
-    features, total = sets.open(labelled).features(models[0].features), np.zeros((7, 3))
-    for number, (model, temperature) in enumerate(zip(models, (0.5, 4.0), strict=True)):
+    total = np.zeros((7, 3))
+    for number, (model, temperature) in enumerate(zip(models, temperatures, strict=True)):
         total += special.softmax(unit_vectors(7, 3, number) / 0.2 / temperature, axis=1) / 2
         alone = ZeroShotConfig(labelled, ClassNamesConfig("bare")).build(sets)(model).figures
         assert found[f"member_{number + 1}/nll"] == pytest.approx(alone["nll"], rel=1e-5)
-    assert found["joint_nll"] == pytest.approx(-np.log(total[np.arange(7), features.labels]).mean(), rel=1e-5)
+    assert found["joint_nll"] == pytest.approx(-np.log(total[np.arange(7), np.arange(7) % 3]).mean(), rel=1e-5)
 
 
-def test_models_count_in_an_ensemble_by_their_members(labelled, sets, make_encoder, unit_vectors):
-    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
-    captions = dict(zip(NAMES, np.eye(3), strict=True))
-    models = [make_encoder(unit_vectors(7, 3, 0), captions, noise=noise[:, :count]) for count in (5, 2)]
-    features = sets.open(labelled).features(models[0].features)
-    each = [members_of(Predictor(model, 3, np.eye(3), 5), features) for model in models]
-    assert [members.shape[1] for members in each] == [5, 2]
-    expected = score_ensemble(np.concatenate(each, axis=1), features.labels).figures()[0]
+def test_models_count_in_an_ensemble_by_their_members(labelled, sets, make_model):
+    models = [make_model(noise=NOISE[:, :count]) for count in (5, 2)]
+    members, labels = members_of(sets, labelled, *models, samples=5)
+    assert members.shape[1] == 5 + 2
+    expected = score_ensemble(members, labels).figures()[0]
     assert EnsembleConfig(labelled, samples=5).build(sets)(*models).figures == pytest.approx(expected, rel=1e-5)
 
 
-def test_weights_of_models_replace_their_numbers_of_members(labelled, sets, make_encoder, unit_vectors):
-    captions = dict(zip(NAMES, np.eye(3), strict=True))
-    models = [make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2) for seed in (0, 1)]
+def test_weights_of_models_replace_their_numbers_of_members(labelled, sets, make_model, unit_vectors):
+    models = [make_model(seed, temperature=0.2) for seed in (0, 1)]
     config = EnsembleConfig(labelled, ClassNamesConfig("bare"))
     weighted = dataclasses.replace(config, weights=(3, 1)).build(sets)
     found, equal = weighted(*models).figures, config.build(sets)(*models).figures
-    labels = sets.open(labelled).features(models[0].features).labels
     first, second = (special.softmax(unit_vectors(7, 3, seed) / 0.2, axis=1) for seed in (0, 1))
-    true = (0.75 * first + 0.25 * second)[np.arange(7), labels]
+    true = (0.75 * first + 0.25 * second)[np.arange(7), np.arange(7) % 3]
     assert found["joint_nll"] == pytest.approx(-np.log(true).mean(), rel=1e-5)
     for name in ("individual_nll", "kl"):
         assert found[name] == equal[name], "of single members, each of which counts once"
-    with pytest.raises(UserError, match="there are 1 model and 2 --weights; give one each"):
-        weighted(models[0])
-    with pytest.raises(UserError, match=r"weights = \(3, 0\) must be whole numbers of at least 1"):
-        EnsembleConfig(labelled, weights=(3, 0))
+    assert_refused("there are 1 model and 2 --weights; give one each", weighted, models[0])
+    assert_refused(r"weights = \(3, 0\) must be whole numbers of at least 1", EnsembleConfig, labelled, weights=(3, 0))
 
 
 @pytest.fixture
@@ -212,15 +201,12 @@ def captioned(write_set):
 
 def test_members_predict_several_labels_an_image(captioned, sets, make_encoder, unit_vectors):
     data, targets = captioned
-    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
-    captions = dict(zip(("red", "green", "bar"), np.eye(3), strict=True))
     models = [
-        dataclasses.replace(
-            make_encoder(unit_vectors(7, 3, seed), captions, 0.2, noise[:, :count]), has_class_probabilities=True
-        )
+        make_encoder(unit_vectors(7, 3, seed), ("red", "green", "bar"), 0.2, NOISE[:, :count])
         for seed, count in ((0, 5), (1, 2))
     ]
-    for samples, by_model in ((5, noise), (0, np.zeros((7, 1, 3)))):
+    models = [dataclasses.replace(model, has_class_probabilities=True) for model in models]
+    for samples, by_model in ((5, NOISE), (0, np.zeros((7, 1, 3)))):
         found = EnsembleConfig(data, samples=samples).build(sets)(*models)
         each = [unit_vectors(7, 3, seed)[:, None] + by_model[:, :count] for seed, count in ((0, 5), (1, 2))]
         logits = np.concatenate(each, axis=1) / 0.2
@@ -229,24 +215,15 @@ def test_members_predict_several_labels_an_image(captioned, sets, make_encoder, 
         assert found.figures == pytest.approx(expected, rel=1e-4)
         assert found.errors == pytest.approx(errors, rel=1e-4, abs=1e-6)
         assert found.kind == "deep_ensemble"
+    message = "several labels per image: an ensemble needs a probability of every class"
+    without = dataclasses.replace(models[0], has_class_probabilities=False)
+    assert_refused(message, EnsembleConfig(data).build(sets).check, without, without)
 
 
-def test_an_ensemble_of_models_without_probabilities_of_every_class_is_refused(captioned, sets, make_encoder):
-    encoder = make_encoder(np.eye(3), dict(zip(("red", "green", "bar"), np.eye(3), strict=True)))
-    with pytest.raises(UserError, match="several labels per image: an ensemble needs a probability of every class"):
-        EnsembleConfig(captioned[0]).build(sets).check(encoder, encoder)
-
-
-def test_progress_is_shown(images, labelled, sets, encoder, make_encoder, capsys):
+def test_progress_is_shown(images, labelled, sets, encoder, make_model, capsys):
     RetrievalConfig(images).build(sets)(encoder)
-    noise = np.random.default_rng(0).normal(size=(7, 2, 3))
-    noisy = make_encoder(np.eye(3)[np.arange(7) % 3], dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
     for config in (EnsembleConfig(labelled, samples=2), ZeroShotConfig(labelled)):
-        config.build(sets)(noisy)
+        config.build(sets)(make_model(noise=NOISE))
     said = capsys.readouterr().err
-    for step in (
-        "reading .txt of pets: 3/3 samples",
-        "scoring digits: 7/7 images",
-        "scoring digits: 2/2 predictions",
-    ):
+    for step in ("reading .txt of pets: 3/3 samples", "scoring digits: 7/7 images", "scoring digits: 2/2 predictions"):
         assert step in said

@@ -58,16 +58,9 @@ def predictions(seed: int = 0) -> Drawing:
 
 
 def zero_shot(seed: int = 0, **changes: float) -> Evaluation:
-    figures = {
-        "top1": 0.5 + 0.01 * seed,
-        "nll": 1.25 + 0.02 * seed,
-        "ece": 0.125,
-        "calibrated/top1": 0.5,
-        "calibrated/ece": 0.05,
-        "noisy/top1": 0.48,
-        "noisy/ece": 0.1,
-        "calibrated/temperature_factor": 0.75,
-    }
+    figures = {"top1": 0.5 + 0.01 * seed, "nll": 1.25 + 0.02 * seed, "ece": 0.125}
+    figures |= {"calibrated/top1": 0.5, "calibrated/ece": 0.05, "noisy/top1": 0.48, "noisy/ece": 0.1}
+    figures |= {"calibrated/temperature_factor": 0.75}
     chance = {"top1": 0.25, "nll": 1.386, "ece": 0.0}
     drawing = predictions(seed)
     return Evaluation("zero_shot", "pets", figures | changes, {"top1": 0.02}, chance, lambda: drawing)
@@ -75,24 +68,13 @@ def zero_shot(seed: int = 0, **changes: float) -> Evaluation:
 
 def all_kinds(seed: int = 0) -> list[Evaluation]:
     generator = np.random.default_rng(seed)
-    shift = {
-        f"{part}/{figure}": 0.5 - 0.05 * number
-        for number, part in enumerate(
-            ["clean", "fog/1", "fog/2", "snow/1", "snow/2", "severity_1", "severity_2", "corrupted"]
-        )
-        for figure in ("top1", "nll", "brier", "ece")
-    }
-    detection = {
-        f"{group}/{score}/{figure}": 0.75
-        for group in ("near/birds", "far/noise")
-        for score in ("max_probability", "energy")
-        for figure in ("auroc", "fpr95")
-    }
-    scores = {
-        f"{group}/{score}": generator.normal(size=40)
-        for group in ("inside", "near/birds", "far/noise")
-        for score in ("max_probability", "energy")
-    }
+    parts = ("clean", "fog/1", "fog/2", "snow/1", "snow/2", "severity_1", "severity_2", "corrupted")
+    figures = ("top1", "nll", "brier", "ece")
+    shift = {f"{part}/{name}": 0.5 - 0.05 * number for number, part in enumerate(parts) for name in figures}
+    groups, kinds = ("inside", "near/birds", "far/noise"), ("max_probability", "energy")
+    scores = {f"{group}/{kind}": generator.normal(size=40) for group in groups for kind in kinds}
+    outside = [name for name in scores if not name.startswith("inside")]
+    detection = {f"{name}/{figure}": 0.75 for name in outside for figure in ("auroc", "fpr95")}
     retrieval = Drawing(
         {
             "image": generator.integers(0, 256, (3, 100, 80, 3), np.uint8),
@@ -108,9 +90,8 @@ def all_kinds(seed: int = 0) -> list[Evaluation]:
     joint = {f"{who}_{figure}": 0.5 for who in ("joint", "individual") for figure in ("top1", "nll")}
     joint |= {"kl": 0.1, "member_1/top1": 0.4, "member_2/top1": 0.6}
     drawn = [f"size/{figure}" for figure in ("nll", "top1", "ece", "mutual_information")]
-    smaller = {name: np.array([0.5, 0.4]) for name in drawn} | {
-        f"{name}/error": np.array([0.01, 0.02]) for name in drawn
-    }
+    smaller = {name: np.array([0.5, 0.4]) for name in drawn}
+    smaller |= {f"{name}/error": np.array([0.01, 0.02]) for name in drawn}
     return [
         zero_shot(seed),
         Evaluation("retrieval", "coco", recalls, chance=recalls, draw=lambda: retrieval),
@@ -147,8 +128,4 @@ def write_run(
     return folder
 
 
-DETERMINISTIC = {
-    "type": "ContrastiveConfig",
-    "text_tower": {"width": 8},
-    "head": {"type": "DeterministicContrastiveConfig"},
-}
+DETERMINISTIC = {**config()["task"], "head": {"type": "DeterministicContrastiveConfig"}}
