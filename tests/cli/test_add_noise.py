@@ -124,6 +124,7 @@ def test_a_model_of_another_library_with_a_given_tokenizer_becomes_a_run_that_mo
     assert lit_het.load(tmp_path / "folder").noise(image()) == moved.noise(image())
 
 
+@pytest.mark.slow
 def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, deterministic, pairs, data, tmp_path):
     def line(model, shards, *flags, output=tmp_path / "x"):
         return refusal(capsys, "add-noise", "--model", model, "--data", shards, "--output", output, *flags)
@@ -222,6 +223,7 @@ def test_a_broken_shard_is_named(capsys, deterministic, pairs, tmp_path):
     assert "too few to learn noise from; give 1,000 or more" in found
 
 
+@pytest.mark.slow
 def test_a_wrong_place_of_captions_leaves_nothing_behind(capsys, deterministic, pairs, tmp_path):
     line = refusal(capsys, *arguments(deterministic, pairs, tmp_path / "noisy", "--captions", "txt/caption"))
     assert "none of 100 captions can be read: " in line

@@ -55,6 +55,7 @@ def fitted(request, clip, pairs, tmp_path_factory):
     return request.param, source, output, dict(zip(("image", "text"), zip(layers, fits, strict=True), strict=True))
 
 
+@pytest.mark.slow
 def test_the_posterior_is_of_the_last_layers(fitted):
     name, _, output, sides = fitted
     params = open_run(output).params

@@ -96,6 +96,7 @@ def figures(images, run_dir, passes, tmp_path_factory):
     return json.loads(output.with_suffix(".json").read_text())
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_evaluations(figures, images, run_dir):
     data = ImageSet("shapes", str(images / "shapes" / "train"), split=".")
     outside = OutOfDistributionConfig(data, near=(f"other={images / 'other' / 'train'}",))

@@ -161,6 +161,7 @@ def samples_read(half):
     return in_training, samples
 
 
+@pytest.mark.slow
 def test_training_reads_none_of_the_samples_to_which_it_fits_the_temperatures(half, samples_read):
     in_training, later = samples_read
     assert set(in_training) == set(range(110))

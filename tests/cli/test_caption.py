@@ -80,6 +80,7 @@ def test_a_question_of_training_is_answered_and_answers_are_ranked(run, model, i
         assert [one["log_p"] for one in found["texts"]] == pytest.approx([text.log_p for text in texts])
 
 
+@pytest.mark.slow
 def test_python_and_the_command_write_the_same(run, model, images, capsys):
     assert repr(model).startswith(f"<Model {run}: decoder")
     [[text]] = [one["texts"] for one in printed(capsys, "caption", images[2], "--checkpoint", run, "--json")]
@@ -107,6 +108,7 @@ def test_a_folder_of_weights_writes_the_same(model, images, tmp_path):
     assert model.ask(images[0], QUESTION) != model.caption([images[0]], QUESTION)[0]
 
 
+@pytest.mark.slow
 def test_an_image_has_the_same_texts_and_noise_alone_among_others_and_in_batches(model, images, monkeypatch):
     expected = model.caption(images, samples=4)
     among = model.caption([images[1], images[0]], samples=4)[::-1]

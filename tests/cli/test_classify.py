@@ -76,6 +76,7 @@ def test_other_seeds_draw_other_noise_and_the_same_seed_the_same(capsys, trained
     assert first != drawn(1)
 
 
+@pytest.mark.slow
 def test_a_sigmoid_gives_each_label_a_probability_of_its_own(capsys, sigmoid_lit, images):
     arguments = ("--checkpoint", sigmoid_lit, "--labels")
     (found,) = json.loads(classified(capsys, images[0], *arguments, ",".join(NAMES), "--json"))

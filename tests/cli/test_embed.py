@@ -82,6 +82,7 @@ def test_a_head_trains_on_stored_images_and_captions_as_on_the_towers(head_only,
         assert (checksums.digest(trained.params[part]) != checksums.digest(model.params[part])) is change
 
 
+@pytest.mark.slow
 def test_the_caption_of_a_step_is_that_of_its_stored_embedding(trained_lit, tmp_path):
     """Where samples have different numbers of captions, some of them equal."""
     image = encode_jpeg(np.zeros((32, 32, 3), np.uint8))

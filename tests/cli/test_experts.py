@@ -43,6 +43,7 @@ def vmoe_config(data, run_dir, **fields):
     return changed(config, task=task, data__labels=ClassIndex())
 
 
+@pytest.mark.slow
 def test_samples_of_dropout_are_an_ensemble_of_a_model_that_has_one_prediction(vmoe, data, tmp_path):
     output, flags = tmp_path / "figures.json", ("--data", f"shapes={data / 'train'}", "--split", ".")
     run_command("ensemble", "--checkpoint", vmoe, *flags, "--output", output, "--experts", "dropout_samples=3")

@@ -101,6 +101,7 @@ def test_a_calibrated_run_has_equal_probabilities_and_noise(capsys, once_calibra
     assert by_script(as_trained, images, NAMES) != by_script(folder, images, NAMES)
 
 
+@pytest.mark.slow
 def test_a_sigmoid_has_the_equal_probability_of_each_label_alone(capsys, sigmoid_lit, images, tmp_path):
     folder = export(sigmoid_lit, tmp_path / "folder")
     assert not (folder / "covariance.onnx").exists()
@@ -112,6 +113,7 @@ def test_a_sigmoid_has_the_equal_probability_of_each_label_alone(capsys, sigmoid
     assert_equal(ours, theirs, "pair_probability", "fits")
 
 
+@pytest.mark.slow
 def test_a_classifier_has_equal_probabilities_of_its_classes_and_noise(capsys, upstream, images, tmp_path):
     folder = export(upstream, tmp_path / "folder")
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "classify.py", "image.onnx", "model.json"]
@@ -146,6 +148,7 @@ def build_run(lit_config, tmp_path):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "covariance",
     [
@@ -175,6 +178,7 @@ def run_file(path, values) -> dict[str, Any]:
     return dict(zip(names, session.run(None, {session.get_inputs()[0].name: values}), strict=True))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_exported_as_float32(build_run, tmp_path):
     exact = build_run()
     run = build_run(image_tower__encoder__compute_type="bfloat16")

@@ -65,6 +65,7 @@ def test_members_differ_in_their_seeds_alone(ensemble, data, tmp_path):
     assert len({*sums}) == 3
 
 
+@pytest.mark.slow
 def test_an_interrupted_ensemble_continues_where_it_was(data, tmp_path, monkeypatch, capsys):
     file = write_config_file(classifier(data, tmp_path / "run"), tmp_path / "mine.py")
     started = ["train", "--config", str(file), "--members", "2"]

@@ -53,6 +53,7 @@ def test_thousands_of_images_give_the_same_figures_on_one_device_and_on_eight(tr
     assert one[1:] == eight[1:]
 
 
+@pytest.mark.slow
 def test_a_classifier_with_noise_predicts_the_same_on_one_device_and_on_eight(upstream):
     run = open_run(upstream)
     values = np.random.default_rng(0).normal(size=(3000, run.task.features.size)).astype(np.float32)

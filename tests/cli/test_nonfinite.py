@@ -34,6 +34,7 @@ def exploding(data, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_samples_of_the_batch_are_written_down_and_the_step_before_stays(exploding, data, tmp_path, capsys):
     experiment.save(exploding, tmp_path / "exploding.json")
     assert main(["train", "--config", str(tmp_path / "exploding.json")]) == 1

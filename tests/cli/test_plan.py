@@ -68,6 +68,7 @@ def holds_examples(collective):
     return any(size % ROWS == 0 for _, shape in collective.shapes for size in shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_sharded_step_has_the_collectives_of_the_design_and_the_memory_and_operations_of_the_formulas(case):
     memory, compiled = planned(case).memory, planned(case).compiled

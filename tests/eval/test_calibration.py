@@ -166,6 +166,14 @@ def loss_at(log_p: np.ndarray, labels: np.ndarray) -> Callable[[float], float]:
     return loss
 
 
+def test_labels_drawn_from_the_scaled_probabilities_give_their_temperature_back():
+    generator = np.random.default_rng(0)
+    true = special.log_softmax(generator.normal(size=(20000, 4)) * 2, axis=1)
+    labels = (generator.random((20000, 1)) > np.cumsum(np.exp(true), axis=1)).sum(axis=1).clip(max=3)
+    overconfident = special.log_softmax(true * 2.5, axis=1)
+    assert fit_temperature(overconfident, labels) == pytest.approx(2.5, rel=0.03)
+
+
 @settings(max_examples=25, deadline=None)
 @given(seeds)
 def test_the_fitted_temperature_has_the_lowest_loss_of_a_plain_search(seed: int):

@@ -62,6 +62,7 @@ def stub(monkeypatch):
     return asked
 
 
+@pytest.mark.slow
 def test_every_setting_is_trained_with_its_fields_and_seed(finished):
     names = {f"learning-rate={rate}_weight-decay=0.0_seed1" for rate in ("0.001", "0.5")}
     assert {path.name for path in (finished / "runs").iterdir()} == names
@@ -72,6 +73,7 @@ def test_every_setting_is_trained_with_its_fields_and_seed(finished):
         assert str(config.length) == "2 steps"
 
 
+@pytest.mark.slow
 def test_the_table_has_the_last_figures_and_the_best_setting_first(finished):
     content = json.loads((finished / "table.json").read_text())
     losses = {
@@ -110,6 +112,7 @@ def test_figures_are_means_with_standard_errors_over_seeds_and_the_name_tells_wh
         grid.table(planned, tmp_path, "minival/top5", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -128,6 +131,7 @@ def test_wrong_input_is_one_line(finished, arguments, capsys, flags, expected):
     assert expected in line
 
 
+@pytest.mark.slow
 def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
     line = refusal(capsys, main, *arguments, "--cadence.log-steps", 1, "--task.mixup", 0.2)
     assert "was written with task.mixup = 0.0, which is now 0.2; give another --output" in line

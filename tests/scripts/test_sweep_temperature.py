@@ -36,6 +36,7 @@ def finished(arguments):
     return Path(arguments[arguments.index("--output") + 1])
 
 
+@pytest.mark.slow
 def test_every_temperature_is_trained_and_evaluated(finished):
     results = {path.stem: grid.read_result(path) for path in (finished / "results").iterdir()}
     assert set(results) == {"tau0.5_seed1", "learned_seed1"}
@@ -60,6 +61,7 @@ def test_every_temperature_is_trained_and_evaluated(finished):
         )
 
 
+@pytest.mark.slow
 def test_table_and_plot_are_written(finished):
     text = (finished / "table.md").read_text()
     assert text.index("| τ = 0.5 | 0.5 |") < text.index("| τ learned | 2.")
@@ -71,6 +73,7 @@ def no_training(monkeypatch):
     monkeypatch.setattr("lit_het.apps.grid_runs.train_unless_done", lambda *_, **__: pytest.fail("nothing is left"))
 
 
+@pytest.mark.slow
 def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, arguments, capsys, no_training):
     before = {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()}
     table = (finished / "table.md").read_text()
@@ -80,6 +83,7 @@ def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, argum
     assert capsys.readouterr().err.count("already finished") == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(finished, arguments):
     path = finished / "results" / "tau0.5_seed1.json"
     before = grid.read_result(path)
@@ -92,6 +96,7 @@ def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(finished,
     assert after == dataclasses.replace(before, seconds=after.seconds), "the noise of evaluation has a seed"
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments, tmp_path, capsys, no_training):
     for folder in ("locks", "results"):
         (tmp_path / folder).mkdir()
@@ -123,6 +128,7 @@ def test_a_temperature_that_cannot_be_learned_is_refused(taus):
         check_taus(taus, (0.05, 5.0))
 
 
+@pytest.mark.slow
 def test_a_plot_without_a_fixed_temperature_can_be_drawn(finished, tmp_path):
     result = temperatures.with_noise(grid.read_result(finished / "results" / "learned_seed1.json"))
     plot(grid.summarize([result], (temperatures.TEMPERATURE, NLL, TOP1)), tmp_path / "learned.png")
@@ -134,6 +140,7 @@ def test_a_plot_without_a_fixed_temperature_can_be_drawn(finished, tmp_path):
     [
         (("--config", "nowhere.py"), "no configuration file nowhere.py"),
         (("--held-out", "nowhere"), "no folder nowhere; --held-out"),
+        (("--taus", "9"), "--taus 9 lies outside"),
         (("--learned", "2", "1"), "0 < minimum < maximum"),
         (("--length", "1"), "schedule.warmup"),
         (("--output", __file__), "is a file; --output takes a folder"),

@@ -81,6 +81,7 @@ def test_the_interval_is_narrow_where_the_noise_is_small():
     assert tight.s["width"].profile == pytest.approx((S["width"], S["width"]), rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_noisy_runs_have_intervals_though_their_best_curves_are_steep(seed):
     found = exponents(fit(simulate(law(), 0.1, seed)), resamples=40)

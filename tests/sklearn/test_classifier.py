@@ -40,6 +40,7 @@ def test_it_keeps_the_rules_of_scikit_learn():
     check_estimator(fast, expected_failed_checks=expected, on_skip=None)
 
 
+@pytest.mark.slow
 def test_on_noisy_labels_it_beats_a_linear_model_and_its_noise_is_larger(data: Digits, trained: HetXLClassifier):
     linear = LogisticRegression(max_iter=2000).fit(data.train, data.train_labels)
     test, labels = data.test, data.test_labels

@@ -169,6 +169,7 @@ def test_tied_logits_share_the_embedding_of_tokens():
     np.testing.assert_allclose(gradient["decoder"]["tokens"]["embedding"], total, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_het_xl_averages_probabilities_of_tokens_over_noise(is_tied):
     config = dataclasses.replace(NOISY, decoder=dataclasses.replace(DECODER, tied_output=is_tied))

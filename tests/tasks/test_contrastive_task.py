@@ -58,6 +58,7 @@ def loss_of(config, batch):
     return forward(task_of(config).loss)(start(CONFIG)[1], batch, KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.devices
 @pytest.mark.parametrize(
     "loss",
