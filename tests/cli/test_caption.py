@@ -99,6 +99,7 @@ def test_python_and_the_command_write_the_same(run, model, images, capsys):
     assert len(model.ask(images[0], QUESTION, num_tokens=1)[0].tokens) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_of_weights_writes_the_same(model, images, tmp_path):
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")

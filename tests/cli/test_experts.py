@@ -78,6 +78,7 @@ def test_a_field_that_is_true_or_false_is_given_by_these_words(vmoe, data, tmp_p
     assert tower.encoder.experts.batch_priority
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_other_experts_has_its_own_page_and_saves_nothing_in_the_run(vmoe, tmp_path, capsys):
     write_set(tmp_path, "wds_cifar10")
     command = ["benchmark", vmoe, "--suite", "clip_benchmark", "--data", tmp_path]

@@ -53,6 +53,7 @@ def command(ensemble, shapes):
     return ["ensemble", "--checkpoint", str(ensemble.run_dir), "--data", str(shapes)]
 
 
+@pytest.mark.slow
 def test_members_differ_in_their_seeds_alone(ensemble, data, tmp_path):
     configs = [experiment.load(run_of(ensemble, number) / "config.json") for number in range(3)]
     assert [(config.seed, config.data.seed) for config in configs] == [(5, 7), (6, 8), (7, 9)]

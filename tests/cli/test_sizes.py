@@ -51,6 +51,7 @@ def features(run):
     return np.asarray(jax.jit(run.task.features)(run.params, images))
 
 
+@pytest.mark.slow
 def test_a_run_has_other_features_at_other_sizes_and_its_own_at_those_of_training(flexible):
     run = open_run(flexible)
     size = run.config.data.image_size

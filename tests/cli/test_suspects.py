@@ -66,6 +66,7 @@ def losses(run_dir):
     return [record["train/loss"] for record in read_metrics(run_dir / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_a_run_with_weights_resumes_bit_by_bit(trained_lit, scores, tmp_path, capsys):
     config = with_weight(trained_lit, scores, tmp_path / "run", 0.3)
     train(config)

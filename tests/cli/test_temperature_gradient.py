@@ -107,6 +107,7 @@ def test_flags_set_it(config_file, capsys, tmp_path):
     assert found.temperature_gradient == TemperatureGradient("luketina", 0.5)
 
 
+@pytest.mark.slow
 def test_the_plan_counts_its_gradients(lit_config):
     plain = dataclasses.replace(with_gradient(lit_config), task=lit_config.task)
     simple = dataclasses.replace(

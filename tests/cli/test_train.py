@@ -99,6 +99,7 @@ def test_a_flag_changes_the_field_with_its_dotted_path(config_file, tmp_path):
     assert experiment.fields(config)["task.head.covariance.num_factors"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(lit_config, monkeypatch):
     config = dataclasses.replace(lit_config, length=Duration(1, "epochs"), average_decay=0.75)
     state = train(config)
@@ -195,6 +196,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_one_line(capsys, config_file, 
     assert "Out of memory allocating 30397065280 bytes.); lower --data.batch-size or raise --task.microbatches" in line
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_on_a_broken_image_can_be_restarted_without_it_as_the_message_says(
     capsys, lit_config, tmp_path
 ):

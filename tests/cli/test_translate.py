@@ -122,6 +122,7 @@ def test_training_evaluates_translations(trained):
     assert found["log_perplexity"] < 0.4
 
 
+@pytest.mark.slow
 def test_python_and_the_command_translate_lines_that_end_only_where_the_file_says_so(
     trained, model, capsys, monkeypatch
 ):
@@ -170,6 +171,7 @@ def test_shards_of_texts_are_checked_as_training_reads_them(tmp_path, capsys):
     assert main([*check[:2], str(tmp_path / "good"), "--source", "json/source"]) == 0
 
 
+@pytest.mark.slow
 def test_evaluations_and_reports_need_no_images(trained, tmp_path, capsys):
     run = shutil.copytree(trained.run_dir, tmp_path / "run")
     line = ("--checkpoint", run, "--data", f"again={trained.run_dir.parent / 'test'}", "--captions", "json/target")

@@ -225,6 +225,7 @@ def test_a_combination_that_is_invalid_has_failed(config, tmp_path, trained):
     assert len(trained) == 3
 
 
+@pytest.mark.slow
 def test_a_run_is_given_up_at_an_evaluation_and_not_repeated(config, tmp_path):
     planned = grid_runs.plan_run(config, {}, "one", 0, tmp_path)
     seen = []
@@ -244,6 +245,7 @@ def test_a_run_is_given_up_at_an_evaluation_and_not_repeated(config, tmp_path):
     assert [step for step, _ in seen] == [2, 2], "the last evaluation gives nothing up"
 
 
+@pytest.mark.slow
 def test_runs_below_the_median_are_given_up(config, tmp_path, trained, monkeypatch, capsys):
     def train(config, watch):
         trained.append(config.run_dir.name)

@@ -255,6 +255,7 @@ def test_masking_that_does_not_fit_the_data_is_refused_before_anything_is_comput
         check_data(config, loader, tokenizer)
 
 
+@pytest.mark.slow
 def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
     config = configured("Gaussian", "softmax", "trained")
     tiny.finish_untrained(config)

@@ -49,6 +49,7 @@ def test_on_noisy_labels_it_beats_a_linear_model_and_its_noise_is_larger(data: D
     assert roc_auc_score(PARTNER[labels] != labels, trained.noise_norm(test)) > 0.6
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_model_and_a_row_the_same_prediction(data: Digits, trained: HetXLClassifier):
     test = data.test
     expected = trained.predict_proba(test)

@@ -98,6 +98,7 @@ def test_a_tower_has_as_many_embeddings_of_an_image_as_its_form_has_predictions(
         assert (evaluated, trained) == ((4 * predictions, 8), (in_training, 8))
 
 
+@pytest.mark.slow
 def test_tiling_alone_gives_equal_predictions_without_the_noise_of_the_router():
     tiling = with_experts(num_members=2, overlap=6, eval_capacity_factor=16.0)
     params = initial(TOWER)

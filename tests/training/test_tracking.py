@@ -109,6 +109,7 @@ def test_only_the_main_process_writes(tmp_path, service, monkeypatch):
     assert (service.records, service.finished) == ([], 0)
 
 
+@pytest.mark.slow
 def test_services_are_imported_only_when_asked_for():
     program = "import sys, lit_het.runs.training, lit_het.cli.main\nassert not {'wandb', 'trackio'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], env=tiny.environment(), check=True)
