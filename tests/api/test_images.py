@@ -11,7 +11,7 @@ from lit_het.api.images import Images
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 SIZE = 16
 DATA = LoaderConfig((), SIZE)

@@ -13,7 +13,7 @@ from lit_het.eval.answers import Answer, NoiseRank
 from lit_het.eval.predictions import Predictor
 from lit_het.types import ImageFeatures
 from tests.eval.fake_model import FakeModel
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 LABELS = ("a <b>cat</b>", "a [red]dog", "a bird")
 PROBABILITY = np.array([0.25, 0.7, 0.05], np.float32)

@@ -19,18 +19,10 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.data_pipelines.stream import Stream
-from lit_het.errors import UserError
 
 NUM_SAMPLES = 23
 IMAGE_SIZE = 8
 FILTERS: tuple[Filter, ...] = ("fast", "area", "bilinear", "bicubic")
-
-
-def refused(message: str, call: Callable[..., object], *arguments: Any, **options: Any) -> None:
-    """The call raises a `UserError` of one line that matches ``message``."""
-    with pytest.raises(UserError, match=message) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)
 
 
 def encoded(image: Image.Image | np.ndarray, format: str, **options: object) -> bytes:

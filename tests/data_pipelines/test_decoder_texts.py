@@ -10,7 +10,8 @@ from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, number_tokens, refused, take
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, number_tokens, take
+from tests.refusals import assert_refused
 
 SENTENCES = ["caption: a red word0 on blue", "which colour? red", "how many? two 2"]
 WORDS = [*SENTENCES, *(f"word{i}" for i in range(NUM_SAMPLES))]
@@ -115,10 +116,10 @@ def test_what_cannot_be_asked_is_counted_by_its_cause(tmp_path, make_shards, con
 
 def test_configurations_that_do_not_fit_are_refused(shards):
     message = r"data.prompt is for decoders, whose tokenizer is a SentencePieceConfig"
-    refused(message, Loader, config(shards, prompt=""), number_tokens)
+    assert_refused(message, Loader, config(shards, prompt=""), number_tokens)
     message = r"a data set of the mixture has a `prompt`; give the others one, '' for none"
-    refused(message, config, shards, mixture=(WeightedShards((str(shards),), prompt="x"),))
+    assert_refused(message, config, shards, mixture=(WeightedShards((str(shards),), prompt="x"),))
     fields = {"text_embeddings": "x", "mixture": (WeightedShards((str(shards),), captions="json/caption"),)}
-    refused(r"text_embeddings are of one kind of `captions`", config, shards, **fields)
+    assert_refused(r"text_embeddings are of one kind of `captions`", config, shards, **fields)
     message = r"the prompt .* has 6 tokens, too many for 6; shorten it"
-    refused(message, TOKENIZER.prompted, ["a red word0 on blue two"], ["red"])
+    assert_refused(message, TOKENIZER.prompted, ["a red word0 on blue two"], ["red"])

@@ -15,7 +15,8 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import expand, write_shards
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
 from lit_het.types import Batch
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, refused, take
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, take
+from tests.refusals import assert_refused
 
 SIZE = 3
 PLAIN = Training(Preprocessing())
@@ -163,7 +164,7 @@ def test_embeddings_lie_in_stores_too(shards):
     ],
 )
 def test_embeddings_of_other_images_are_refused(shards, plain, changes, message):
-    refused(message, loader, shards, plain, **changes)
+    assert_refused(message, loader, shards, plain, **changes)
 
 
 def test_a_shard_that_was_written_again_has_no_embeddings(make_shards, tmp_path):
@@ -173,7 +174,7 @@ def test_a_shard_that_was_written_again_has_no_embeddings(make_shards, tmp_path)
         shard.unlink()
     make_shards(folder, s12={"txt": "another caption"})
     message = r"shard-000001.tar: has no embeddings in .*, or changed after they were computed; run"
-    refused(message, loader, folder, tmp_path / "e")
+    assert_refused(message, loader, folder, tmp_path / "e")
 
 
 def test_images_of_equal_size_and_name_are_distinguished_by_their_content(make_shards, tmp_path):
@@ -184,7 +185,7 @@ def test_images_of_equal_size_and_name_are_distinguished_by_their_content(make_s
     content[place] ^= 0x10
     shard.write_bytes(content)
     write(tmp_path / "e", first)
-    refused(r"b/shard-000001.tar: has no embeddings", loader, second, tmp_path / "e")
+    assert_refused(r"b/shard-000001.tar: has no embeddings", loader, second, tmp_path / "e")
     assert loader(first, None, embeddings=None).digest != loader(second, None, embeddings=None).digest
 
 
@@ -200,12 +201,12 @@ def test_a_row_with_any_number_missing_is_invalid(shards, tmp_path):
 
 def test_a_folder_or_a_file_of_another_recipe_is_refused(shards, plain, tmp_path):
     message = "made for another model or another --task.head; choose another folder for"
-    refused(message, EmbeddingFolder, str(plain), recipe(tower="u"))
+    assert_refused(message, EmbeddingFolder, str(plain), recipe(tower="u"))
     message = "made with dtype = float32, not float16; choose another folder for them"
-    refused(message, EmbeddingFolder, str(plain), recipe(dtype="float16"))
+    assert_refused(message, EmbeddingFolder, str(plain), recipe(dtype="float16"))
     for path in write(tmp_path / "other", shards, recipe(tower="u")).glob("*.safetensors"):
         path.replace(plain / path.name)
-    refused(r"was made with another recipe than embeddings.json", loader, shards, plain)
+    assert_refused(r"was made with another recipe than embeddings.json", loader, shards, plain)
 
 
 ARRAY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
@@ -228,9 +229,9 @@ HEADERS = [
 def test_a_damaged_or_truncated_file_is_a_one_line_error_with_its_path(shards, plain, content):
     first, *_, last = sorted(plain.glob("*.safetensors"))
     last.write_bytes(last.read_bytes()[:-1])
-    refused(rf"{last.name}: cannot be read .*; remove it and embed its shard again", loader, shards, plain)
+    assert_refused(rf"{last.name}: cannot be read .*; remove it and embed its shard again", loader, shards, plain)
     first.write_bytes(content)
-    refused(first.name, loader, shards, plain)
+    assert_refused(first.name, loader, shards, plain)
 
 
 def test_a_recipe_says_whether_it_is_of_tokens(tmp_path):
@@ -239,7 +240,7 @@ def test_a_recipe_says_whether_it_is_of_tokens(tmp_path):
     for how in (pooled, tokens):
         assert Recipe.from_json(how.to_json().encode()) == how
     EmbeddingFolder(str(tmp_path / "e"), tokens)
-    refused("holds tokens, not pooled embeddings", EmbeddingFolder, str(tmp_path / "e"), pooled)
+    assert_refused("holds tokens, not pooled embeddings", EmbeddingFolder, str(tmp_path / "e"), pooled)
 
 
 INVALID = {"tower": [3], "images": [[]], "size": [2**40, "3", 0], "num_crops": [2**40, -1, True], "seed": [None]}
@@ -250,10 +251,10 @@ WRONG = [json.dumps(json.loads(RECIPE.to_json()) | {name: value}) for name in IN
 @pytest.mark.parametrize("content", [*WRONG, "", "[" * 100_000, "3", '{"tower": "t"}', '{"size": ' + "9" * 5000 + "}"])
 def test_an_invalid_or_damaged_recipe_is_a_one_line_error(shards, plain, content):
     (plain / "embeddings.json").write_text(content)
-    refused(r"embeddings.json cannot be read .*; lit-het embed writes it", loader, shards, plain)
+    assert_refused(r"embeddings.json cannot be read .*; lit-het embed writes it", loader, shards, plain)
 
 
 def test_values_that_overflow_the_dtype_are_refused(shards, tmp_path):
     output, table = EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16")), index_shard(expand(shards)[0])
     large = np.full((10, 1, SIZE), 1e6, np.float32)
-    refused("overflows float16; use --dtype bfloat16", output.write, table, large)
+    assert_refused("overflows float16; use --dtype bfloat16", output.write, table, large)

@@ -24,7 +24,7 @@ from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import expand
 from lit_het.data_pipelines.storage import content_or_raise
-from tests.data_pipelines.conftest import refused
+from tests.refusals import assert_refused
 
 SETS = ("train", "held_out_typeface", "held_out_characters")
 SMALL = GlyphConfig(scripts=("digit", "greek"), min_typefaces=16)
@@ -202,7 +202,7 @@ def test_another_seed_holds_out_other_characters():
 
 def test_configs_without_characters_are_refused(tmp_path: Path):
     message = "held-out typeface 'Arial' is unknown; choose one of DejaVuSans"
-    refused(message, write_glyph_shards, GlyphConfig(held_out_typeface="Arial"), tmp_path)
+    assert_refused(message, write_glyph_shards, GlyphConfig(held_out_typeface="Arial"), tmp_path)
     message = "no characters of klingon are drawn by 6 typefaces; lower min_typefaces or add"
     few = dataclasses.replace(SMALL, scripts=("klingon",), min_typefaces=6)
-    refused(message, write_glyph_shards, few, tmp_path)
+    assert_refused(message, write_glyph_shards, few, tmp_path)

@@ -9,8 +9,9 @@ from lit_het.data_pipelines.data_config import WeightedShards
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.order import HeldOut, Sequential, Shuffled
 from lit_het.data_pipelines.portions import Portion
-from tests.data_pipelines.conftest import joined, refused, take
+from tests.data_pipelines.conftest import joined, take
 from tests.data_pipelines.test_loader import assert_equal, config, from_hosts, labels_of, rows
+from tests.refusals import assert_refused
 
 
 def test_an_order_of_held_out_positions_takes_both_orders_as_they_are():
@@ -49,20 +50,22 @@ def test_further_sets_of_a_mixture_share_the_other_rows(shards):
 def test_only_one_set_is_held_out_and_has_a_row_in_a_batch(shards):
     one = WeightedShards((str(shards),), held_out=True)
     two = (one, dataclasses.replace(one, weight=2.0))
-    refused("only one data set of the mixture can be held_out; list its shards in one", config, shards, mixture=two)
+    assert_refused(
+        "only one data set of the mixture can be held_out; list its shards in one", config, shards, mixture=two
+    )
     assert config(shards, mixture=(dataclasses.replace(one, held_out=False),)).held_out_share is None
     few = WeightedShards((str(shards / "shard-000002.tar"),), 0.01, held_out=True)
-    refused("some must be held out and some trained on", mixed, shards, few)
+    assert_refused("some must be held out and some trained on", mixed, shards, few)
 
 
 def test_samples_that_are_held_out_and_trained_on_are_refused(shards):
     same = WeightedShards((str(shards / "shard-000000.tar"),), held_out=True)
-    refused(r"shard-000000.tar is held out and trained on; give both data sets the", mixed, shards, same)
+    assert_refused(r"shard-000000.tar is held out and trained on; give both data sets the", mixed, shards, same)
     alias = dataclasses.replace(same, shards=(f"{shards}/./shard-000000.tar",))
-    refused(r"shard-000000.tar is held out and trained on", mixed, shards, alias)
+    assert_refused(r"shard-000000.tar is held out and trained on", mixed, shards, alias)
     # The last tenth of one shard is trained on where the first nine tenths of two are.
     more = config(shards, mixture=(dataclasses.replace(same, portion=Portion(90)),), portion=Portion(0, 90))
-    refused(r"shard-000000.tar is held out and trained on", Loader, more)
+    assert_refused(r"shard-000000.tar is held out and trained on", Loader, more)
     apart = mixed(shards, dataclasses.replace(same, portion=Portion(50)), portion=Portion(0, 50))
     labels = np.array(labels_of(joined(take(apart, 5)))).reshape(-1, 2)
     assert not {*labels[:, 0].tolist()} & {*labels[:, 1].tolist()}

@@ -16,7 +16,8 @@ from lit_het.data_pipelines.index import ShardIndex, index_path, index_shard
 from lit_het.data_pipelines.shards import IMAGE, write_shards, write_tar
 from lit_het.data_pipelines.tables import Fault, ShardTable, from_bytes, to_bytes
 from lit_het.untrusted import Malformed
-from tests.data_pipelines.conftest import cause_of, refused, sample
+from tests.data_pipelines.conftest import cause_of, sample
+from tests.refusals import assert_refused
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +123,7 @@ def test_a_compressed_shard_and_a_text_file_are_not_tars(tmp_path: Path):
 def test_an_empty_shard_is_counted_and_a_missing_shard_an_error(tmp_path: Path):
     tarfile.open(tmp_path / "empty.tar", "w").close()
     assert "empty.tar: holds no samples" in only_fault(tmp_path / "empty.tar").example
-    refused(r"gone\.tar: cannot be read", index_shard, tmp_path / "gone.tar")
+    assert_refused(r"gone\.tar: cannot be read", index_shard, tmp_path / "gone.tar")
 
 
 @pytest.mark.parametrize("again", [["a", "b", "a"], ["a", "a", "b"]])
@@ -211,7 +212,7 @@ def test_a_shard_that_shrinks_after_indexing_cannot_be_read(shard: Path):
 def test_a_shard_that_is_replaced_during_a_run_stops_it(shard: Path):
     found = ShardIndex([shard])
     os.truncate(shard, 4 * 1024)
-    refused(r"shard-000000.tar: changed while it was in use; start again", found.read, [0], ["txt"])
+    assert_refused(r"shard-000000.tar: changed while it was in use; start again", found.read, [0], ["txt"])
 
 
 @pytest.mark.parametrize("max_open_files", [0, 2])

@@ -5,7 +5,8 @@ import pytest
 
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
 from lit_het.data_pipelines.storage import Unreadable
-from tests.data_pipelines.conftest import npy, refused
+from tests.data_pipelines.conftest import npy
+from tests.refusals import assert_refused
 
 
 @pytest.fixture
@@ -55,10 +56,10 @@ def test_a_word_that_is_not_in_the_vocabulary_is_named(tmp_path: Path):
 
 
 def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_path: Path):
-    refused(r"words\.txt: cannot be read", CaptionWords().build, str(tmp_path))
+    assert_refused(r"words\.txt: cannot be read", CaptionWords().build, str(tmp_path))
     for content, message in (("", r"words\.txt: the file is empty"), ("a\nb\na\n", "a word is repeated")):
         (tmp_path / "words.txt").write_text(content)
-        refused(message, CaptionWords().build, str(tmp_path))
+        assert_refused(message, CaptionWords().build, str(tmp_path))
 
 
 def test_several_classes_are_marked_in_a_vector(tmp_path: Path):

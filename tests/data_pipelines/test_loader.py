@@ -23,7 +23,8 @@ from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.types import Batch
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, refused, take
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, take
+from tests.refusals import assert_refused
 
 RANDOM = {
     "preprocessing": Preprocessing(filter="fast"),
@@ -153,7 +154,7 @@ def test_captions_become_multi_hot_labels(shards: Path):
 
 def test_the_first_broken_image_stops_the_run_by_name(tmp_path: Path, make_shards: Callable[..., Path]):
     epoch = Loader(config(make_shards(tmp_path, s13=BROKEN), threads=2)).epoch()
-    refused(r"shard-000001\.tar: key s13: not an image .*<html>.*allow more with max_bad_fraction", list, epoch)
+    assert_refused(r"shard-000001\.tar: key s13: not an image .*<html>.*allow more with max_bad_fraction", list, epoch)
 
 
 def test_a_broken_sample_is_masked_and_counted_and_does_not_move_the_others(
@@ -175,7 +176,7 @@ def test_a_broken_sample_is_masked_and_counted_and_does_not_move_the_others(
 def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shards: Callable[..., Path]):
     directory = make_shards(tmp_path, s13=BROKEN, s2=BROKEN, s20=BROKEN)
     epoch = Loader(config(directory, max_bad_fraction=2.9 / NUM_SAMPLES)).epoch()
-    refused(r"key s20: .* 3 bad of 23 samples, where a fraction of 0\.126 is allowed", list, epoch)
+    assert_refused(r"key s20: .* 3 bad of 23 samples, where a fraction of 0\.126 is allowed", list, epoch)
 
 
 def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_shards: Callable[..., Path]):
@@ -217,7 +218,7 @@ def test_captions_may_be_fields_of_json(tmp_path: Path, make_shards: Callable[..
 def test_a_data_set_of_a_mixture_that_cannot_be_used_is_named(tmp_path: Path, shards: Path):
     write_shards(tmp_path / "none", [{"__key__": "a", "jpg": b"x"}])
     both = config(shards, mixture=(WeightedShards((str(tmp_path / "none"),)),), max_bad_fraction=0.9)
-    refused("none: no sample can be used; fix it, or leave it out of the mixture", Loader, both, number_tokens)
+    assert_refused("none: no sample can be used; fix it, or leave it out of the mixture", Loader, both, number_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -266,20 +267,20 @@ def test_an_invalid_label_names_the_sample(tmp_path: Path, make_shards: Callable
         (ClassIndex(), r"label is out of range \('23' is not an index below 23.*has too few names\)(?!;)"),
         (CaptionWords(), r"unknown word \('strange' is not in"),
     ):
-        refused(f"key s4: {message}", list, Loader(config(directory, labels=labels)).epoch())
+        assert_refused(f"key s4: {message}", list, Loader(config(directory, labels=labels)).epoch())
 
 
 def test_a_sample_without_caption_is_found_before_training(tmp_path: Path, make_shards: Callable[..., Path]):
     shards = make_shards(tmp_path)
     write_shards(shards, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="z")
-    refused(r"z-000000\.tar: key lonely has no \.txt", Loader, config(shards), number_tokens)
+    assert_refused(r"z-000000\.tar: key lonely has no \.txt", Loader, config(shards), number_tokens)
 
 
 def test_hosts_that_cannot_share_a_batch_are_refused_at_once(shards: Path):
     loader = Loader(config(shards))
-    refused("a batch of 4 cannot be divided among 3 processes", loader.batches, 0, 0, 3)
-    refused("a batch of 10 cannot be divided among 4 processes", loader.epoch, 10, 0, 4)
-    refused("cannot start at position -1", loader.batches, -1)
+    assert_refused("a batch of 4 cannot be divided among 3 processes", loader.batches, 0, 0, 3)
+    assert_refused("a batch of 10 cannot be divided among 4 processes", loader.epoch, 10, 0, 4)
+    assert_refused("cannot start at position -1", loader.batches, -1)
 
 
 def test_stopping_early_ends_the_threads(shards: Path):
@@ -319,10 +320,12 @@ def test_a_broken_sample_counts_once_however_often_it_is_read(tmp_path: Path, ma
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_an_invalid_weight_or_fraction_of_bad_samples_is_refused(value: float):
     for weight in (value, 0.0):
-        refused(r"WeightedShards: weight = .* must be more than 0 and finite", WeightedShards, ("a.tar",), weight)
+        assert_refused(
+            r"WeightedShards: weight = .* must be more than 0 and finite", WeightedShards, ("a.tar",), weight
+        )
     for bad in (value, 1.5):
         message = r"LoaderConfig: max_bad_fraction = .* must be from 0 to 1"
-        refused(message, LoaderConfig, ("a.tar",), max_bad_fraction=bad)
+        assert_refused(message, LoaderConfig, ("a.tar",), max_bad_fraction=bad)
 
 
 @pytest.mark.parametrize("count", [1, 7, NUM_SAMPLES, 100])

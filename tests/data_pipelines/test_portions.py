@@ -13,7 +13,8 @@ from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, Weighted
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, ConcatenatedRanges, Portion
-from tests.data_pipelines.conftest import NUM_SAMPLES, refused, take
+from tests.data_pipelines.conftest import NUM_SAMPLES, take
+from tests.refusals import assert_refused
 
 
 def labels(batches):
@@ -103,9 +104,9 @@ def test_every_data_set_of_a_mixture_has_its_own_portion(shards):
 
 def test_portions_out_of_order_without_samples_or_of_a_stream_are_refused(shards):
     for bounds in ((50, 50), (60, 40), (0, 101)):
-        refused("must be from 0 to 100 and in order", Portion, *bounds)
-    refused(r"0%:1% of 23 samples is empty; take a larger portion", loader, shards, Portion(0, 1))
-    refused("a `stream` has no `portion`", LoaderConfig, ("a.tar",), portion=Portion(0, 50), stream=Streaming())
+        assert_refused("must be from 0 to 100 and in order", Portion, *bounds)
+    assert_refused(r"0%:1% of 23 samples is empty; take a larger portion", loader, shards, Portion(0, 1))
+    assert_refused("a `stream` has no `portion`", LoaderConfig, ("a.tar",), portion=Portion(0, 50), stream=Streaming())
 
 
 @given(

@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from lit_het.data_pipelines import rand_augment
 from lit_het.data_pipelines.augment import StreamRandom
 from lit_het.data_pipelines.rand_augment import CHANGES, RandAugment
-from tests.data_pipelines.conftest import refused
+from tests.refusals import assert_refused
 
 AMOUNTS = (-1.0, -0.3, 0.0, 0.5, 1.0)
 
@@ -168,5 +168,5 @@ def test_magnitude_15_changes_1_5_times_as_much_as_10():
 
 
 def test_invalid_magnitudes_and_layers_are_refused():
-    refused(r"magnitude = 25\.0 must be at most 20", RandAugment, 2, 25.0)
-    refused("num_layers = -1", dataclasses.replace, RandAugment(), num_layers=-1)
+    assert_refused(r"magnitude = 25\.0 must be at most 20", RandAugment, 2, 25.0)
+    assert_refused("num_layers = -1", dataclasses.replace, RandAugment(), num_layers=-1)

@@ -10,7 +10,8 @@ import pytest
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.shards import MAX_DEPTH_OF_LISTS, expand, write_shards
 from lit_het.errors import UserError
-from tests.data_pipelines.conftest import refused, sample
+from tests.data_pipelines.conftest import sample
+from tests.refusals import assert_refused
 
 
 @pytest.fixture
@@ -48,13 +49,13 @@ def test_an_interrupted_writer_leaves_no_shard(tmp_path: Path):
 
 
 def test_a_second_writer_does_not_mix_its_shards_with_the_first_ones(tmp_path: Path, shard: Path):
-    refused(r"holds shard-.*remove them or choose another folder", write_shards, tmp_path, [sample("a")])
+    assert_refused(r"holds shard-.*remove them or choose another folder", write_shards, tmp_path, [sample("a")])
     write_shards(tmp_path, [sample("a")], name="other")
 
 
 @pytest.mark.parametrize("key", ["a.b", "", "folder/x.y"])
 def test_a_key_that_would_be_read_back_differently_is_refused(tmp_path: Path, key: str):
-    refused("must not be empty or contain a dot", write_shards, tmp_path, [sample(key)])
+    assert_refused("must not be empty or contain a dot", write_shards, tmp_path, [sample(key)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,13 +77,13 @@ def test_addresses_of_a_store_expand_too(tmp_path: Path):
     assert expand("memory:///expand/{0..1}.tar") == addresses[:2]
     assert expand(["memory:///expand/*.tar"]) == addresses
     assert expand("memory:///expand") == addresses
-    refused("memory:///nothing: no tar file matches", expand, "memory:///nothing")
-    refused(r"nostore://x/\*.tar: Protocol not known", expand, "nostore://x/*.tar")
+    assert_refused("memory:///nothing: no tar file matches", expand, "memory:///nothing")
+    assert_refused(r"nostore://x/\*.tar: Protocol not known", expand, "nostore://x/*.tar")
 
 
 @pytest.mark.parametrize("pattern", ["no-such-*.tar", "shard-{000000..000009}.tar", "missing.tar"])
 def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path, shard: Path, pattern: str):
-    refused(r"(no-such-\*|shard-000001|missing)\.tar: no tar file matches", expand, f"{tmp_path}/{pattern}")
+    assert_refused(r"(no-such-\*|shard-000001|missing)\.tar: no tar file matches", expand, f"{tmp_path}/{pattern}")
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -102,8 +103,8 @@ def test_a_list_that_is_missing_and_an_entry_that_matches_nothing_are_named(tmp_
         ("x{1.tar\n", r"list\.txt:1: x\{1\.tar: "),
     ):
         (tmp_path / "list.txt").write_text(content)
-        refused(message, expand, f"{scheme}{tmp_path}/list.txt")
-    refused(r"none\.txt: cannot be read \(.*\); check the path", expand, f"{scheme}{tmp_path}/none.txt")
+        assert_refused(message, expand, f"{scheme}{tmp_path}/list.txt")
+    assert_refused(r"none\.txt: cannot be read \(.*\); check the path", expand, f"{scheme}{tmp_path}/none.txt")
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
@@ -112,7 +113,7 @@ def test_a_list_may_contain_commands_only_if_they_are_allowed(tmp_path: Path, sc
     (tmp_path / "outer.txt").write_text(f"# more\n{tmp_path}/inner.txt\n")
     for name, line in (("inner", 1), ("outer", 2)):
         message = rf"{name}\.txt:{line}: .*'pipe:touch mark' is a shell command.*--allow-commands"
-        refused(message, expand, f"{scheme}{tmp_path}/{name}.txt")
+        assert_refused(message, expand, f"{scheme}{tmp_path}/{name}.txt")
         assert expand(f"{scheme}{tmp_path}/{name}.txt", allow_commands=True) == ["pipe:touch mark"]
 
 
@@ -128,12 +129,12 @@ def test_files_whose_names_look_like_commands_are_files(tmp_path: Path, monkeypa
 
 def test_a_list_that_contains_itself_is_refused(tmp_path: Path):
     (tmp_path / "list.txt").write_text(f"{tmp_path}/list.txt\n")
-    refused(rf"lists are nested more than {MAX_DEPTH_OF_LISTS} deep", expand, tmp_path / "list.txt")
+    assert_refused(rf"lists are nested more than {MAX_DEPTH_OF_LISTS} deep", expand, tmp_path / "list.txt")
 
 
 @pytest.mark.parametrize("pattern", ["x-{1..99999999999}.tar", "x-{-5..2000000}.tar", "{a,b}" * 40, "{1..999}" * 9])
 def test_braces_with_too_many_alternatives_are_refused_before_they_exhaust_the_memory(pattern: str):
-    refused("has more than 8 braces, or they expand to more than 262,144 addresses", expand, pattern)
+    assert_refused("has more than 8 braces, or they expand to more than 262,144 addresses", expand, pattern)
 
 
 @pytest.mark.parametrize("pattern", ["x" * 5000, "x\0y", "{" * 5000 + "a,b" + "}" * 5000])

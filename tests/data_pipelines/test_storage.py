@@ -13,7 +13,8 @@ from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.index import ShardIndex, index_path
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.storage import Reader, Span, Unreadable
-from tests.data_pipelines.conftest import cause_of, refused
+from tests.data_pipelines.conftest import cause_of
+from tests.refusals import assert_refused
 
 
 class ReadFromRange(io.RawIOBase):
@@ -100,7 +101,9 @@ def test_a_scan_survives_failed_requests_and_saves_no_index_when_the_store_stays
     fetch, left = ReadFromRange.fetch, [True] * 1000
     monkeypatch.setattr(ReadFromRange, "fetch", failing)
     monkeypatch.setattr(Stumbling, "_open", lambda self, path, mode="rb", **_: ReadFromRange(self, path))
-    refused(r"shard-000000.tar: cannot be read \(what tarfile would take for damage\)", ShardIndex, store[:1], ["txt"])
+    assert_refused(
+        r"shard-000000.tar: cannot be read \(what tarfile would take for damage\)", ShardIndex, store[:1], ["txt"]
+    )
     assert not fsspec.filesystem("stumbling").exists(index_path(store[0]))
     left[:] = [True] * 3
     assert len(ShardIndex(store[:1], ["txt"])) == 3
@@ -112,7 +115,7 @@ def test_a_store_that_does_not_answer_is_distinguished_from_a_missing_file(store
     Stumbling.failures = 10**6
     (content,) = index.read([0], ["txt"])[0]
     assert (cause_of(content), str(content)) == ("store does not answer", "store does not answer (the store is busy)")
-    refused(r"shard-000000.tar: cannot be read \(the store is busy\)", ShardIndex, store)
+    assert_refused(r"shard-000000.tar: cannot be read \(the store is busy\)", ShardIndex, store)
     Stumbling.failures = 0
     fsspec.filesystem("stumbling").rm("/data/shard-000001.tar")
     assert cause_of(*index.read([4], ["txt"])[0]) == "unreadable shard"
@@ -138,7 +141,7 @@ def test_an_object_that_changes_has_another_stamp(store: list[str]):
 def test_a_pipe_or_device_in_place_of_a_shard_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "shard.tar")
     for address in (str(tmp_path / "shard.tar"), "/dev/zero"):
-        refused(r"cannot be read \(not a regular file\); check the path of the shards", storage.stamp, address)
+        assert_refused(r"cannot be read \(not a regular file\); check the path of the shards", storage.stamp, address)
 
 
 def test_a_text_file_above_the_limit_is_a_one_line_error(store: list[str], tmp_path: Path):
@@ -150,4 +153,4 @@ def test_a_text_file_above_the_limit_is_a_one_line_error(store: list[str], tmp_p
             storage.read_whole(address, 399)
     os.truncate(tmp_path / "names.txt", storage.MAX_TEXT_BYTES + 1)
     message = r"names\.txt: cannot be read \(more than 67,108,864 bytes\)"
-    refused(message, storage.read_lines, str(tmp_path / "names.txt"))
+    assert_refused(message, storage.read_lines, str(tmp_path / "names.txt"))

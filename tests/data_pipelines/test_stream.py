@@ -34,7 +34,8 @@ from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.errors import UserError
 from lit_het.types import Batch
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, refused, take
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, take
+from tests.refusals import assert_refused
 
 
 def config(*shards: Path | str, **changes: object) -> LoaderConfig:
@@ -125,8 +126,10 @@ def test_a_command_that_fails_is_counted_with_its_exit_code(shards: Path):
     assert stream.faults.counts.keys() == {(failing, "command failed")}
     assert "exit code 3" in stream.faults.examples[failing, "command failed"]
     message = r"exit 3: command failed \(exit code 3\); 1 defect in the first \d+ samples"
-    refused(message, read, failing, 30, stream=Streaming(1))
-    refused(r"\(exit code 1\); 1 defect before the first sample of a stream, where .* fix", read, "pipe:exit 1", 1)
+    assert_refused(message, read, failing, 30, stream=Streaming(1))
+    assert_refused(
+        r"\(exit code 1\); 1 defect before the first sample of a stream, where .* fix", read, "pipe:exit 1", 1
+    )
     assert_no_child_is_left()
 
 
@@ -188,9 +191,9 @@ def test_a_run_without_readable_shards_ends(tmp_path: Path):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.tar").write_bytes(b"no tar")
     message = r"none of 3 shards holds a readable sample: check --data\.shards"
-    refused(message, read, tmp_path, 1, max_bad_fraction=1.0, threads=2)
+    assert_refused(message, read, tmp_path, 1, max_bad_fraction=1.0, threads=2)
     message = r"pipe:exit 1: command failed \(exit code 1\); none of 1 shards"
-    refused(message, read, "pipe:exit 1", 1, max_bad_fraction=1.0)
+    assert_refused(message, read, "pipe:exit 1", 1, max_bad_fraction=1.0)
 
 
 def test_a_shard_that_vanishes_is_counted(tmp_path: Path, make_shards: Callable[..., Path]):
@@ -204,7 +207,7 @@ def test_a_broken_sample_counts_each_time_it_is_read(tmp_path: Path, make_shards
     # A rate is taken over 10,000 samples at least; the one that is broken comes 11 times much earlier.
     directory = make_shards(tmp_path, s7={"jpg": b"<html>"})
     message = r"11 defects in the first [1-4]\d{2} samples of a stream"
-    refused(message, read, directory, 10_000, max_bad_fraction=0.001, batch_size=10)
+    assert_refused(message, read, directory, 10_000, max_bad_fraction=0.001, batch_size=10)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -255,7 +258,7 @@ def test_failed_requests_are_retried_and_a_store_that_stays_down_counted(shards:
     assert set(read("stumbling-stream:///sound.tar", 20)) == set(range(10))
     assert Stumbling.failures == 0
     monkeypatch.setattr(Stumbling, "failures", 3)
-    refused(r"store does not answer \(the store is busy\)", read, "stumbling-stream:///sound.tar", 1)
+    assert_refused(r"store does not answer \(the store is busy\)", read, "stumbling-stream:///sound.tar", 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -274,7 +277,7 @@ def test_no_damage_crashes_or_hangs_a_stream(
     ("field", "value"), [("mixture", (WeightedShards(("x",)),)), ("window", 3), ("shuffle", False), ("embeddings", "x")]
 )
 def test_options_that_need_random_access_are_refused(field: str, value: object):
-    refused(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them", config, "x", **{field: value})
+    assert_refused(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them", config, "x", **{field: value})
 
 
 def test_a_stream_configuration_survives_serialisation():

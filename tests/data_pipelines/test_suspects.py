@@ -20,7 +20,7 @@ from lit_het.data_pipelines.portions import Portion, without
 from lit_het.data_pipelines.suspects import Suspects
 from lit_het.errors import UserError
 from tests.data_pipelines import test_embeddings as embeddings
-from tests.data_pipelines.conftest import refused
+from tests.refusals import assert_refused
 
 # Two shards of ten samples and one of three; labels number the samples.
 SUSPECT = (3, 10, 11, 22, 0, 19)
@@ -157,14 +157,16 @@ def test_problems_of_the_table_are_one_line(shards, tmp_path):
         ("empty", " has rows without a shard and a key"),
         ("short", " is cut short in line 2; write it again with lit-het data score"),
     ):
-        refused(f"{name}.csv{problem}", loader, shards, Suspects(tmp_path / f"{name}.csv", 0.5))
-    refused("^1 of 12 samples that ", loader, shards, Suspects(keys, 0.5))
+        assert_refused(f"{name}.csv{problem}", loader, shards, Suspects(tmp_path / f"{name}.csv", 0.5))
+    assert_refused("^1 of 12 samples that ", loader, shards, Suspects(keys, 0.5))
     first = table(tmp_path / "first.csv", shards, numbers=range(12))
     with pytest.raises(UserError, match=r"all samples are suspects; lower suspects\.fraction"):
         loader(shards, Suspects(first, 0.5), portion=Portion(0, 20))
-    refused(r"fraction = 5\.0 must be between 0 and 1; 0\.05 takes 5 %", Suspects, keys, 5.0)
+    assert_refused(r"fraction = 5\.0 must be between 0 and 1; 0\.05 takes 5 %", Suspects, keys, 5.0)
     for weight in (1.0, -0.1, float("nan")):
-        refused(f"Suspects: weight = {weight} must be below 1 and at least 0, which leav", Suspects, keys, 0.5, weight)
+        assert_refused(
+            f"Suspects: weight = {weight} must be below 1 and at least 0, which leav", Suspects, keys, 0.5, weight
+        )
 
 
 def test_a_table_that_was_cut_short_is_one_line(shards, tmp_path):
@@ -177,11 +179,11 @@ def test_a_table_that_was_cut_short_is_one_line(shards, tmp_path):
         (b"".join(content.splitlines(keepends=True)[:7]), r"has 6 rows for 23 samples: it was cut short, or"),
     ):
         path.write_bytes(cut)
-        refused(problem, loader, shards, Suspects(path, 0.05))
+        assert_refused(problem, loader, shards, Suspects(path, 0.05))
 
 
 def test_images_that_cannot_be_read_have_no_row(shards, tmp_path):
     path = table(tmp_path / "scores.csv", shards)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert loader(shards, Suspects(path, 0.05), max_bad_fraction=0.1).num_samples == 21
-    refused("has 22 rows for 23 samples", loader, shards, Suspects(path, 0.05), max_bad_fraction=0.01)
+    assert_refused("has 22 rows for 23 samples", loader, shards, Suspects(path, 0.05), max_bad_fraction=0.01)

@@ -16,7 +16,8 @@ from lit_het.configs.lit_e3_b32_het_xl import get_config
 from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig, load_tensorflow
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.errors import UserError
-from tests.data_pipelines.conftest import refused, word_pieces
+from tests.data_pipelines.conftest import word_pieces
+from tests.refusals import assert_refused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow_text"
 VOCABULARY = (GOLDEN / "vocab.txt").read_bytes()
@@ -96,7 +97,7 @@ def test_a_runs_json_holds_the_configuration(tmp_path):
 )
 def test_invalid_files_and_lengths_are_refused(tmp_path, content, options, message):
     (tmp_path / "vocab.txt").write_bytes(content)
-    refused(rf"vocab\.txt: .*{message}", TensorFlowTextConfig(tmp_path / "vocab.txt", **options).build)
+    assert_refused(rf"vocab\.txt: .*{message}", TensorFlowTextConfig(tmp_path / "vocab.txt", **options).build)
 
 
 @pytest.mark.slow

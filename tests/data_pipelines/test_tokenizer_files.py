@@ -18,7 +18,8 @@ from lit_het.data_pipelines.tokenizers import (
     train_sentencepiece,
 )
 from lit_het.errors import UserError
-from tests.data_pipelines.conftest import refused, word_pieces
+from tests.data_pipelines.conftest import word_pieces
+from tests.refusals import assert_refused
 
 CAPTIONS = ["a red bar", "two green squares"]
 A_CAPTION = {"Sequence": {"id": "A", "type_id": 0}}
@@ -71,15 +72,15 @@ def nested(depth: int) -> dict[str, Any]:
 )
 def test_a_tokenizer_json_that_would_stop_a_run_is_a_one_line_error(fields, changes, message, capfd):
     began = time.monotonic()
-    refused(message, HuggingFaceTokenizer, json.dumps(fields | changes).encode(), 8, padding_id=0)
+    assert_refused(message, HuggingFaceTokenizer, json.dumps(fields | changes).encode(), 8, padding_id=0)
     assert time.monotonic() - began < 10
     assert capfd.readouterr().err == ""
 
 
 def test_deeply_nested_json_and_a_word_limit_that_would_take_too_long_are_refused(fields):
-    refused("nested too deeply", HuggingFaceTokenizer, b"[" * 100_000, 8)
+    assert_refused("nested too deeply", HuggingFaceTokenizer, b"[" * 100_000, 8)
     fields["model"]["max_input_chars_per_word"] = 10**9
-    refused("at most 1000 are allowed", HuggingFaceTokenizer, json.dumps(fields).encode(), 8)
+    assert_refused("at most 1000 are allowed", HuggingFaceTokenizer, json.dumps(fields).encode(), 8)
 
 
 def test_a_panic_over_a_caption_is_a_one_line_error(fields):
@@ -87,7 +88,7 @@ def test_a_panic_over_a_caption_is_a_one_line_error(fields):
     fields["normalizer"] = replacing({"Regex": r"(?<=ß)(a|aa)+$c"}, "")
     tokenizer = HuggingFaceTokenizer(json.dumps(fields).encode(), 8)
     assert tokenizer(["a red"]).tolist() == [[2, 4, 5, 3, 0, 0, 0, 0]]
-    refused(r"^the tokenizer.json fails \(Onig", tokenizer, ["ß" + "a" * 100])
+    assert_refused(r"^the tokenizer.json fails \(Onig", tokenizer, ["ß" + "a" * 100])
 
 
 def test_long_captions_are_truncated_and_lone_surrogates_are_tokenised(fields, model):
@@ -117,7 +118,7 @@ def with_table(table: bytes) -> Any:
     ],
 )
 def test_a_sentencepiece_model_that_would_stop_a_run_is_a_one_line_error(model, change, message):
-    refused(message, SentencePieceTokenizer, changed(model, change), 8)
+    assert_refused(message, SentencePieceTokenizer, changed(model, change), 8)
 
 
 def test_word_pieces_beyond_the_limits_are_refused():
@@ -126,7 +127,7 @@ def test_word_pieces_beyond_the_limits_are_refused():
 
 
 def test_devices_and_files_above_the_limit_are_refused(tmp_path):
-    refused("/dev/zero: cannot be read", SentencePieceConfig(Path("/dev/zero")).build)
+    assert_refused("/dev/zero: cannot be read", SentencePieceConfig(Path("/dev/zero")).build)
     (tmp_path / "large.model").touch()
     os.truncate(tmp_path / "large.model", 40_000_001)
-    refused(r"large\.model: has more than 40,000,000 bytes", SentencePieceConfig(tmp_path / "large.model").build)
+    assert_refused(r"large\.model: has more than 40,000,000 bytes", SentencePieceConfig(tmp_path / "large.model").build)

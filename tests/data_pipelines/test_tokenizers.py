@@ -15,7 +15,8 @@ from lit_het.data_pipelines.tokenizers import (
     Tokenizer,
     train_sentencepiece,
 )
-from tests.data_pipelines.conftest import refused, word_pieces
+from tests.data_pipelines.conftest import word_pieces
+from tests.refusals import assert_refused
 
 CAPTIONS = [f"latin {size} letter {letter}" for size in ("small", "capital") for letter in "abcdefghij"]
 END = 1
@@ -91,17 +92,17 @@ def test_a_config_builds_from_a_file_and_the_bytes_rebuild_it(tmp_path: Path, mo
 
 def test_a_missing_or_invalid_model_names_the_file(tmp_path: Path):
     path = tmp_path / "tokenizer.model"
-    refused(r"tokenizer\.model: cannot be read", SentencePieceConfig(path).build)
+    assert_refused(r"tokenizer\.model: cannot be read", SentencePieceConfig(path).build)
     for content in (b"", b"not a model"):
         path.write_bytes(content)
-        refused(r"tokenizer\.model: is not a SentencePiece model", SentencePieceConfig(path).build)
+        assert_refused(r"tokenizer\.model: is not a SentencePiece model", SentencePieceConfig(path).build)
 
 
 def test_invalid_lengths_padding_and_sizes_of_vocabularies_are_refused(model: bytes):
     message = r"a vocabulary of 5 pieces cannot be trained .*change its size"
-    refused(message, train_sentencepiece, CAPTIONS, vocabulary_size=5)
-    refused("too short for the end token", SentencePieceTokenizer, model, 0)
-    refused("padding id 999 is not in the vocabulary", SentencePieceTokenizer, model, 4, padding_id=999)
+    assert_refused(message, train_sentencepiece, CAPTIONS, vocabulary_size=5)
+    assert_refused("too short for the end token", SentencePieceTokenizer, model, 0)
+    assert_refused("padding id 999 is not in the vocabulary", SentencePieceTokenizer, model, 4, padding_id=999)
 
 
 def test_threads_share_a_tokenizer(model: bytes):
@@ -155,9 +156,9 @@ def test_sentence_piece_and_the_tokenizer_json_made_of_it_give_the_same_ids():
 
 def test_invalid_files_and_lengths_and_a_tokenizer_without_padding_are_refused(bert: Path):
     message = "2 tokens are too few for 2 control tokens and a caption"
-    refused(message, HuggingFaceTokenizerConfig(bert, 2).build)
-    refused("padding id 77 is not in the vocabulary", HuggingFaceTokenizerConfig(bert, 6, padding_id=77).build)
+    assert_refused(message, HuggingFaceTokenizerConfig(bert, 2).build)
+    assert_refused("padding id 77 is not in the vocabulary", HuggingFaceTokenizerConfig(bert, 6, padding_id=77).build)
     bert.write_text(bert.read_text().replace("[PAD]", "[FILL]"))
-    refused("has no padding token; set padding_id", HuggingFaceTokenizerConfig(bert, 6).build)
+    assert_refused("has no padding token; set padding_id", HuggingFaceTokenizerConfig(bert, 6).build)
     bert.write_bytes(b"hello")
-    refused(r"tokenizer\.json: is not a tokenizer.json", HuggingFaceTokenizerConfig(bert, 6).build)
+    assert_refused(r"tokenizer\.json: is not a tokenizer.json", HuggingFaceTokenizerConfig(bert, 6).build)

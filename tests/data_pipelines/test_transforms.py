@@ -8,7 +8,8 @@ from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine, StreamR
 from lit_het.data_pipelines.images import decode, encode_jpeg, resize
 from lit_het.data_pipelines.rand_augment import RandAugment
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, RandomCrop, Training
-from tests.data_pipelines.conftest import FILTERS, encoded, refused
+from tests.data_pipelines.conftest import FILTERS, encoded
+from tests.refusals import assert_refused
 
 BICUBIC = Image.Resampling.BICUBIC
 
@@ -141,11 +142,11 @@ def test_a_crop_of_area_one_is_the_whole_image():
 
 def test_impossible_fractions_areas_and_probabilities_are_refused():
     for fraction in (0.0, 1.1):
-        refused("crop_fraction", Preprocessing, crop_fraction=fraction)
+        assert_refused("crop_fraction", Preprocessing, crop_fraction=fraction)
     for areas in ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1)):
-        refused("areas from", InceptionCrop, *areas)
-    refused("probability = 2", HorizontalFlip, 2.0)
-    refused(r"RandomCrop: fraction = 1\.5 must be above 0 and at most 1", RandomCrop, 1.5)
+        assert_refused("areas from", InceptionCrop, *areas)
+    assert_refused("probability = 2", HorizontalFlip, 2.0)
+    assert_refused(r"RandomCrop: fraction = 1\.5 must be above 0 and at most 1", RandomCrop, 1.5)
 
 
 def test_half_of_the_images_are_mirrored():

@@ -6,7 +6,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from lit_het.eval import ambiguity
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 def test_equal_keys_form_a_group_and_a_lone_key_none():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_het.eval.answer_metrics import anls, exact_match, normalized_answer, vqa_accuracy
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 words = st.sampled_from(["yes", "no", "Yes.", "a cat", "cat", "2", "two", "dont", "1,000", ""])
 people = st.lists(words, min_size=2, max_size=10)

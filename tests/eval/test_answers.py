@@ -10,7 +10,7 @@ from lit_het.eval import answers
 from lit_het.eval.evaluation import Drawing, Record
 from lit_het.types import ImageFeatures
 from tests.eval.fake_model import FakeModel
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 LABELS = ("a cat", "a dog", "a bird")
 VECTORS = np.eye(3)

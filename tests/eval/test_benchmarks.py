@@ -12,7 +12,7 @@ from lit_het.eval.benchmarks import SUITES, Group, Suite, check_complete, find_s
 from lit_het.eval.published import read_published
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, FewShotConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 def write(directory: Path, shards: int = 1, names: bool = True, split: str = "test") -> Path:

@@ -25,7 +25,7 @@ from lit_het.eval.calibration import (
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.scores import figures
 from tests.eval import plain
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_het.eval.caption_metrics import bleu, cider, cider_d, rouge_l, tokenize
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 RECORDED = json.loads((Path(__file__).parents[1] / "golden" / "captions.json").read_text())
 SETS = RECORDED["sets"]

@@ -7,7 +7,7 @@ from lit_het.eval import captions as module
 from lit_het.eval import rows
 from lit_het.eval.captions import CaptionIndex, index_captions
 from tests.eval.fake_model import with_text
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 @pytest.mark.parametrize("values_per_block", [1, 12, 10**6])

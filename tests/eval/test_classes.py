@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, co
 
 from lit_het.eval import classes
 from lit_het.eval.calibration import correctness
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -10,7 +10,7 @@ from scipy import special
 
 from lit_het.errors import UserError
 from lit_het.eval import conformal
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 def drawn(count: int, seed: int, num_classes: int = 6, scale: float = 1.5) -> tuple[np.ndarray, np.ndarray]:

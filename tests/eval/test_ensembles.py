@@ -7,7 +7,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
 from lit_het.eval.ensembles import join, mean_prediction, score_ensemble
 from tests.eval import plain
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(2, 5)

@@ -8,7 +8,7 @@ import pytest
 
 from lit_het.eval.few_shot import BIAS, draw_order, few_shot, fit_ridge
 from lit_het.eval.fits import FewShotOptions
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "fewshot_lsr.npz")
 STRENGTHS = {"0.000976562": 2.0**-10, "1": 1.0, "1024": 1024.0}

@@ -8,7 +8,7 @@ import pytest
 
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.few_shot_means import evaluated_means, few_shot_means
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 # SoViT Table 3, 10 shots: ImageNet, CIFAR-100, Pets, Birds, Caltech, Cars, Colorectal, DTD, UC Merced.
 SOVIT = {

@@ -7,7 +7,7 @@ from lit_het.errors import UserError
 from lit_het.eval.gains import difficulty, gains_of, improvement, loss_curve, mean_gains
 from lit_het.eval.pareto import Cost, Point
 from lit_het.eval.significance import Estimate
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 SIZES = ("S/32", "B/32", "L/32", "L/16", "H/14")
 GFLOP = (24.01, 77.97, 271.83, 1151.71, 3033.60)  # of ViT, Table 20

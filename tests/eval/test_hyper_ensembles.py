@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from lit_het.eval.hyper_ensembles import LEAST_FALL, select_members
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 # Probabilities of the true class of two images.
 GOOD, OTHER, BAD = (0.9, 0.3), (0.2, 0.9), (0.01, 0.01)

@@ -8,7 +8,7 @@ import pytest
 from lit_het.eval import linear_probe
 from lit_het.eval.fits import LinearProbeOptions
 from lit_het.eval.linear_probe import train_linear_probe
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), images_per_step=16)
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import special
 
 from lit_het.eval.multi_label import ensemble_figures, figures, joint
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 # Two images and two classes; probabilities of the classes.
 PROBABILITIES = np.array([[0.8, 0.4], [0.1, 0.5]])

@@ -14,7 +14,7 @@ from lit_het.eval.out_of_distribution import (
     fit_features,
     max_probability_score,
 )
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 seeds = st.integers(0, 2**32 - 1)
 score = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0])

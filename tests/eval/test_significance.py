@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lit_het.eval.significance import bootstrap_error, estimate, holm, standard_error, welch, welch_tests
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 def test_the_standard_error_is_that_of_the_mean():

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from lit_het.shape_law.observations import Observation, check_spokes, star
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 CENTRE = {"width": 100.0, "depth": 10.0}
 NAN = Observation({**CENTRE, "width": 50.0}, 1.0, math.nan)

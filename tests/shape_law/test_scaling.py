@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lit_het.shape_law.scaling import PUBLISHED_EXPONENTS, gflop, rounded, scale
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 MULTIPLES = {"width": 16, "mlp": 16}
 # The optimal small shape of Sec. 3.

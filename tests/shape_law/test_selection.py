@@ -5,7 +5,7 @@ import math
 
 from lit_het.shape_law.observations import Observation
 from lit_het.shape_law.selection import frontier_of, select
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 WIDTHS, DEPTHS = (2.0, 4.0, 8.0), (1.0, 2.0, 3.0)
 

@@ -12,7 +12,7 @@ from lit_het.shape_law.residuals import Residuals
 from lit_het.shape_law.uncertainty import bootstrap, exponents, profile
 from scripts import cover_shape_law
 from scripts.cover_shape_law import C, S, law, simulate
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from lit_het.sklearn import HetXLClassifier
 from scripts.noise.digits import PARTNER, Digits, digits
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 
 @pytest.fixture(scope="module")

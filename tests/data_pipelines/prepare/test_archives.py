@@ -7,8 +7,8 @@ import pytest
 
 from lit_het.data_pipelines.prepare import archives
 from lit_het.errors import UserError
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import make_tar, make_zip, unpack
+from tests.refusals import assert_refused
 
 CONTENTS = {"a/1.txt": b"one", "a/2.txt": b"two" * 1000, "b.txt": b""}
 
@@ -45,9 +45,11 @@ def test_a_truncated_archive_is_named_wherever_it_ends(tmp_path, cut):
     assert len(inner) > 9800
     path.write_bytes(whole[:cut])
     message = r"x\.tar: is (truncated or damaged at byte \d+|not a tar archive).*download it"
-    refused(message, archives.TarFiles, path, tmp_path, nested=True)
+    assert_refused(message, archives.TarFiles, path, tmp_path, nested=True)
     path.write_bytes(gzip.compress(whole)[: min(cut, 5000)])
-    refused(r"x\.tar: is truncated or damaged.*download it again", archives.TarFiles, path, tmp_path, nested=True)
+    assert_refused(
+        r"x\.tar: is truncated or damaged.*download it again", archives.TarFiles, path, tmp_path, nested=True
+    )
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -55,13 +57,13 @@ def test_a_truncated_inner_tar_is_found_in_a_complete_outer_tar(tmp_path):
     inner = make_tar({"1.bin": bytes(3000), "2.bin": bytes(3000)})
     for cut in (2048, 512 + 3072, 512 + 3072 + 512 + 1024):
         (tmp_path / "x.tar").write_bytes(make_tar({"a.tar": inner[:cut], "b.tar": inner}))
-        refused(r"x\.tar: is truncated or damaged", archives.TarFiles, tmp_path / "x.tar", tmp_path, nested=True)
+        assert_refused(r"x\.tar: is truncated or damaged", archives.TarFiles, tmp_path / "x.tar", tmp_path, nested=True)
 
 
 def test_a_name_that_an_archive_holds_twice_is_refused(tmp_path):
     twice = make_tar({"a": b"1"})[:1024] + make_tar({"a": b"2"})
     (tmp_path / "x.tar").write_bytes(twice)
-    refused("holds a twice", archives.TarFiles, tmp_path / "x.tar", tmp_path)
+    assert_refused("holds a twice", archives.TarFiles, tmp_path / "x.tar", tmp_path)
     long = make_tar({"a/" * 15_000 + "b": b"1"})
     (tmp_path / "x.tar").write_bytes(long[: -(-len(long.rstrip(b"\0")) // 512) * 512] + long)
     with pytest.raises(UserError, match="twice") as error:
@@ -71,11 +73,11 @@ def test_a_name_that_an_archive_holds_twice_is_refused(tmp_path):
 
 def test_a_missing_or_invalid_archive_is_a_one_line_error(tmp_path):
     message = r"none\.tar: cannot be read \(No such file or directory\)"
-    refused(message, archives.open_files, tmp_path / "none.tar", tmp_path)
+    assert_refused(message, archives.open_files, tmp_path / "none.tar", tmp_path)
     (tmp_path / "x.tar").write_bytes(b"<html>not found</html>" * 100)
-    refused("is not a tar archive", archives.open_files, tmp_path / "x.tar", tmp_path)
+    assert_refused("is not a tar archive", archives.open_files, tmp_path / "x.tar", tmp_path)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    refused("dangling: cannot be read", archives.FolderFiles, tmp_path)
+    assert_refused("dangling: cannot be read", archives.FolderFiles, tmp_path)
 
 
 def test_links_to_folders_are_followed(tmp_path):
@@ -110,17 +112,19 @@ def test_a_damaged_zip_is_named_when_it_is_opened_or_read(tmp_path, monkeypatch)
     path, content = tmp_path / "x.zip", os.urandom(5000)
     whole = make_zip({"a.bin": content})
     path.write_bytes(whole[:3000])
-    refused(r"x\.zip: is truncated or damaged .*download it again", archives.open_files, path, tmp_path)
+    assert_refused(r"x\.zip: is truncated or damaged .*download it again", archives.open_files, path, tmp_path)
     place = whole.index(content[:100])
     path.write_bytes(whole[:place] + b"\0" * 100 + whole[place + 100 :])
-    refused(r"x\.zip: is truncated or damaged \(Bad CRC-32.*download it again", archives.ZipFiles(path).read, "a.bin")
+    assert_refused(
+        r"x\.zip: is truncated or damaged \(Bad CRC-32.*download it again", archives.ZipFiles(path).read, "a.bin"
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", b"1")
         archive.writestr("./a", b"2")
-    refused("holds a twice", archives.ZipFiles, path)
+    assert_refused("holds a twice", archives.ZipFiles, path)
     monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 4999)
     path.write_bytes(whole)
-    refused(r"a\.bin unpacks to 5,000 bytes", archives.ZipFiles, path)
+    assert_refused(r"a\.bin unpacks to 5,000 bytes", archives.ZipFiles, path)
 
 
 def test_a_file_without_a_name_in_a_zip_is_no_error(tmp_path):
@@ -134,7 +138,7 @@ def test_a_file_that_unpacks_to_more_than_its_zip_declares_is_refused(tmp_path):
     forged = whole.replace(zeros.to_bytes(4, "little"), declared.to_bytes(4, "little"))
     assert forged != whole
     (tmp_path / "x.zip").write_bytes(forged)
-    refused(r"x\.zip: is truncated or damaged", archives.ZipFiles(tmp_path / "x.zip").read, "a.bin")
+    assert_refused(r"x\.zip: is truncated or damaged", archives.ZipFiles(tmp_path / "x.zip").read, "a.bin")
 
 
 def test_a_published_archive_is_found_packed_unpacked_or_in_its_folder(tmp_path, caplog):
@@ -147,4 +151,4 @@ def test_a_published_archive_is_found_packed_unpacked_or_in_its_folder(tmp_path,
     assert len([message for message in caplog.messages if "is not the published archive" in message]) == 2
     files = archives.open_published(packed, tmp_path, "other.tar", "", "other")
     message = r"packed: holds no c\.txt; give other\.tar, or the folder unpacked from it"
-    refused(message, archives.root_of, files, "c.txt", "other.tar")
+    assert_refused(message, archives.root_of, files, "c.txt", "other.tar")

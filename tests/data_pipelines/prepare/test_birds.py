@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_het.data_pipelines.prepare.birds import read_birds
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 # Number, class and whether it is for training, as in the three official lists.
 IMAGES = {1: (1, 0), 2: (1, 1), 3: (2, 1), 4: (3, 0), 5: (3, 1)}
@@ -68,7 +68,7 @@ def test_lists_that_do_not_belong_together_are_refused(members, tmp_path, file, 
     name = f"CUB_200_2011/{file}"
     assert change[0] in members[name]
     unpack({**members, name: members[name].replace(*change)}, tmp_path / "cub")
-    refused(message, read_birds, tmp_path / "cub", tmp_path)
+    assert_refused(message, read_birds, tmp_path / "cub", tmp_path)
 
 
 def test_missing_truncated_and_other_archives_are_named(members, archive, tmp_path):
@@ -79,5 +79,5 @@ def test_missing_truncated_and_other_archives_are_named(members, archive, tmp_pa
         (make_tar({"jpg/1.jpg": b"x"}), r"holds no images\.txt; give CUB_200_2011\.tgz, or the folder unpacked"),
     ):
         archive.write_bytes(content)
-        refused(message, read_birds, archive, tmp_path)
-    refused("CUB-200-2011: has no split 'val', only train, test", read_birds, archive, tmp_path, "val")
+        assert_refused(message, read_birds, archive, tmp_path)
+    assert_refused("CUB-200-2011: has no split 'val', only train, test", read_birds, archive, tmp_path, "val")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.caltech101 import read_caltech101
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labels_of, make_tar, unpack
+from tests.refusals import assert_refused
 
 _NAMES = """
 BACKGROUND_Google Faces Faces_easy Leopards Motorbikes accordion airplanes anchor ant barrel bass beaver binocular
@@ -87,10 +87,12 @@ def test_other_folders_are_refused(members, tmp_path, archive):
     fewer = {name: content for name, content in members.items() if "/BACKGROUND_Google/" not in name}
     path.write_bytes(make_tar(fewer, "w:gz"))
     message = "holds 101 folders of images, not 102 with BACKGROUND_Google; give 101_Object"
-    refused(message, read_caltech101, path, tmp_path)
+    assert_refused(message, read_caltech101, path, tmp_path)
     few = {name: content for name, content in members.items() if "/crab/" not in name}
     few["101_ObjectCategories/crab/image_0001.jpg"] = b"x"
     path.write_bytes(make_tar(few, "w:gz"))
-    refused("class crab has 1 images, fewer than 30; download Caltech-101 again", read_caltech101, path, tmp_path)
+    assert_refused(
+        "class crab has 1 images, fewer than 30; download Caltech-101 again", read_caltech101, path, tmp_path
+    )
     path.write_bytes(archive.read_bytes()[:-100])
-    refused(r"101_ObjectCategories\.tar\.gz: is truncated or damaged", read_caltech101, path, tmp_path)
+    assert_refused(r"101_ObjectCategories\.tar\.gz: is truncated or damaged", read_caltech101, path, tmp_path)

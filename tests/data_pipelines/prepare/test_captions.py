@@ -4,8 +4,8 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.prepare.captions import read_captions, read_textcaps
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import changed, make_image, make_json, write, written
+from tests.refusals import assert_refused
 
 
 def sentences(*texts: str):
@@ -60,7 +60,7 @@ def test_karpathys_splits_have_one_line_per_caption_and_restval_is_train(make, t
     dataset = read_captions(source, tmp_path)
     assert (dataset.class_names, list(dataset.splits)) == (None, ["test", "train"])
     assert list(read_captions(source, tmp_path, "test").splits) == ["test"]
-    refused("has no split 'val', only test, train; choose with --split", read_captions, source, tmp_path, "val")
+    assert_refused("has no split 'val', only test, train; choose with --split", read_captions, source, tmp_path, "val")
     [cats] = write(dataset, tmp_path, "test")
     assert (cats.key, cats.members["txt"], cats.image) == ("b", b"a cat .\ntwo cats", make_image(40))
     assert captions(write(dataset, tmp_path, "train")) == {"c": "a dog", "a": "an owl"}
@@ -115,7 +115,7 @@ def test_textcaps_has_one_line_per_caption_and_its_test_set_none(make, tmp_path)
     ],
 )
 def test_an_invalid_file_is_a_one_line_error_that_names_the_entry(make, tmp_path, content, message):
-    refused(message, read_captions, make(content, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg"), tmp_path)
+    assert_refused(message, read_captions, make(content, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_an_invalid_file_is_a_one_line_error_that_names_the_entry(make, tmp_path
 )
 def test_an_invalid_file_of_textcaps_is_a_one_line_error(make, tmp_path, content, message):
     path = make(content, "0a.jpg", "0b.jpg", file="TextCaps_0.1_val.json")
-    refused(message, read_textcaps, path, tmp_path)
+    assert_refused(message, read_textcaps, path, tmp_path)
     message = r"mine\.json: its name is not that of a published file; name one, such as TextCaps"
-    refused(message, read_textcaps, path.rename(path.with_name("mine.json")), tmp_path)
+    assert_refused(message, read_textcaps, path.rename(path.with_name("mine.json")), tmp_path)
 
 
 def test_a_name_in_two_folders_needs_the_path_in_the_file(make, tmp_path):
     source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg", "train2014/b.jpg")
     assert len(write(read_captions(source, tmp_path), tmp_path, "test")) == 1
     source = make(FLICKR, "one/12_3.jpg", "two/12_3.jpg")
-    refused(r"one/12_3\.jpg and two/12_3\.jpg both match; choose with --images", read_captions, source, tmp_path)
+    assert_refused(r"one/12_3\.jpg and two/12_3\.jpg both match; choose with --images", read_captions, source, tmp_path)
 
 
 def test_the_commands_write_textcaps_and_name_what_is_missing(make, tmp_path, capsys):

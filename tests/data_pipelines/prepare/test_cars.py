@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.cars import read_cars
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, make_image, make_mat, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 NAMES = ("AM General Hummer SUV 2000", "Acura RL Sedan 2012", "smart fortwo Convertible 2012")
 # Class from 1 and whether it is for testing, of 000001.jpg and so on.
@@ -80,11 +80,13 @@ def test_unpacked_folders_also_nested_ones_are_read(in_parts, tmp_path):
 
 def test_one_split_needs_only_its_own_files(in_parts, tmp_path):
     (in_parts / "cars_test.tgz").unlink()
-    refused(r"holds neither cars_test\.tgz nor a folder cars_test; put the official", read_cars, in_parts, tmp_path)
+    assert_refused(
+        r"holds neither cars_test\.tgz nor a folder cars_test; put the official", read_cars, in_parts, tmp_path
+    )
     (in_parts / "cars_test_annos_withlabels.mat").unlink()
     assert list(read_cars(in_parts, tmp_path, "train").splits) == ["train"]
     message = r"holds neither cars_annos\.mat, which belongs to car_ims\.tgz, nor cars_test"
-    refused(message, read_cars, in_parts, tmp_path)
+    assert_refused(message, read_cars, in_parts, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_one_split_needs_only_its_own_files(in_parts, tmp_path):
 )
 def test_a_list_that_does_not_fit_the_images_is_refused(in_one, tmp_path, rows, message):
     (in_one / "cars_annos.mat").write_bytes(list_of("relative_im_path", rows, ["test"]))
-    refused(message, read_cars, in_one, tmp_path)
+    assert_refused(message, read_cars, in_one, tmp_path)
 
 
 def test_damaged_and_other_lists_are_named(in_one, tmp_path):
@@ -109,4 +111,4 @@ def test_damaged_and_other_lists_are_named(in_one, tmp_path):
         (b"<html>404</html>", r"holds no readable class_names and annotations \(.*\); download"),
     ):
         (in_one / "cars_annos.mat").write_bytes(content)
-        refused(rf"cars_annos\.mat: {message}", read_cars, in_one, tmp_path)
+        assert_refused(rf"cars_annos\.mat: {message}", read_cars, in_one, tmp_path)

@@ -10,8 +10,9 @@ import pytest
 
 from lit_het.data_pipelines.prepare.cifar import read_cifar10, read_cifar10h, read_cifar100
 from lit_het.data_pipelines.prepare.unpickler import load_arrays
-from tests.data_pipelines.conftest import npy, refused
+from tests.data_pipelines.conftest import npy
 from tests.data_pipelines.prepare.conftest import GOLDEN, TRUTH, labels_of, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 ARCHIVE = GOLDEN / "cifar-10-python.tar.gz"
 LABELS = TRUTH["cifar10"]["labels"]
@@ -85,7 +86,7 @@ def test_the_unpacked_folder_equals_the_archive_and_one_split_can_be_read(tmp_pa
     of_folder, of_archive = (read_cifar100(p, tmp_path, "test") for p in (tmp_path / "cifar-100-python", archive()))
     assert list(of_folder.splits) == list(of_archive.splits) == ["test"]
     assert of_folder.splits["test"].fingerprint == of_archive.splits["test"].fingerprint
-    refused("CIFAR-100: has no split 'val', only train, test", read_cifar100, archive(), tmp_path, "val")
+    assert_refused("CIFAR-100: has no split 'val', only train, test", read_cifar100, archive(), tmp_path, "val")
 
 
 @pytest.mark.parametrize(("level", "labels", "names"), [("fine", [95, 0, 50], 100), ("coarse", [19, 0, 10], 20)])
@@ -120,7 +121,7 @@ def test_a_pickle_that_would_run_code_is_a_one_line_error(tmp_path, protocol, ca
     files = {**cifar100(), "cifar-100-python/train": pickle.dumps(Malicious(function, arguments), protocol)}
     (tmp_path / "bad.tar.gz").write_bytes(make_tar(files, "w:gz"))
     message = r"bad\.tar\.gz: cifar-100-python/train: its pickle loads .*do not trust it"
-    refused(message, read_cifar100, tmp_path / "bad.tar.gz", tmp_path)
+    assert_refused(message, read_cifar100, tmp_path / "bad.tar.gz", tmp_path)
     assert not ran.exists()
 
 
@@ -138,15 +139,15 @@ SHAPES = [(np.ndarray, ((2**33,), "b")), (RECONSTRUCT, (np.ndarray, (2**33,), "b
 
 @pytest.mark.parametrize("call", [*((np.dtype, (code, False, True), state) for code, state in TYPES), *SHAPES])
 def test_types_and_shapes_that_reach_beyond_an_array_are_refused_before_memory_is_allocated(call):
-    refused("here: is damaged", load_arrays, pickle.dumps(Malicious(*call), 2), "here")
+    assert_refused("here: is damaged", load_arrays, pickle.dumps(Malicious(*call), 2), "here")
 
 
 def test_a_wrong_number_of_bytes_and_a_memo_index_beyond_the_pickles_size_are_refused():
     content = python2_pickle(np.zeros((3, 4), np.uint8)).replace(b"J\x04\0\0\0", b"J\x05\0\0\0")
-    refused("with fewer or more bytes than it declares", load_arrays, content, "here")
+    assert_refused("with fewer or more bytes than it declares", load_arrays, content, "here")
     # LONG_BINPUT: Python takes 8 bytes for each place up to this one.
     content = b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b"."
-    refused(r"here: is damaged \(a memo index beyond its size\)", load_arrays, content, "here")
+    assert_refused(r"here: is damaged \(a memo index beyond its size\)", load_arrays, content, "here")
     assert load_arrays(b"\x80\x02]r" + struct.pack("<I", 5) + b".", "here") == []
 
 
@@ -159,7 +160,7 @@ def test_arrays_and_plain_values_of_new_pickles_are_read_too():
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02", b"garbage", python2_pickle({"a": [1, 2]})[:-6], b"\x80\x02N)R."])
 def test_a_damaged_pickle_is_a_one_line_error(data):
-    refused(r"here: is damaged .*download the archive again", load_arrays, data, "here")
+    assert_refused(r"here: is damaged .*download the archive again", load_arrays, data, "here")
 
 
 @pytest.mark.parametrize(
@@ -174,12 +175,14 @@ def test_a_damaged_pickle_is_a_one_line_error(data):
     ],
 )
 def test_batches_that_do_not_fit_together_are_refused(tmp_path, archive, changed, message):
-    refused(message, read_cifar100, archive(**changed), tmp_path, "train")
+    assert_refused(message, read_cifar100, archive(**changed), tmp_path, "train")
 
 
 def test_the_archive_of_the_other_data_set_is_refused(tmp_path, archive):
-    refused(r"holds no batches\.meta; use the archive called 'python version'", read_cifar10, archive(), tmp_path)
-    refused("holds no meta", read_cifar100, ARCHIVE, tmp_path)
+    assert_refused(
+        r"holds no batches\.meta; use the archive called 'python version'", read_cifar10, archive(), tmp_path
+    )
+    assert_refused("holds no meta", read_cifar100, ARCHIVE, tmp_path)
 
 
 def test_a_truncated_archive_is_a_one_line_error_and_leaves_no_files(tmp_path):
@@ -187,7 +190,9 @@ def test_a_truncated_archive_is_a_one_line_error_and_leaves_no_files(tmp_path):
     damaged = gzip.compress(gzip.decompress(whole)[:40_000])
     for content, place in (*((whole[:size], ".*") for size in (10, 3000, -9)), (damaged, r"at byte \d+")):
         path.write_bytes(content)
-        refused(rf"cut\.tar\.gz: is truncated or damaged {place}; download it again", read_cifar10, path, tmp_path)
+        assert_refused(
+            rf"cut\.tar\.gz: is truncated or damaged {place}; download it again", read_cifar10, path, tmp_path
+        )
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -225,11 +230,11 @@ def test_human_answers_stand_beside_the_images_of_the_test_set(tmp_path):
     ],
 )
 def test_human_answers_that_are_no_distributions_of_the_test_set_are_refused(tmp_path, answers, message):
-    refused(rf"cifar10h-probs\.npy: {message}", read_cifar10h, human(tmp_path, answers), tmp_path)
+    assert_refused(rf"cifar10h-probs\.npy: {message}", read_cifar10h, human(tmp_path, answers), tmp_path)
 
 
 def test_human_answers_without_their_images_are_refused(tmp_path):
     message = r"10h: must hold cifar10h-probs\.npy and cifar-10-python\.tar\.gz"
     for name in ("cifar10h-probs.npy", ARCHIVE.name):
         (human(tmp_path) / name).unlink()
-        refused(message, read_cifar10h, tmp_path / "10h", tmp_path)
+        assert_refused(message, read_cifar10h, tmp_path / "10h", tmp_path)

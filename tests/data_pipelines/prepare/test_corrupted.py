@@ -9,8 +9,8 @@ from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
 from lit_het.data_pipelines.shards import expand, write_shards
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import bytes_of, unpack, written
+from tests.refusals import assert_refused
 
 NAMES = {
     "classnames.txt": b"a\nb\nc\n",
@@ -70,7 +70,7 @@ def test_an_interrupted_split_is_resumed_and_another_one_is_refused(tmp_path, cl
     assert SplitWriter(tmp_path / "1", split, WriteOptions()).finished
     other = CleanShards(clean).corrupted("contrast", 1, seed=5)
     message = "exists, from another source or with other options"
-    refused(message, SplitWriter, tmp_path / "1", other, WriteOptions())
+    assert_refused(message, SplitWriter, tmp_path / "1", other, WriteOptions())
 
 
 def test_names_and_prompts_are_copied_from_beside_the_shards_or_above(tmp_path, clean):
@@ -81,10 +81,12 @@ def test_names_and_prompts_are_copied_from_beside_the_shards_or_above(tmp_path, 
 def test_a_broken_image_a_repeated_key_and_an_unknown_corruption_are_named(tmp_path, clean):
     write_shards(tmp_path / "broken", [{"__key__": "x", "jpg": b"\xff\xd8\xff oops", "cls": 0}])
     broken = expand(tmp_path / "broken")
-    refused(r"shard-000000.tar: x: damaged JPEG .*lit-het data check", write, broken, tmp_path / "out")
+    assert_refused(r"shard-000000.tar: x: damaged JPEG .*lit-het data check", write, broken, tmp_path / "out")
     write_shards(tmp_path / "again", [{"__key__": "p01", "jpg": encode_jpeg(make_image(0)), "cls": 0}])
-    refused("key p01 occurs 2 times", CleanShards, [*clean, *expand(tmp_path / "again")])
-    refused("--corruptions rain is none of gaussian_noise, shot_noise, ", CleanShards(clean).corrupted, "rain", 1, 0)
+    assert_refused("key p01 occurs 2 times", CleanShards, [*clean, *expand(tmp_path / "again")])
+    assert_refused(
+        "--corruptions rain is none of gaussian_noise, shot_noise, ", CleanShards(clean).corrupted, "rain", 1, 0
+    )
 
 
 def test_whole_images_keep_their_size_and_pixels():

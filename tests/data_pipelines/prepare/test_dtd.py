@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_het.data_pipelines.prepare.dtd import read_dtd
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 LISTS = {
     "train1": ["zigzagged/zigzagged_0003.jpg", "banded/banded_0002.jpg"],
@@ -55,11 +55,13 @@ def test_lists_and_archives_that_do_not_fit_are_refused(members, archive, tmp_pa
     name = "dtd/labels/test1.txt"
     for line in (b"banded/banded_0009.jpg\n", b"banded/banded_0005.jpg\n", b"../labels/train1.txt\n"):
         archive.write_bytes(make_tar({**members, name: members[name] + line}))
-        refused(r"test1\.txt: .* is no image, or named twice; download it again", read_dtd, archive, tmp_path)
+        assert_refused(r"test1\.txt: .* is no image, or named twice; download it again", read_dtd, archive, tmp_path)
     del members[name]
     archive.write_bytes(make_tar(members))
-    refused(r"tar\.gz: holds no labels/test1\.txt; download it again", read_dtd, archive, tmp_path)
+    assert_refused(r"tar\.gz: holds no labels/test1\.txt; download it again", read_dtd, archive, tmp_path)
     archive.write_bytes(make_tar({"jpg/1.jpg": make_image()}))
-    refused(r"holds no labels/train1\.txt; give dtd-r1\.0\.1\.tar\.gz, or the folder", read_dtd, archive, tmp_path)
+    assert_refused(
+        r"holds no labels/train1\.txt; give dtd-r1\.0\.1\.tar\.gz, or the folder", read_dtd, archive, tmp_path
+    )
     archive.write_bytes(make_tar(members)[:-9000])
-    refused(r"tar\.gz: is truncated or damaged", read_dtd, archive, tmp_path)
+    assert_refused(r"tar\.gz: is truncated or damaged", read_dtd, archive, tmp_path)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.flowers import CLASS_NAMES, read_flowers
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, make_image, make_mat, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 LABELS = [3, 102, 1, 3, 77, 77, 1]  # of image_00001 and so on
 SPLITS = {"trnid": [6, 1], "valid": [3], "tstid": [2, 7, 5, 4]}
@@ -53,12 +53,12 @@ def test_there_are_102_names():
 )
 def test_files_that_do_not_belong_together_are_refused(flowers, tmp_path, file, variables, message):
     (flowers / file).write_bytes(make_mat(**variables))
-    refused(message, read_flowers, flowers, tmp_path, "train")
+    assert_refused(message, read_flowers, flowers, tmp_path, "train")
 
 
 def test_missing_or_damaged_files_are_named(flowers, tmp_path):
     (flowers / "setid.mat").write_bytes(b"<html>404</html>")
-    refused(r"setid\.mat: holds no readable trnid \(.*\); download it again", read_flowers, flowers, tmp_path)
+    assert_refused(r"setid\.mat: holds no readable trnid \(.*\); download it again", read_flowers, flowers, tmp_path)
     (flowers / "setid.mat").unlink()
-    refused(r"holds no setid\.mat; put the official one there", read_flowers, flowers, tmp_path)
-    refused(r"holds neither 102flowers\.tgz nor a folder jpg", read_flowers, tmp_path, tmp_path)
+    assert_refused(r"holds no setid\.mat; put the official one there", read_flowers, flowers, tmp_path)
+    assert_refused(r"holds neither 102flowers\.tgz nor a folder jpg", read_flowers, tmp_path, tmp_path)

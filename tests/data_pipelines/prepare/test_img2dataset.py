@@ -3,8 +3,8 @@ import json
 import pytest
 
 from lit_het.data_pipelines.prepare.img2dataset import read_img2dataset
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import make_image, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 
 @pytest.fixture
@@ -43,6 +43,6 @@ def test_patterns_select_tars_and_the_split_has_the_requested_name(source):
 def test_a_truncated_tar_and_tars_without_a_complete_sample_are_refused(source, tmp_path):
     data = (source / "00001.tar").read_bytes()
     (source / "00001.tar").write_bytes(data[:1800])
-    refused(r"00001\.tar: is truncated or damaged", read_img2dataset, source)
+    assert_refused(r"00001\.tar: is truncated or damaged", read_img2dataset, source)
     (tmp_path / "0.tar").write_bytes(make_tar({"1.jpg": b"x", "2.txt": b"x"}))
-    refused("none of 2 samples has both image and caption", read_img2dataset, tmp_path)
+    assert_refused("none of 2 samples has both image and caption", read_img2dataset, tmp_path)

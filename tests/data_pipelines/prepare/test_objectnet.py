@@ -6,8 +6,9 @@ from PIL import Image
 
 from lit_het.data_pipelines.prepare.objectnet import read_objectnet
 from lit_het.data_pipelines.prepare.writer import write_names
-from tests.data_pipelines.conftest import encoded, refused
+from tests.data_pipelines.conftest import encoded
 from tests.data_pipelines.prepare.conftest import labels_of, unpack, write
+from tests.refusals import assert_refused
 
 # Lines of the file of names, in an order of their own; the numbers of the lines by label of ImageNet.
 LINES = ("analog clock", "digital clock", "sunglasses, dark glasses, shades", "crane", "tray", "crane")
@@ -67,7 +68,9 @@ def test_a_broken_image_ends_the_run_or_is_left_out(tmp_path, source):
     broken = source / "images" / "tray" / "a.png"
     for content, reason in ((photo(9)[:-30], "damaged PNG"), (photo(9, (4, 4)), "nothing within the border")):
         broken.write_bytes(content)
-        refused(rf"tray/a\.png: {reason}.*--skip-broken", write, read_objectnet(source), tmp_path / reason, "test")
+        assert_refused(
+            rf"tray/a\.png: {reason}.*--skip-broken", write, read_objectnet(source), tmp_path / reason, "test"
+        )
     assert [sample.label for sample in write(read_objectnet(source), tmp_path, "test", skip_broken=True)] == [0, 0, 1]
 
 
@@ -86,15 +89,17 @@ def test_a_broken_image_ends_the_run_or_is_left_out(tmp_path, source):
 )
 def test_mappings_that_are_damaged_are_one_line(source, name, content, message):
     (source / "mappings" / name).write_bytes(content)
-    refused(message, read_objectnet, source)
+    assert_refused(message, read_objectnet, source)
 
 
 def test_a_source_without_mappings_without_images_or_still_packed_is_refused(tmp_path, source):
     (source / "mappings" / "objectnet_to_imagenet_1k.json").rename(tmp_path / "elsewhere.json")
-    refused(r"holds no mappings/objectnet_to_imagenet_1k\.json; name the folder", read_objectnet, source)
-    refused("holds no mappings", read_objectnet, source / "images")
+    assert_refused(r"holds no mappings/objectnet_to_imagenet_1k\.json; name the folder", read_objectnet, source)
+    assert_refused("holds no mappings", read_objectnet, source / "images")
     (tmp_path / "elsewhere.json").rename(source / "mappings" / "objectnet_to_imagenet_1k.json")
     (source / "images").rename(tmp_path / "images")
-    refused("holds no images of ImageNet's classes", read_objectnet, source)
+    assert_refused("holds no images of ImageNet's classes", read_objectnet, source)
     (tmp_path / "objectnet-1.0.zip").write_bytes(b"PK\x03\x04")
-    refused(r"objectnet-1\.0\.zip: unpack it .* and name the folder", read_objectnet, tmp_path / "objectnet-1.0.zip")
+    assert_refused(
+        r"objectnet-1\.0\.zip: unpack it .* and name the folder", read_objectnet, tmp_path / "objectnet-1.0.zip"
+    )

@@ -6,8 +6,8 @@ import pytest
 
 from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
 from lit_het.errors import UserError
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, write
+from tests.refusals import assert_refused
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -87,7 +87,7 @@ def test_captions_may_be_bytes_and_stand_beside_labels(tmp_path, save):
 def test_a_later_file_of_a_split_that_differs_is_named(save, changed, message):
     save(7, "train-00000-of-00002.parquet")
     source = save(7, "train-00001-of-00002.parquet", **changed).parent
-    refused(message, read_parquet, source, columns=Columns(caption="text"))
+    assert_refused(message, read_parquet, source, columns=Columns(caption="text"))
 
 
 def test_labels_that_are_text_become_classes_in_the_order_of_their_names(save):
@@ -105,12 +105,14 @@ def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save):
     samples = write(dataset, tmp_path, "train", samples_per_shard=6)
     assert [sample.image for sample in samples] == [make_image(row) for row in (*range(4), *range(5))]
     assert list(read_parquet(source, "test").splits) == ["test"]
-    refused("has no split 'val', only test, train", read_parquet, source, "val")
+    assert_refused("has no split 'val', only test, train", read_parquet, source, "val")
 
 
 def test_a_row_without_bytes_is_named(tmp_path, save):
     images = [{"bytes": None if row == 4 else make_image(row), "path": "somewhere"} for row in range(7)]
-    refused(r"x\.parquet: row 4: not an image \(0 bytes", write, read_parquet(save(image=images)), tmp_path, "train")
+    assert_refused(
+        r"x\.parquet: row 4: not an image \(0 bytes", write, read_parquet(save(image=images)), tmp_path, "train"
+    )
 
 
 NEITHER = "'label' is neither text nor a ClassLabel"
@@ -144,19 +146,19 @@ NEITHER = "'label' is neither text nor a ClassLabel"
     ],
 )
 def test_ambiguous_columns_are_refused(save, changed, columns, message):
-    refused(message, read_parquet, save(**changed), columns=columns)
+    assert_refused(message, read_parquet, save(**changed), columns=columns)
 
 
 @pytest.mark.parametrize("keep", [0, 100, -50])
 def test_a_truncated_file_is_a_one_line_error(save, keep):
     path = save()
     path.write_bytes(path.read_bytes()[:keep])
-    refused(r"x\.parquet: is not a parquet file, or truncated .*download it again", read_parquet, path)
+    assert_refused(r"x\.parquet: is not a parquet file, or truncated .*download it again", read_parquet, path)
 
 
 def test_a_missing_file_is_a_one_line_error(tmp_path):
-    refused(r"holds no \*\.parquet files", read_parquet, tmp_path)
-    refused(r"none\.parquet: is not a parquet file", read_parquet, tmp_path / "none.parquet")
+    assert_refused(r"holds no \*\.parquet files", read_parquet, tmp_path)
+    assert_refused(r"none\.parquet: is not a parquet file", read_parquet, tmp_path / "none.parquet")
 
 
 def test_without_pyarrow_the_error_names_the_extra(save, monkeypatch):
@@ -168,7 +170,7 @@ def test_without_pyarrow_the_error_names_the_extra(save, monkeypatch):
         return imported(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    refused(r"parquet needs pyarrow; install it with pip install 'lit-het\[parquet\]'", read_parquet, path)
+    assert_refused(r"parquet needs pyarrow; install it with pip install 'lit-het\[parquet\]'", read_parquet, path)
 
 
 NOT_JSON = r"x\.parquet: is not a parquet file, or truncated \(.*JSON"
@@ -185,14 +187,14 @@ NOT_JSON = r"x\.parquet: is not a parquet file, or truncated \(.*JSON"
 def test_metadata_of_another_form_have_no_class_names(save, metadata, message):
     path = save()
     parquet.write_table(parquet.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
-    refused(message, read_parquet, path)
+    assert_refused(message, read_parquet, path)
 
 
 def test_two_columns_with_the_same_name_are_a_one_line_error(save):
     path = save()
     columns = [arrow.array([make_image(0)]), arrow.array([make_image(1)])]
     parquet.write_table(arrow.Table.from_arrays(columns, names=["image", "image"]), path)
-    refused("two of the columns image, image have one name", read_parquet, path)
+    assert_refused("two of the columns image, image have one name", read_parquet, path)
 
 
 def test_damage_anywhere_in_a_file_is_a_one_line_error_or_harmless(save):

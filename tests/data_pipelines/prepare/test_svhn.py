@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.svhn import read_svhn
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import make_mat, unpack, write
+from tests.refusals import assert_refused
 
 LABELS = {"train": [10, 1, 9, 10, 3], "test": [5, 10]}
 
@@ -54,14 +54,14 @@ def test_a_file_with_a_single_image_is_read(svhn, tmp_path):
 )
 def test_images_and_labels_that_do_not_fit_are_refused(svhn, images, labels, message):
     (svhn / "test_32x32.mat").write_bytes(file_of(images, labels))
-    refused(rf"test_32x32\.mat: {message}", read_svhn, svhn, "test")
+    assert_refused(rf"test_32x32\.mat: {message}", read_svhn, svhn, "test")
 
 
 def test_missing_and_damaged_files_are_named(svhn):
     (svhn / "train_32x32.mat").write_bytes((svhn / "train_32x32.mat").read_bytes()[:3000])
-    refused(r"train_32x32\.mat: holds no readable images and labels \(.*\); download it", read_svhn, svhn)
+    assert_refused(r"train_32x32\.mat: holds no readable images and labels \(.*\); download it", read_svhn, svhn)
     (svhn / "train_32x32.mat").unlink()
-    refused(r"svhn: holds no train_32x32\.mat; put the official file there", read_svhn, svhn)
+    assert_refused(r"svhn: holds no train_32x32\.mat; put the official file there", read_svhn, svhn)
     assert list(read_svhn(svhn, "test").splits) == ["test"]
     message = r"test_32x32\.mat: is not a folder; give the folder with train_32x32\.mat and"
-    refused(message, read_svhn, svhn / "test_32x32.mat")
+    assert_refused(message, read_svhn, svhn / "test_32x32.mat")

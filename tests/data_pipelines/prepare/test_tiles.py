@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.prepare.tiles import read_colorectal, read_uc_merced
-from tests.data_pipelines.conftest import encoded, refused
+from tests.data_pipelines.conftest import encoded
 from tests.data_pipelines.prepare.conftest import labels_of, make_zip, unpack, write
+from tests.refusals import assert_refused
 
 TISSUES = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
 _NAMES = """
@@ -107,13 +108,13 @@ def test_other_and_damaged_archives_are_refused(tmp_path, archive, name):
     read, _, file = SETS[name]
     path = archive(name, 2)
     path.write_bytes(path.read_bytes()[:-30])
-    refused(r"\.zip: is truncated or damaged .*; download it again", read, path, tmp_path)
+    assert_refused(r"\.zip: is truncated or damaged .*; download it again", read, path, tmp_path)
     path.write_bytes(make_zip({"jpg/image_00001.jpg": b"x"}))
-    refused(rf"holds no images of \w+; give {file}, or the folder unpacked from it", read, path, tmp_path)
-    refused("has no split 'val', only train, test", read, path, tmp_path, "val")
+    assert_refused(rf"holds no images of \w+; give {file}, or the folder unpacked from it", read, path, tmp_path)
+    assert_refused("has no split 'val', only train, test", read, path, tmp_path, "val")
 
 
 def test_a_tile_that_is_no_image_ends_the_command_with_its_name(tmp_path, archive):
     dataset = read_uc_merced(archive("uc_merced", 1), tmp_path)
     message = r"UCMerced_LandUse\.zip: .*\.tif: not an image .*; fix it, or skip broken"
-    refused(message, write, dataset, tmp_path / "out", "train")
+    assert_refused(message, write, dataset, tmp_path / "out", "train")

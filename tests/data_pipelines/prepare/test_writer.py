@@ -17,8 +17,8 @@ from lit_het.data_pipelines.prepare.folder import read_folder
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from lit_het.eval.prompts import read_classnames, read_templates
-from tests.data_pipelines.conftest import refused
 from tests.data_pipelines.prepare.conftest import GOLDEN, bytes_of, unpack, write, written
+from tests.refusals import assert_refused
 
 
 def numbered(count: int, broken: Sequence[int] = (), **changed) -> Split:
@@ -126,11 +126,11 @@ def test_an_interrupted_writer_is_resumed_without_loss_or_duplicates(tmp_path):
 )
 def test_shards_of_another_source_or_other_options_are_never_mixed(tmp_path, split, options, difference):
     path = tmp_path / "test"
-    refused("image 5: not an image", SplitWriter(path, numbered(6, broken=[5]), WriteOptions(2)).write, advance)
+    assert_refused("image 5: not an image", SplitWriter(path, numbered(6, broken=[5]), WriteOptions(2)).write, advance)
     message = rf"\.test\.partial was started {difference}; repeat the command that started it"
-    refused(message, SplitWriter, path, split, options)
+    assert_refused(message, SplitWriter, path, split, options)
     SplitWriter(path, numbered(6), WriteOptions(2)).write(advance)
-    refused(f"test exists, {difference}; remove it or choose another output", SplitWriter, path, split, options)
+    assert_refused(f"test exists, {difference}; remove it or choose another output", SplitWriter, path, split, options)
 
 
 def test_a_finished_split_is_not_written_again_and_a_folder_without_a_record_not_touched(tmp_path):
@@ -138,13 +138,13 @@ def test_a_finished_split_is_not_written_again_and_a_folder_without_a_record_not
     assert SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).finished
     (tmp_path / "other").mkdir()
     message = "exists, from another source or with other options"
-    refused(message, SplitWriter, tmp_path / "other", numbered(6), WriteOptions(2))
+    assert_refused(message, SplitWriter, tmp_path / "other", numbered(6), WriteOptions(2))
 
 
 def test_a_broken_image_is_named_and_a_resumed_writer_skips_it_on_request(tmp_path):
     split = numbered(9, broken=[4, 7])
     message = r"image 4: not an image \(4 bytes .*oops.* with --skip-broken"
-    refused(message, SplitWriter(tmp_path / "test", split, WriteOptions(3)).write, advance)
+    assert_refused(message, SplitWriter(tmp_path / "test", split, WriteOptions(3)).write, advance)
     assert not (tmp_path / "test").exists()
     writer = SplitWriter(tmp_path / "test", split, WriteOptions(3, skip_broken=True))
     assert writer.num_written == 3
@@ -155,7 +155,7 @@ def test_a_broken_image_is_named_and_a_resumed_writer_skips_it_on_request(tmp_pa
 def test_broken_images_in_saved_shards_are_counted(tmp_path):
     options = WriteOptions(3, skip_broken=True)
     writer = SplitWriter(tmp_path / "test", numbered(9, broken=[1, 6, 7, 8]), options)
-    refused("no sample of shard 2 can be used", writer.write, advance)
+    assert_refused("no sample of shard 2 can be used", writer.write, advance)
     assert SplitWriter(tmp_path / "test", numbered(9, broken=[1]), options).write(advance) == 8
 
 
@@ -181,7 +181,7 @@ def test_damage_after_the_header_is_found_if_images_are_checked(tmp_path):
     split = Split(1, read, "one")
     SplitWriter(tmp_path / "fast", split, WriteOptions()).write(advance)
     writer = SplitWriter(tmp_path / "checked", split, WriteOptions(check_images=True))
-    refused("image: damaged PNG", writer.write, advance)
+    assert_refused("image: damaged PNG", writer.write, advance)
 
 
 def test_two_processes_do_not_write_the_same_split(tmp_path):
@@ -189,7 +189,7 @@ def test_two_processes_do_not_write_the_same_split(tmp_path):
     (tmp_path / ".test.partial").mkdir()
     other = os.open(tmp_path / ".test.partial", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    refused("another process is writing it", writer.write, advance)
+    assert_refused("another process is writing it", writer.write, advance)
     os.close(other)
     assert writer.write(advance) == 6
 
@@ -200,7 +200,7 @@ def test_a_full_disk_is_a_one_line_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr("lit_het.data_pipelines.prepare.writer.write_tar", full)
     writer = SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2))
-    refused(r"No space left on device\); fix that and run the command again", writer.write, advance)
+    assert_refused(r"No space left on device\); fix that and run the command again", writer.write, advance)
 
 
 def test_interrupted_workers_stop_at_once(tmp_path):
@@ -215,9 +215,9 @@ def test_interrupted_workers_stop_at_once(tmp_path):
 
 
 def test_invalid_options_and_an_empty_split_are_refused(tmp_path):
-    refused("must be at least 1", WriteOptions, samples_per_shard=0)
-    refused("must be at least 1", WriteOptions, workers=0)
-    refused("holds no samples", SplitWriter, tmp_path / "test", numbered(0), WriteOptions())
+    assert_refused("must be at least 1", WriteOptions, samples_per_shard=0)
+    assert_refused("must be at least 1", WriteOptions, workers=0)
+    assert_refused("holds no samples", SplitWriter, tmp_path / "test", numbered(0), WriteOptions())
 
 
 def test_names_and_templates_are_read_back_and_never_overwritten(tmp_path):
@@ -228,9 +228,9 @@ def test_names_and_templates_are_read_back_and_never_overwritten(tmp_path):
     (tmp_path / "zeroshot_classification_templates.txt").write_text("my {c}\n")
     write_names(tmp_path, dataset)
     assert read_templates(tmp_path) == ("my {c}",)
-    refused(r"classnames\.txt has other class names", write_names, tmp_path, DataSet({}, ("carp", "pumpkin")))
+    assert_refused(r"classnames\.txt has other class names", write_names, tmp_path, DataSet({}, ("carp", "pumpkin")))
     for name in ("", " ", "two\nlines"):
-        refused("is not one line of text", write_names, tmp_path, DataSet({}, (name,)))
+        assert_refused("is not one line of text", write_names, tmp_path, DataSet({}, (name,)))
 
 
 def test_the_layout_is_the_one_that_clip_benchmark_writes(tmp_path):

@@ -10,7 +10,7 @@ from lit_het.errors import UserError
 from lit_het.eval import suite
 from lit_het.types import ImageFeatures
 from tests.eval.fake_model import FakeModel, with_text
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 NAMES = ("zero", "one", "two")
 

@@ -9,7 +9,7 @@ from lit_het.eval.few_shot import few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.suite import FewShotConfig, LinearProbeConfig, OutOfDistributionConfig
 from tests.eval.fake_model import FakeModel
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 NAMES = ("low", "high")
 

@@ -14,7 +14,7 @@ from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.types import Calibration, FittedTemperature
 from tests.eval.fake_model import FakeModel
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
 

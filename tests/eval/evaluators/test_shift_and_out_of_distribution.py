@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from lit_het.errors import UserError
 from lit_het.eval.suite import ClassNamesConfig, OutOfDistributionConfig, ShiftConfig, ZeroShotConfig
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 NAMES = ("zero", "one", "two")
 

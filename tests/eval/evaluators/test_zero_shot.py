@@ -23,7 +23,7 @@ from lit_het.eval.sets import ImageSet, parse_set
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
 from lit_het.types import Batch, ImageFeatures
 from tests.eval.fake_model import FakeModel
-from tests.eval.refusals import assert_refused
+from tests.refusals import assert_refused
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 
