@@ -35,9 +35,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # What is compiled stays for long, and looking through it again and again would take a tenth of the suite's time.
 gc.set_threshold(100_000, 20, 20)
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
-install_import_hook(["lit_het"], "beartype.beartype")
+if not jaxtyping.config.jaxtyping_disable:
+    jaxtyping.install_import_hook(["lit_het"], "beartype.beartype")
 
 # These import PyTorch wherever it is installed, which takes seconds; what is used of them here needs none.
 sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
