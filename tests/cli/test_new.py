@@ -17,7 +17,7 @@ def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tm
     project, pairs = tmp_path / "mine", tiny.write_data(tmp_path / "pairs", num_samples=1000) / "train"
     run_command("new", project, "--tower", upstream, "--data", pairs)
     assert f"lit-het train --config {project}/config.py" in capsys.readouterr().err
-    assert sorted(path.name for path in project.iterdir()) == ["config.py", "tokenizer.model"]
+    assert sorted(path.name for path in project.glob("*.*")) == ["config.py", "tokenizer.model"]
     text = (project / "config.py").read_text()
     assert max(map(len, text.splitlines())) <= 120
     assert 35 <= len(text.partition("def get_config")[2].splitlines()) <= 45
