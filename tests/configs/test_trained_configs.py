@@ -6,7 +6,6 @@ import itertools
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from lit_het.runs.training import train
 from lit_het.training.metric_log import read_metrics
 from lit_het.types import TrainState
 from tests import tiny
+from tests.towers.models import like_initial
 
 # One of a family: these differ in heads, losses, experts, locked towers, shardings and optimizers. Two show that
 # parameters and experts are split over devices.
@@ -49,8 +49,11 @@ def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
     upstream = tiny.classifier(config, data, root / "upstream")
     upstream.run_dir.mkdir()
     experiment.save(upstream, config_path(upstream.run_dir))
-    params = jax.jit(upstream.task.build().initialize)(jax.random.key(0))
-    save_imported(checkpoint_dir(upstream.run_dir), params, {"locked_checksum": checksums.digest({})})
+    save_imported(
+        checkpoint_dir(upstream.run_dir),
+        like_initial(upstream.task.build().shapes),
+        {"locked_checksum": checksums.digest({})},
+    )
     return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from lit_het import parameters
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
+from tests.towers.models import like_initial
 
 KEYS = keys_at(0, 0)
 ONE_DEVICE = MeshConfig(data=1).build(jax.devices()[:1])
@@ -21,8 +22,20 @@ def task_of(config):
 
 @functools.cache
 def start(config, seed=0):
-    """Returns the task and its initial parameters, which all tests of a file share."""
-    return task_of(config), jax.jit(task_of(config).initialize)(jax.random.key(seed))
+    """Returns the task and its parameters, which all tests of a file share.
+
+    Heads have their initial ones. The others are drawn by NumPy: to compile that takes as long as a gradient.
+    """
+    task = task_of(config)
+
+    def of_heads(tree):
+        return {
+            path: x for path, x in parameters.flatten(tree).items() if path.startswith(("head/", "captioner/head/"))
+        }
+
+    drawn = parameters.flatten(like_initial(task.shapes, seed))
+    heads = jax.jit(lambda key: of_heads(task.initialize(key)))(jax.random.key(seed))
+    return task, jax.device_put(parameters.unflatten(drawn | heads))
 
 
 @functools.cache
@@ -40,7 +53,7 @@ def loss_and_gradient(loss, params, batch, mesh=None, keys=KEYS):
     """Returns ``((loss, metrics), gradient)``, with parameters and rows split over a mesh where one is given."""
     if mesh is None:
         return compiled(loss)(params, batch, keys)
-    params = jax.device_put(params, tree_shardings(params, mesh))
+    params = jax.device_put(jax.device_get(params), tree_shardings(params, mesh))
     with jax.set_mesh(mesh):
         return compiled(loss)(params, jax.device_put(batch, batch_sharding(mesh)), keys)
 

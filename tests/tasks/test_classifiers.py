@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from scipy import special
 
 from lit_het.heads.covariance import CovarianceConfig
@@ -26,6 +25,7 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples
+from tests.tasks.meshes import start
 
 B, K, SIZE = 4, 5, 8
 COVARIANCE = CovarianceConfig(2, "efficient", initial_noise_norm=0.5)
@@ -44,15 +44,8 @@ FEATURES = RANDOM.normal(size=(B, ENCODER.width)).astype(np.float32)
 TOWERS = {"ViT": ViTConfig(SIZE, 4, ENCODER, pooling="mean"), "ResNet": ResNetConfig(image_size=SIZE)}
 
 
-@functools.cache
-def tower_params():
-    """A tower's parameters do not depend on the head."""
-    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(TOWERS["ViT"].build(nnx.Rngs(0)))))()
-
-
-@functools.cache
-def head_params(head):
-    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(HEADS[head].build(ENCODER.width, K, nnx.Rngs(1)))))()
+def config_of(head, **fields):
+    return ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K, **fields)
 
 
 @pytest.mark.slow
@@ -74,14 +67,13 @@ def test_every_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_pa
 
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_learns_in_two_steps(head):
-    task = ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K).build()
-    params = {"image_tower": tower_params(), "head": head_params(head)}
+    task, params = start(config_of(head))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, task.shapes)
     random = np.random.default_rng(0)
     batch = Batch(
-        valid=jnp.asarray([True, True, True, False]),
-        image=jnp.asarray(random.integers(0, 256, (B, SIZE, SIZE, 3)), jnp.uint8),
-        label=jnp.asarray([0, 4, 2, 1], jnp.int32),
+        valid=jnp.asarray(np.asarray([True, True, True, False])),
+        image=jnp.asarray(random.integers(0, 256, (B, SIZE, SIZE, 3), np.uint8)),
+        label=jnp.asarray(np.asarray([0, 4, 2, 1], np.int32)),
     )
     keys, rate = keys_at(0, 0), 1e-3
 
@@ -101,10 +93,9 @@ def test_every_head_learns_in_two_steps(head):
 @functools.cache
 def heads_of(loss, head):
     """A task with a head whose logits are not all alike, as at the start, and its parameters."""
-    task = ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K, loss=LOSSES[loss]).build()
-    state = head_params(head)
-    kernel = jnp.asarray(RANDOM.normal(size=(ENCODER.width, K)), jnp.float32)
-    return task, {"image_tower": tower_params(), "head": {**state, "logits": {**state["logits"], "kernel": kernel}}}
+    task, params = config_of(head, loss=LOSSES[loss]).build(), start(config_of(head))[1]
+    kernel = RANDOM.normal(size=(ENCODER.width, K)).astype(np.float32)
+    return task, {**params, "head": {**params["head"], "logits": {**params["head"]["logits"], "kernel": kernel}}}
 
 
 LOSSES = {"softmax": SoftmaxCrossEntropy(), "sigmoid": SigmoidCrossEntropy()}
@@ -158,6 +149,7 @@ def test_a_classifier_takes_the_requested_number_of_noise_samples(loss):
 # Quantities of an image against hand computations, for a classifier whose parts are given.
 
 MEMBERS = np.log(np.array([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], [[0.6, 0.2, 0.2], [0.3, 0.4, 0.3]]]))
+INPUTS = MEMBERS.reshape(2, 6).astype(np.float32)
 
 
 def ensemble() -> ImageClassifier:
@@ -175,24 +167,32 @@ def ensemble() -> ImageClassifier:
 
 
 def test_classes_have_probabilities_of_their_own():
-    features, key = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32), jax.random.key(0)
     biased = dataclasses.replace(ensemble(), pair_bias=jnp.asarray(0.5))
     for model, bias in ((ensemble(), 0.0), (biased, 0.5)):
-        found = quantities.member_class_log_probabilities(model, features, key, 0)
+
+        @jax.jit
+        def computed(features, model=model):
+            classes = quantities.member_class_log_probabilities(model, features, jax.random.key(0), 0)
+            return classes, quantities.pair_probabilities(model, features)
+
+        found, means = computed(INPUTS)
         np.testing.assert_allclose(found[:, :, 0], special.log_expit(MEMBERS + bias), rtol=1e-5)
         np.testing.assert_allclose(found[:, :, 1], special.log_expit(-MEMBERS - bias), rtol=1e-5)
-        means = quantities.pair_probabilities(model, features)
         np.testing.assert_allclose(np.exp(found[:, :, 0]).mean(axis=1), means, rtol=1e-5)
 
 
 def test_an_ensemble_predicts_the_mean_of_its_members_probabilities():
-    features, key = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32), jax.random.key(0)
-    found = quantities.log_probabilities(ensemble(), features, key, 0)
+    @jax.jit
+    def computed(features):
+        noisy = quantities.log_probabilities, quantities.member_log_probabilities
+        of_members = [quantity(ensemble(), features, jax.random.key(0), 0) for quantity in noisy]
+        return *of_members, quantities.log_normalizer(ensemble(), features)
+
+    found, by_member, log_normalizer = computed(INPUTS)
     np.testing.assert_allclose(np.exp(found), np.exp(MEMBERS).mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(np.exp(found)[0], [0.3, 0.2, 0.5], rtol=1e-5)
-    by_member = quantities.member_log_probabilities(ensemble(), features, key, 0)
     np.testing.assert_allclose(by_member, MEMBERS, rtol=1e-5)
-    np.testing.assert_allclose(quantities.log_normalizer(ensemble(), features), 0, atol=1e-6)
+    np.testing.assert_allclose(log_normalizer, 0, atol=1e-6)
 
 
 def test_of_noise_samples_the_first_of_every_member_come_first():
@@ -209,7 +209,6 @@ def test_of_noise_samples_the_first_of_every_member_come_first():
         )
 
     model = dataclasses.replace(ensemble(), logits=logits)
-    features = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32)
-    found = quantities.member_log_probabilities(model, features, jax.random.key(0), 3)
+    found = jax.jit(lambda x: quantities.member_log_probabilities(model, x, jax.random.key(0), 3))(INPUTS)
     expected = [[special.log_softmax(member * (1 + s)) for s in range(3) for member in image] for image in MEMBERS]
     np.testing.assert_allclose(found, expected, rtol=1e-5)

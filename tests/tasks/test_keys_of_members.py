@@ -23,12 +23,12 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
 from tests.heads.references import held_singly
-from tests.tasks.meshes import KEYS, assert_eight_devices_equal_one, forward, start
+from tests.tasks.meshes import KEYS, assert_eight_devices_equal_one, start
 
 B, M, S, D = 8, 2, 3, 8
-ENCODER = EncoderConfig(width=D, depth=2, mlp_width=12, num_heads=2)
+ENCODER = EncoderConfig(width=D, depth=1, mlp_width=12, num_heads=2)
 # Without noise and without limits of the experts, so that members do not depend on the batch.
-EXPERTS = ExpertsConfig(4, 1, num_blocks=1, num_members=M, noise_scale=0.0, auxiliary_weight=0.0, dispatch="ragged")
+EXPERTS = ExpertsConfig(4, 1, blocks=(0,), num_members=M, noise_scale=0.0, auxiliary_weight=0.0, dispatch="ragged")
 TOWER = ViTConfig(8, 4, dataclasses.replace(ENCODER, experts=EXPERTS), pooling="mean", members="apart")
 TEXT = TextConfig(vocabulary_size=20, length=4, embedding_size=D, encoder=ENCODER)
 HET_XL = HetXLContrastiveConfig(CovarianceConfig(2, initial_noise_norm=0.5), num_samples=S)
@@ -43,17 +43,22 @@ BATCH = Batch(
 IMAGES = jnp.asarray(BATCH.image)
 
 
+@pytest.mark.slow
 def test_the_members_of_an_image_and_their_noise_are_samples_of_its_query_and_every_member_is_a_key():
     task, params = start(CONFIG)
 
     @jax.jit
-    def embedded(params):
+    def embedded(params, batch):
         model: Any = nnx.merge(task.graph, params)
-        image, text = model.image_tower(IMAGES).embedding, model.text_tower(jnp.asarray(BATCH.text)).embedding
-        samples = model.head(image, text, KEYS("noise"))
-        return samples, held_singly(samples.image_queries), held_singly(samples.text_queries)
+        image, text = model.image_tower(IMAGES).embedding, model.text_tower(batch.text).embedding
+        samples, features = model.head(image, text, KEYS("noise")), task.features(params, IMAGES)
+        # Stored embeddings of the members train as images do.
+        stored = dataclasses.replace(batch, image=None, image_embedding=features)
+        singly = held_singly(samples.image_queries), held_singly(samples.text_queries)
+        return samples, *singly, features, task.loss(params, batch, KEYS), task.loss(params, stored, KEYS)[0]
 
-    samples, queries, text_queries = jax.tree.map(np.asarray, embedded(params))
+    found = jax.tree.map(np.asarray, embedded(params, BATCH))
+    samples, queries, text_queries, features, (loss, metrics), of_stored = found
     rows, tau, losses = np.flatnonzero(VALID), float(samples.temperature), []
     queries, image_keys, text_keys = queries.reshape(B, M * S, D), samples.image.reshape(B, M, D), samples.text
     for place, n in enumerate(rows):
@@ -61,14 +66,10 @@ def test_the_members_of_an_image_and_their_noise_are_samples_of_its_query_and_ev
         by_key = text_queries[n] @ image_keys[rows].reshape(-1, D).T / tau
         of_images = special.softmax(by_key, axis=1).reshape(S, -1, M).sum(axis=2)
         losses.append(-np.log([p[:, place].mean() for p in (of_texts, of_images)]).mean())
-    loss, metrics = forward(task.loss)(params, BATCH, KEYS)
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert metrics["image_noise_norm"] > 0
-    # Stored embeddings of the members train as images do.
-    features = jax.jit(task.features)(params, IMAGES)
     assert features.shape == (B, M * D)
-    stored = dataclasses.replace(BATCH, image=None, image_embedding=features)
-    np.testing.assert_allclose(forward(task.loss)(params, stored, KEYS)[0], loss, rtol=1e-6)
+    np.testing.assert_allclose(of_stored, loss, rtol=1e-6)
 
 
 @pytest.mark.devices

@@ -5,7 +5,6 @@ import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -22,7 +21,7 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
-from tests.tasks.meshes import EIGHT_DEVICES, KEYS, forward, loss_and_gradient, start
+from tests.tasks.meshes import EIGHT_DEVICES, KEYS, loss_and_gradient, start
 
 B, EVERY = 32, 2
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2)
@@ -67,23 +66,21 @@ def gaussians(embedding):
 
 def test_the_loss_is_that_of_loops_over_masked_rows():
     (task, params), batch = start(CONFIG), host_batch()
-    total, metrics = forward(task.loss)(params, batch, KEYS)
-    without = dataclasses.replace(CONFIG, masking=None).build()
-    rest, other_metrics = jax.jit(without.loss)(params, batch, KEYS)
-    assert "masked_inclusion_loss" not in other_metrics
+    without, rows = dataclasses.replace(CONFIG, masking=None).build(), np.arange(0, B, EVERY)
 
     @jax.jit
-    def embeddings(pixels, words, kept, masked):
+    def computed(params, batch):
+        pixels, words = batch.image[rows], batch.text[rows]
         model: Any = nnx.merge(task.graph, params)
+        of_images, of_texts = jax.random.split(KEYS("masking"))
+        kept, masked = MASKING.kept_patches(of_images, len(rows), 16), MASKING.masked_text(of_texts, words)
         images = model.image_tower(pixels), model.image_tower(pixels, None, kept)
         texts = model.text_tower(words), model.text_tower(masked)
-        return [tuple(output.embedding for output in side) for side in (images, texts)]
+        sides = [tuple(output.embedding for output in side) for side in (images, texts)]
+        return task.loss(params, batch, KEYS), without.loss(params, batch, KEYS), sides
 
-    images, texts = jax.random.split(KEYS("masking"))
-    rows = np.arange(0, B, EVERY)
-    pixels, words = jnp.asarray(batch.image[rows]), jnp.asarray(batch.text[rows])
-    kept = MASKING.kept_patches(images, len(rows), 16)
-    sides = embeddings(pixels, words, kept, MASKING.masked_text(texts, words))
+    (total, metrics), (rest, other_metrics), sides = computed(params, batch)
+    assert "masked_inclusion_loss" not in other_metrics
     losses = []
     for row, index in enumerate(rows):
         if batch.valid[index]:
@@ -128,13 +125,14 @@ def test_a_masked_image_depends_on_its_kept_patches_only():
 
 
 def test_a_quarter_of_the_patches_is_kept_and_three_quarters_of_the_words_are_replaced_and_no_padding():
-    kept = np.asarray(MASKING.kept_patches(jax.random.key(0), 200, 16))
+    text = np.tile(np.array([[5, 7, 0, 0]], np.int32), (2000, 1))
+    key = jax.random.key(0)
+    kept, found = jax.jit(lambda text: (MASKING.kept_patches(key, 200, 16), MASKING.masked_text(key, text)))(text)
+    kept, found = np.asarray(kept), np.asarray(found)
     assert kept.shape == (200, 4)
     assert (np.diff(kept, axis=1) > 0).all()
     assert len(np.unique(kept, axis=0)) > 150
     np.testing.assert_allclose(np.bincount(kept.ravel(), minlength=16) / 200, 0.25, atol=0.12)
-    text = np.tile(np.array([[5, 7, 0, 0]], np.int32), (2000, 1))
-    found = np.asarray(MASKING.masked_text(jax.random.key(0), jnp.asarray(text)))
     np.testing.assert_array_equal(found[:, 2:], 0)
     words = found[:, :2]
     assert set(np.unique(words)) == {5, 7, 19}
@@ -171,8 +169,9 @@ def test_numbers_out_of_range_are_refused(fields, line):
 def test_a_batch_without_whole_groups_and_stored_embeddings_are_refused():
     (task, params), batch = start(CONFIG), host_batch()
     config = dataclasses.replace(CONFIG, masking=dataclasses.replace(MASKING, every=5))
-    with pytest.raises(UserError, match=r"a batch of 32 rows on 8 devices is no multiple of 40"):
-        loss_and_gradient(config.build().loss, params, batch, EIGHT_DEVICES.build())
+    error = pytest.raises(UserError, match=r"a batch of 32 rows on 8 devices is no multiple of 40")
+    with error, jax.set_mesh(EIGHT_DEVICES.build()):
+        jax.eval_shape(config.build().loss, params, batch, KEYS)
     stored = dataclasses.replace(batch, image=None, image_embedding=np.ones((B, 8), np.float32))
     with pytest.raises(UserError, match="needs images and captions, not their stored embeddings"):
-        loss_and_gradient(task.loss, params, stored)
+        jax.eval_shape(task.loss, params, stored, KEYS)

@@ -1,7 +1,6 @@
 """Classifiers with several predictions of an image: heads, members of a tower, and MIMO (e3 App. B.3, C.1, G.3)."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -29,14 +28,18 @@ from tests.tasks.meshes import KEYS, assert_eight_devices_equal_one, forward, st
 
 K, B = 3, 6
 RANDOM = np.random.default_rng(0)
-ENCODER = EncoderConfig(width=8, depth=2, mlp_width=12, num_heads=2)
-E3 = dataclasses.replace(
-    ENCODER, experts=ExpertsConfig(4, 1, 1, 2, noise_scale=0.0, auxiliary_weight=0.0, dispatch="ragged")
-)
+ENCODER = EncoderConfig(width=8, depth=1, mlp_width=12, num_heads=2)
+
+
+def with_experts(count, **fields):
+    return dataclasses.replace(ENCODER, experts=ExpertsConfig(count, 1, blocks=(0,), auxiliary_weight=0.0, **fields))
+
+
+E3 = with_experts(4, num_members=2, noise_scale=0.0, dispatch="ragged")
 PLAIN = ViTConfig(8, 4, ENCODER, pooling="mean", members="apart")
 HEAD = DeterministicConfig()
 NOISY = HetXLConfig(CovarianceConfig(num_factors=2), sampling=SamplingConfig(4, 4, block_size=8))
-IMAGE = jnp.asarray(RANDOM.integers(0, 256, (B, 8, 8, 3)), jnp.uint8)
+IMAGE = jnp.asarray(RANDOM.integers(0, 256, (B, 8, 8, 3), np.uint8))
 LABEL = np.array([0, 2, 1, 1, 0, 2], np.int32)
 VALID = np.array([True, True, False, True, True, True])
 BATCH = Batch(image=IMAGE, label=jnp.asarray(LABEL), valid=jnp.asarray(VALID))
@@ -51,31 +54,32 @@ def classifier(**changes):
     return ClassificationConfig(**{"image_tower": PLAIN, "head": HEAD, "num_classes": K, **changes})
 
 
-@functools.cache
-def evaluated(name, member_loss, cross_entropy=None):
-    """Returns the loss of a task, its gradient, and the log-probabilities and logits of its members ``[b m k]``."""
-    loss = {} if cross_entropy is None else {"loss": cross_entropy}
-    task = classifier(**ENSEMBLES[name], member_loss=member_loss, **loss).build()
+def evaluated(name, *member_losses, **fields):
+    """Returns losses and their gradients, and the log-probabilities and logits of the members ``[b m k]``."""
+    tasks = [classifier(**ENSEMBLES[name], member_loss=member_loss, **fields).build() for member_loss in member_losses]
 
     @jax.jit
     def run(params):
-        (loss, _), gradient = jax.value_and_grad(task.loss, has_aux=True)(params, BATCH, KEYS)
-        model, features = task.image_classifier(params), task.features(params, IMAGE)
+        found = [jax.value_and_grad(task.loss, has_aux=True)(params, BATCH, KEYS) for task in tasks]
+        model, features = tasks[0].image_classifier(params), tasks[0].features(params, IMAGE)
         log_p = quantities.member_log_probabilities(model, features, jax.random.key(0), 0)
-        return loss, gradient, log_p, all_at_once(model.logits(model.inputs(features), None, 0))
+        logits = all_at_once(model.logits(model.inputs(features), None, 0))
+        return [(loss, gradient) for (loss, _), gradient in found], log_p, logits
 
-    loss, gradient, log_p, logits = jax.device_get(run(start(classifier(**ENSEMBLES[name]), 1)[1]))
-    return loss, gradient, log_p, logits.reshape(B, -1, K).astype(np.float64)
+    found, log_p, logits = jax.device_get(run(start(classifier(**ENSEMBLES[name]), 1)[1]))
+    return *found, log_p, logits.reshape(B, -1, K).astype(np.float64)
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("heads", 3), ("members", 2), pytest.param("members with heads", 4, marks=pytest.mark.slow)]
+    ("name", "count"),
+    [
+        ("heads", 3),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("members", 2), ("members with heads", 4))),
+    ],
 )
 def test_the_loss_of_members_is_their_mean_or_that_of_their_mean_prediction_and_all_of_them_learn(name, count):
-    mean, of_mean, log_p, _ = evaluated(name, "mean")
-    joint, of_joint, again, _ = evaluated(name, "joint")
+    (mean, of_mean), (joint, of_joint), log_p, _ = evaluated(name, "mean", "joint")
     assert log_p.shape == (B, count, K)
-    np.testing.assert_allclose(log_p, again, atol=1e-6)
     of_label = log_p[np.arange(B), :, LABEL][VALID]
     assert mean == pytest.approx(-of_label.mean(), abs=1e-5)
     assert joint == pytest.approx(-np.log(np.exp(of_label).mean(axis=1)).mean(), abs=1e-5)
@@ -92,7 +96,7 @@ def test_the_loss_of_members_is_their_mean_or_that_of_their_mean_prediction_and_
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENSEMBLES)
 def test_the_joint_sigmoid_loss_is_that_of_the_mean_probability_of_each_class(name):
-    loss, _, _, logits = evaluated(name, "joint", SigmoidCrossEntropy())
+    (loss, _), _, logits = evaluated(name, "joint", loss=SigmoidCrossEntropy())
     p, target = (1 / (1 + np.exp(-logits))).mean(axis=1), np.eye(K)[LABEL]
     expected = -(target * np.log(p) + (1 - target) * np.log(1 - p)).sum(axis=1)[VALID].mean()
     assert loss == pytest.approx(expected, abs=1e-5)
@@ -117,7 +121,8 @@ def test_noise_samples_and_members_are_averaged_together_in_the_joint_loss():
 
 
 def test_each_input_sees_every_example_as_often_as_the_batch_is_repeated():
-    inputs = np.asarray(mimo.draw_inputs(jax.random.key(0), MimoConfig(0.5, batch_repetitions=2), 8, 3))
+    config = MimoConfig(0.5, batch_repetitions=2)
+    inputs = np.asarray(jax.jit(lambda key: mimo.draw_inputs(key, config, 8, 3))(jax.random.key(0)))
     assert inputs.shape == (16, 3)
     for column in inputs.T:
         np.testing.assert_array_equal(np.sort(column), np.repeat(np.arange(8), 2))
@@ -128,7 +133,8 @@ def test_each_input_sees_every_example_as_often_as_the_batch_is_repeated():
 
 @pytest.mark.parametrize(("repetition", "equal"), [(0.0, 0), (0.75, 12), (1.0, 16)])
 def test_the_share_of_repeated_inputs_is_the_one_asked_for(repetition, equal):
-    first, second = np.asarray(mimo.draw_inputs(jax.random.key(1), MimoConfig(repetition), 16, 2)).T
+    draw = jax.jit(lambda key: mimo.draw_inputs(key, MimoConfig(repetition), 16, 2))
+    first, second = np.asarray(draw(jax.random.key(1))).T
     assert (first[16 - equal :] == second[16 - equal :]).all()
     assert (first == second).sum() < equal + 4
 
@@ -142,7 +148,7 @@ MIMO = {
 
 def test_each_head_of_mimo_predicts_the_class_of_its_own_input():
     task, params = start(classifier(**MIMO), 1)
-    inputs = np.asarray(mimo.draw_inputs(KEYS("mimo"), MIMO["mimo"], B, 2))
+    inputs = np.asarray(jax.jit(lambda: mimo.draw_inputs(KEYS("mimo"), MIMO["mimo"], B, 2))())
     pairs = inputs[VALID[inputs].all(axis=1)]
 
     @jax.jit
@@ -158,15 +164,21 @@ def test_each_head_of_mimo_predicts_the_class_of_its_own_input():
 
 def test_mimo_sees_the_same_image_in_all_inputs_in_evaluation():
     task, params = start(classifier(**MIMO), 1)
-    features, twice = (jax.jit(task.features)(params, np.tile(IMAGE, (1, 1, 1, count))) for count in (1, 2))
-    np.testing.assert_array_equal(features, twice)
-    found = quantities.member_log_probabilities(task.image_classifier(params), features, jax.random.key(0), 0)
+
+    @jax.jit
+    def computed(params, image, twice):
+        features, model = [task.features(params, x) for x in (image, twice)], task.image_classifier(params)
+        return *features, quantities.member_log_probabilities(model, features[0], jax.random.key(0), 0)
+
+    features, of_twice, found = computed(params, IMAGE, np.tile(IMAGE, (1, 1, 1, 2)))
+    np.testing.assert_array_equal(features, of_twice)
     assert found.shape == (B, 2, K)
     assert task.num_predictions == 2
 
 
-_DROPOUT = dataclasses.replace(ENCODER, experts=ExpertsConfig(4, 1, 1, dropout_rate=0.1, dropout_samples=2))
-CONCATENATED_SAMPLES = dataclasses.replace(PLAIN, encoder=_DROPOUT, members="concatenated")
+CONCATENATED_SAMPLES = dataclasses.replace(
+    PLAIN, encoder=with_experts(4, dropout_rate=0.1, dropout_samples=2), members="concatenated"
+)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +200,8 @@ def test_inputs_heads_and_losses_that_do_not_fit_are_refused(changes, message):
         MimoConfig(1.5)
 
 
-OVERLAP = dataclasses.replace(
-    ENCODER, experts=ExpertsConfig(6, 1, 1, 2, overlap=2, noise_scale=0.0, auxiliary_weight=0.0, dispatch="ragged")
-)
-BATCH_ENSEMBLE = dataclasses.replace(
-    ENCODER, experts=ExpertsConfig(2, 1, 1, 2, rank_one=RankOneConfig("normal"), auxiliary_weight=0.0)
-)
+OVERLAP = with_experts(6, num_members=2, overlap=2, noise_scale=0.0, dispatch="ragged")
+BATCH_ENSEMBLE = with_experts(2, num_members=2, rank_one=RankOneConfig("normal"))
 
 
 @pytest.mark.devices

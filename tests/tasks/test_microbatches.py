@@ -9,6 +9,7 @@ import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
@@ -22,7 +23,7 @@ from tests.tasks.test_contrastive_task import CONFIG, ENCODER, B, host_batch
 EXPERTS = ExpertsConfig(
     num_experts=4,
     num_selected=1,
-    num_blocks=1,
+    blocks=(0,),
     num_members=2,
     capacity_factor=4.0,
     noise_scale=0.0,
@@ -51,10 +52,15 @@ def assert_equal(config, mesh=None, **changes):
 
 @pytest.mark.devices
 @pytest.mark.parametrize(
-    "loss", [SoftmaxLoss("gather", 3), pytest.param(SigmoidLoss("ring", 3), marks=pytest.mark.slow)], ids=str
+    ("loss", "head"),
+    [
+        (SoftmaxLoss("gather", 3), DeterministicContrastiveConfig()),
+        pytest.param(SigmoidLoss("ring", 3), CONFIG.head, marks=pytest.mark.slow),
+    ],
+    ids=["softmax", "sigmoid with noise"],
 )
-def test_microbatches_have_the_gradient_of_the_whole_batch_with_all_negatives(loss):
-    assert_equal(dataclasses.replace(CONFIG, loss=loss), EIGHT_DEVICES.build())
+def test_microbatches_have_the_gradient_of_the_whole_batch_with_all_negatives(loss, head):
+    assert_equal(dataclasses.replace(CONFIG, loss=loss, head=head), EIGHT_DEVICES.build())
 
 
 @pytest.mark.slow
@@ -64,7 +70,7 @@ def test_a_classifier_that_mixes_rows_has_the_gradient_of_the_whole_batch():
 
 @pytest.mark.slow
 def test_embeddings_of_ensemble_members_stay_adjacent():
-    encoder = dataclasses.replace(ENCODER, depth=2, experts=EXPERTS)
+    encoder = dataclasses.replace(ENCODER, experts=EXPERTS)
     config = ClassificationConfig(ViTConfig(8, 4, encoder, pooling="mean", members="apart"), num_classes=3)
     assert_equal(config, label=LABELS)
 

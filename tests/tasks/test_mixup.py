@@ -5,7 +5,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -36,8 +35,8 @@ LABELS = {
 STEP = 7
 KEYS = keys_at(0, STEP)
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=16, num_heads=2, compute_type="float32")
-EXPERTS = ExpertsConfig(num_experts=4, num_members=2, num_selected=1, num_blocks=1)
-ENSEMBLE = dataclasses.replace(ENCODER, depth=2, experts=EXPERTS)
+EXPERTS = ExpertsConfig(num_experts=4, num_members=2, num_selected=1, blocks=(0,))
+ENSEMBLE = dataclasses.replace(ENCODER, experts=EXPERTS)
 HEAD = HetXLConfig(CovarianceConfig(2, initial_noise_norm=0.5), sampling=SamplingConfig(num_samples=6, block_size=8))
 PLAIN = ClassificationConfig(ViTConfig(8, 4, ENCODER, pooling="mean"), HEAD, num_classes=K)
 MIXED = dataclasses.replace(PLAIN, mixup=ALPHA)
@@ -66,7 +65,7 @@ def initial(config):
 
 def batch(loss="softmax", *, valid=VALID, image=IMAGE, label=None):
     label = LABELS[loss] if label is None else label
-    return Batch(jnp.asarray(valid), image=jnp.asarray(image), label=jnp.asarray(label))
+    return Batch(valid, image=image, label=label, weight=np.ones(B, np.float32))
 
 
 def assert_close(actual, expected, rtol=1e-4):
@@ -76,7 +75,7 @@ def assert_close(actual, expected, rtol=1e-4):
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
 def test_the_weight_of_an_example_follows_the_beta_distribution_folded_at_a_half(alpha):
-    draws = jax.jit(jax.vmap(lambda step: draw_weight(step, jnp.ones(2, bool), alpha)))(np.arange(2000))
+    draws = jax.jit(jax.vmap(lambda step: draw_weight(step, np.ones(2, bool), alpha)))(np.arange(2000))
     np.testing.assert_array_equal(draws[:, 0], draws[:, 1])
     folded = stats.kstest(np.asarray(draws, np.float64)[:, 0], lambda x: 2 * stats.beta.cdf(x, alpha, alpha) - 1)
     assert folded.pvalue > 0.01
@@ -94,8 +93,8 @@ def mixed_pixels(share):
 
 def test_images_and_labels_are_the_means_that_a_loop_computes():
     share = draw(0)
-    mixed = mixup.mix_labels(jnp.asarray(LABELS["softmax"]), jnp.asarray(share))
-    targets = mixup.mix_labels(jnp.asarray(LABELS["sigmoid"]), jnp.asarray(share))
+    mix = jax.jit(mixup.mix_labels)
+    mixed, targets = mix(LABELS["softmax"], share), mix(LABELS["sigmoid"], share)
     assert isinstance(mixed, LabelMixture)
     assert isinstance(targets, jax.Array)
     averaged = mixed_pixels(share).astype(np.int32)
@@ -183,7 +182,7 @@ def test_a_mixed_example_has_the_mean_weight_of_both_in_the_loss():
     weight = RANDOM.random(B).astype(np.float32)
     shares = draw(STEP, valid=np.ones(B, bool))
     expected = np.array([shares[i] * weight[i] + (1 - shares[i]) * weight[i - 1] for i in range(B)])
-    np.testing.assert_allclose(mixup.mix_weights(jnp.asarray(weight), jnp.asarray(shares)), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(mixup.mix_weights)(weight, shares), expected, rtol=1e-6)
     params, everything = initial(MIXED), batch(valid=np.ones(B, bool))
     program, one = loss_and_gradient(MIXED), np.eye(B, dtype=np.float32)
 

@@ -33,7 +33,7 @@ from tests.towers.test_decoder import decode, from_torch, pytorch_transformer
 from tests.towers.test_forms import dense, encode
 
 BLOCKS = EncoderConfig(
-    width=8, depth=2, mlp_width=12, num_heads=2, activation="relu", norm_placement="after", norm_epsilon=1e-5
+    width=8, depth=2, mlp_width=12, num_heads=2, activation="gelu", norm_placement="after", norm_epsilon=1e-5
 )
 EXPERTS = dataclasses.replace(BLOCKS, experts=ExpertsConfig(num_blocks=1))
 ENCODER = TextConfig(
@@ -58,14 +58,17 @@ def start(config=SHARED):
     task = config.build()
     random = np.random.default_rng(2)
     flat = parameters.flatten(task.shapes)
-    return task, parameters.unflatten(
-        {path: jnp.asarray(random.normal(size=x.shape) / 2, jnp.float32) for path, x in flat.items()}
-    )
+    drawn = {path: (random.normal(size=x.shape) / 2).astype(np.float32) for path, x in flat.items()}
+    return task, jax.device_put(parameters.unflatten(drawn))
 
 
 @functools.cache
 def compiled(config):
     return jax.jit(jax.value_and_grad(lambda params, batch, keys: start(config)[0].loss(params, batch, keys)[0]))
+
+
+def value_and_gradient(config=SHARED, batch=BATCH, params=None):
+    return compiled(config)(start(config)[1] if params is None else params, batch, KEYS)
 
 
 def loss_of(config=SHARED, batch=BATCH, params=None, keys=KEYS):
@@ -91,7 +94,7 @@ def test_the_loss_is_that_of_the_equations_with_label_smoothing(config):
     log_p, counted = log_p_by_the_equations(config), TARGET[VALID]
     right = np.take_along_axis(log_p, TEXT[VALID][..., None], axis=2)[..., 0]
     expected = -(0.9 * right + 0.1 * log_p.mean(axis=2))
-    assert loss_of(config) == pytest.approx(expected[counted].mean(), rel=1e-5)
+    assert float(value_and_gradient(config)[0]) == pytest.approx(expected[counted].mean(), rel=1e-5)
 
 
 def test_given_translations_have_the_log_probabilities_of_the_equations():
@@ -110,7 +113,7 @@ def test_given_translations_have_the_log_probabilities_of_the_equations():
 @pytest.mark.parametrize("placement", ["before", "after"])
 def test_the_model_is_the_transformer_of_pytorch(placement):
     torch = pytest.importorskip("torch")
-    config = with_blocks(dataclasses.replace(BLOCKS, norm_placement=placement))
+    config = with_blocks(dataclasses.replace(BLOCKS, activation="relu", norm_placement=placement))
     theirs = pytorch_transformer(placement)
     state = {name: np.asarray(value) for name, value in theirs.state_dict().items()}
     task, params = start(config)
@@ -146,19 +149,17 @@ def with_blocks(blocks):
 
 
 def test_the_gradient_is_the_slope_of_the_loss():
-    config = with_blocks(dataclasses.replace(BLOCKS, activation="gelu"))
-    _, params = start(config)
-    gradient = compiled(config)(params, BATCH, KEYS)[1]
+    """GELU, as the slope of ReLU jumps."""
+    params, gradient = jax.device_get((start()[1], value_and_gradient()[1]))
     random = np.random.default_rng(4)
     direction = jax.tree.map(lambda x: random.normal(size=x.shape).astype(np.float32), params)
 
     def moved(part, step):
         return {**params, part: jax.tree.map(lambda x, d: x + np.float32(step) * d, params[part], direction[part])}
 
-    params = jax.tree.map(np.asarray, params)
     for part in ("text_tower", "decoder", "head"):
         products = jax.tree.map(lambda g, d: np.vdot(g, d), gradient[part], direction[part])
-        ends = [loss_of(config, params=moved(part, step)) for step in (1e-2, -1e-2)]
+        ends = [float(value_and_gradient(params=moved(part, step))[0]) for step in (1e-2, -1e-2)]
         slope = (ends[0] - ends[1]) / 2e-2
         assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=2e-2, abs=2e-3)
 
@@ -170,21 +171,23 @@ def test_the_shared_embedding_has_the_gradients_of_source_and_target():
     assert set(params["head"]["logits"]) == {"bias"}
     tokens = params["decoder"]["tokens"]
     apart = {**params, "text_tower": {**params["text_tower"], "tokens": tokens}}
-    assert loss_of(APART, params=apart) == pytest.approx(loss_of(), rel=1e-6)
-    gradients = [compiled(config)(some, BATCH, KEYS)[1] for config, some in ((SHARED, params), (APART, apart))]
-    total = sum(np.asarray(gradients[1][part]["tokens"]["embedding"]) for part in ("text_tower", "decoder"))
-    np.testing.assert_allclose(gradients[0]["decoder"]["tokens"]["embedding"], total, atol=1e-5)
+    (loss, of_shared), (other, of_apart) = value_and_gradient(), value_and_gradient(APART, params=apart)
+    assert float(other) == pytest.approx(float(loss), rel=1e-6)
+    total = sum(np.asarray(of_apart[part]["tokens"]["embedding"]) for part in ("text_tower", "decoder"))
+    np.testing.assert_allclose(of_shared["decoder"]["tokens"]["embedding"], total, atol=1e-5)
 
 
 def test_neither_padding_of_the_source_nor_a_row_that_cannot_be_read_changes_the_loss():
     longer = dataclasses.replace(SHARED, text_tower=dataclasses.replace(ENCODER, length=9))
     batch = dataclasses.replace(BATCH, source=jnp.asarray(np.pad(SOURCE, ((0, 0), (0, 4)))))
-    assert loss_of(longer, batch, start()[1]) == pytest.approx(loss_of(), rel=1e-6)
+    expected = float(value_and_gradient()[0])
+    assert loss_of(longer, batch, start()[1]) == pytest.approx(expected, rel=1e-6)
     source = SOURCE.copy()
     source[7] = 3
     other = dataclasses.replace(BATCH, source=jnp.asarray(source), text=jnp.asarray(np.where(VALID[:, None], TEXT, 5)))
-    assert loss_of(batch=other) == pytest.approx(loss_of(), rel=1e-6)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(compiled(SHARED)(start()[1], BATCH, KEYS)[1]))
+    loss, gradient = value_and_gradient(batch=other)
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 @pytest.mark.slow

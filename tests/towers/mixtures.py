@@ -9,7 +9,7 @@ from lit_het.towers.transformer import EncoderConfig
 from tests.towers.models import drawn
 from tests.towers.test_forms import ACTIVATIONS, dense
 
-ENCODER = EncoderConfig(width=8, depth=4, mlp_width=12, num_heads=2)
+ENCODER = EncoderConfig(width=8, depth=1, mlp_width=12, num_heads=2)
 
 
 def mixture(config, tokens, *, apart=False):

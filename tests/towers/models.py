@@ -35,6 +35,19 @@ def drawn(tree, scale=0.3, seed=0) -> Any:
     return jax.tree.map(lambda leaf: (scale * random.normal(size=leaf.shape)).astype(np.float32), tree)
 
 
+def like_initial(tree, seed=0) -> Any:
+    """Returns arrays of a tree's shapes with the spread of a tower's initial parameters, equal at equal paths."""
+
+    def draw(path, leaf):
+        name, random = path[-1].key, np.random.default_rng([seed, *jax.tree_util.keystr(path).encode()])
+        if name in ("bias", "scale"):
+            return np.full(leaf.shape, name == "scale", np.float32)
+        spread = leaf.shape[-2] ** -0.5 if name == "kernel" else 0.25
+        return (spread * random.normal(size=leaf.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, tree)
+
+
 def apply(config, params, *inputs, **named) -> Any:
     """Returns what a tower makes of its inputs."""
     return nnx.merge(graph(config), params)(*inputs, **named)

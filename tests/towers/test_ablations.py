@@ -17,11 +17,11 @@ from lit_het.towers.rank_one import RankOneConfig, RankOneLinear
 from lit_het.towers.vit import ViTConfig
 from tests.towers import mixtures
 from tests.towers.mixtures import contributions, mixture
-from tests.towers.models import drawn, initial, run, shapes, with_encoder
+from tests.towers.models import drawn, like_initial, run, shapes, with_encoder
 from tests.towers.test_forms import ACTIVATIONS
 
 RANDOM = np.random.default_rng(0)
-EXPERTS = ExpertsConfig(num_experts=6, num_selected=2, num_blocks=1, tokens_per_group=16)
+EXPERTS = ExpertsConfig(num_experts=6, num_selected=2, blocks=(0,), tokens_per_group=16)
 ENCODER = dataclasses.replace(mixtures.ENCODER, experts=EXPERTS)
 TOWER = ViTConfig(image_size=8, patch_size=4, encoder=ENCODER, pooling="mean", members="apart")
 IMAGES = RANDOM.integers(0, 256, (4, 8, 8, 3), np.uint8)
@@ -72,21 +72,31 @@ def test_multi_pred_keeps_the_contributions_of_a_tokens_experts_apart(dispatch):
     np.testing.assert_allclose(ours.reshape(3, 2, 4, 8), expected.swapaxes(1, 2), atol=1e-5)
 
 
+PREDICTIONS = [
+    ({"num_members": 2}, 2),
+    ({"num_members": 2, "overlap": 6}, 2),
+    ({"multi_pred": True}, 2),
+    ({"dropout_samples": 3, "dropout_rate": 0.5}, 3),
+    ({"num_members": 2, "tiled": False}, 1),
+    ({"num_members": 3, "multi_pred": True}, 6),
+    ({"dropout_samples": 3, "dropout_rate": 0.5, "num_members": 2}, 6),
+]
+
+
+# Every form with experts in the only block; the last ones also with blocks around them, in a row, and the first.
 @pytest.mark.parametrize(
-    ("changes", "predictions"),
+    ("changes", "predictions", "depth", "blocks"),
     [
-        ({"num_members": 2}, 2),
-        ({"num_members": 2, "tiled": False}, 1),
-        ({"num_members": 2, "overlap": 6}, 2),
-        ({"multi_pred": True}, 2),
-        ({"num_members": 3, "multi_pred": True}, 6),
-        ({"dropout_samples": 3, "dropout_rate": 0.5}, 3),
-        ({"dropout_samples": 3, "dropout_rate": 0.5, "num_members": 2}, 6),
+        *((*form, 1, (0,)) for form in PREDICTIONS),
+        *(
+            pytest.param(*form, 4, blocks, marks=pytest.mark.slow)
+            for form in PREDICTIONS[-3:]
+            for blocks in ((3,), (1, 2), (0, 1, 3))
+        ),
     ],
 )
-@pytest.mark.parametrize("blocks", [(3,), *(pytest.param(b, marks=pytest.mark.slow) for b in ((1, 2), (0, 1, 3)))])
-def test_a_tower_has_as_many_embeddings_of_an_image_as_its_form_has_predictions(changes, predictions, blocks):
-    tower = with_experts(**changes, blocks=blocks, num_blocks=None)
+def test_a_tower_has_as_many_embeddings_of_an_image_as_its_form_has_predictions(changes, predictions, depth, blocks):
+    tower = with_encoder(TOWER, depth=depth, experts=dataclasses.replace(EXPERTS, **changes, blocks=blocks))
     assert tower.num_members == predictions
     params, both = drawn(shapes(tower)), (tower, tower.all_members())
     apart, joined = jax.jit(lambda params: [embed(form, params) for form in both])(params)
@@ -101,7 +111,7 @@ def test_a_tower_has_as_many_embeddings_of_an_image_as_its_form_has_predictions(
 @pytest.mark.slow
 def test_tiling_alone_gives_equal_predictions_without_the_noise_of_the_router():
     tiling = with_experts(num_members=2, overlap=6, eval_capacity_factor=16.0)
-    params = initial(TOWER)
+    params = like_initial(shapes(TOWER))
     pairs = embed(tiling, params).reshape(4, 2, 8)
     np.testing.assert_allclose(pairs[:, 0], pairs[:, 1], atol=1e-6)
     single = with_experts(eval_capacity_factor=16.0)
@@ -111,7 +121,7 @@ def test_tiling_alone_gives_equal_predictions_without_the_noise_of_the_router():
 
 
 def test_dropout_samples_differ_from_one_another_and_have_no_other_noise():
-    sampled, params = with_experts(dropout_samples=64, dropout_rate=0.1), initial(TOWER)
+    sampled, params = with_experts(dropout_samples=64, dropout_rate=0.1), like_initial(shapes(TOWER))
     samples = np.asarray(embed(sampled, params)).reshape(4, 64, 8)
     assert samples.std(axis=1).min() > 1e-4
     np.testing.assert_array_equal(samples, embed(sampled, params).reshape(4, 64, 8))
@@ -132,7 +142,9 @@ def test_forms_of_the_same_experts_share_their_parameters():
 )
 def test_initial_noise_spreads_the_kernels_of_experts_only(activation, layers):
     towers = with_experts(initial_noise=3.0), TOWER
-    noisy, plain = (parameters.flatten(initial(with_encoder(tower, activation=activation))) for tower in towers)
+    configs = [with_encoder(tower, activation=activation) for tower in towers]
+    states = jax.jit(lambda: [nnx.to_pure_dict(nnx.state(config.build(nnx.Rngs(0)))) for config in configs])()
+    noisy, plain = map(parameters.flatten, jax.device_get(states))
     spread = [f"encoder/expert_blocks/mixture/experts/{layer}/kernel" for layer in layers]
     for path in spread:
         assert np.std(noisy[path] - plain[path]) == pytest.approx(3.0, rel=0.2)
@@ -179,7 +191,7 @@ def rank_one_mlp(params, number, x):
     return x
 
 
-BATCH_ENSEMBLE = ExpertsConfig(3, 1, num_members=3, num_blocks=1, tokens_per_group=16, rank_one=RankOneConfig())
+BATCH_ENSEMBLE = ExpertsConfig(3, 1, num_members=3, blocks=(0,), tokens_per_group=16, rank_one=RankOneConfig())
 
 
 def test_members_of_a_batch_ensemble_have_kernels_of_rank_one():

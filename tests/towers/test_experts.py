@@ -22,7 +22,7 @@ from tests.towers.mixtures import expert, mixture, selected
 from tests.towers.models import drawn, run, shapes, with_encoder
 
 RANDOM = np.random.default_rng(0)
-EXPERTS = ExpertsConfig(num_experts=4, num_selected=2, num_blocks=1, tokens_per_group=4)
+EXPERTS = ExpertsConfig(num_experts=4, num_selected=2, blocks=(0,), tokens_per_group=4)
 ENCODER = dataclasses.replace(mixtures.ENCODER, experts=EXPERTS)
 TOWER = ViTConfig(image_size=8, patch_size=4, encoder=ENCODER, pooling="mean")
 IMAGES = RANDOM.integers(0, 256, (8, 8, 8, 3), np.uint8)
@@ -137,7 +137,7 @@ def test_expert_dropout_acts_in_training_only(dispatch, params):
     [*(pytest.param(*form, marks=pytest.mark.slow) for form in ((True, "none"), (False, "full"))), (True, "full")],
 )
 def test_every_form_of_execution_gives_the_same_outputs(unrolled, remat):
-    plain = with_encoder(TOWER, depth=5, experts=dataclasses.replace(EXPERTS, num_blocks=2))
+    plain = with_encoder(TOWER, depth=5, experts=dataclasses.replace(EXPERTS, num_blocks=2, blocks=None))
     params, key = drawn(shapes(plain)), jax.random.key(3)
     towers = with_encoder(plain, unrolled=unrolled, remat=remat), plain
     embeddings = (run(tower, params, IMAGES, key).embedding for tower in towers)
@@ -151,12 +151,13 @@ def loss_and_gradient(tower, params, images):
 
 
 @pytest.mark.devices
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_members", "dispatch", "mesh"),
     [
         (1, "einsum", MeshConfig(data=2, expert=4)),
-        pytest.param(2, "einsum", MeshConfig(data=2, fsdp=2, expert=2), marks=pytest.mark.slow),
-        pytest.param(2, "ragged", MeshConfig(data=2, expert=4), marks=pytest.mark.slow),
+        (2, "einsum", MeshConfig(data=2, fsdp=2, expert=2)),
+        (2, "ragged", MeshConfig(data=2, expert=4)),
     ],
 )
 def test_eight_devices_with_split_experts_equal_one(num_members, dispatch, mesh, capfd, params):
@@ -216,7 +217,7 @@ def test_a_text_tower_may_have_experts_but_no_ensemble():
         ({"num_members": 3}, "num_experts = 4 cannot be split in 3 members"),
         ({"num_members": 4, "num_selected": 2}, "num_selected = 2 is more than a member's 1 experts"),
         ({"eval_capacity_factor": 0.0}, "eval_capacity_factor = 0.0 must be more than 0"),
-        ({"num_blocks": 3}, "num_blocks = 3, but 4 blocks have 2 odd ones"),
+        ({"num_blocks": 1, "blocks": None}, "num_blocks = 1, but 1 blocks have 0 odd ones"),
         ({"dropout_rate": 1.0}, "dropout_rate = 1.0 must be below 1"),
     ],
 )

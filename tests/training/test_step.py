@@ -79,7 +79,13 @@ def test_the_backward_pass_does_not_enter_the_locked_tower(one_device):
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("mesh", [MeshConfig(data=8), MeshConfig(data=4, fsdp=2)], ids=["data=8", "data=4 fsdp=2"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(MeshConfig(data=8), id="data=8", marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=4, fsdp=2), id="data=4 fsdp=2"),
+    ],
+)
 def test_eight_devices_give_the_losses_of_one_device_noise_included(mesh, one_device):
     run = Run(mesh.build())
     np.testing.assert_allclose(losses(metrics_of(run)), losses(one_device[1]), rtol=1e-5)

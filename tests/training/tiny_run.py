@@ -20,6 +20,7 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
+from tests.tasks import meshes
 
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2)
 TASK = ContrastiveConfig(
@@ -47,11 +48,11 @@ def _compiled(mesh, config, seed, average_decay, distilled_from, gradient_of):
     """Returns the programs of runs that are equal: what starts one, and its step."""
     task, optimizer = config.build(), Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(STEPS, BATCH_SIZE))
 
-    def start(key):
-        locked, trainable = parameters.partition(task.initialize(key), task.locked)
+    def start(params):
+        locked, trainable = parameters.partition(params, task.locked)
         return initial_state(trainable, optimizer, averages=average_decay is not None), locked
 
-    shardings = sharding.tree_shardings(jax.eval_shape(start, jax.random.key(0)), mesh)
+    shardings = sharding.tree_shardings(jax.eval_shape(start, task.shapes), mesh)
     further = {"distilled_from": distilled_from, "gradient_of": gradient_of}
     step = make_train_step(task, optimizer, seed, average_decay, **further)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings[0], None))
@@ -71,7 +72,7 @@ class Run:
 
     def __post_init__(self):
         start, self.step = _compiled(**vars(self))
-        self.state, self.locked = start(jax.random.key(self.seed))
+        self.state, self.locked = start(jax.device_get(meshes.start(self.config, self.seed)[1]))
 
     def batches(self, first=0):
         """Global batches from number ``first`` on."""
