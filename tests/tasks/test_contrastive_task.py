@@ -58,17 +58,6 @@ def loss_of(config, batch):
     return forward(task_of(config).loss)(start(CONFIG)[1], batch, KEYS)
 
 
-def losses_of(cases):
-    """Returns the losses and the metrics of several configurations and batches, in one program."""
-    configs, batches = zip(*cases, strict=True)
-
-    @jax.jit
-    def losses(params, batches):
-        return [task_of(config).loss(params, rows, KEYS) for config, rows in zip(configs, batches, strict=True)]
-
-    return losses(start(CONFIG)[1], batches)
-
-
 @pytest.mark.slow
 @pytest.mark.devices
 @pytest.mark.parametrize(
@@ -93,25 +82,23 @@ def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(los
 
 
 def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_negatives():
-    none, distinct = {"image_id": None, "text_id": None}, np.arange(2 * B, dtype=np.uint32).reshape(B, 2)
-    cases: list[Any] = [("positives", none)]
-    for field in none:
-        shared = {**none, field: getattr(host_batch(), field)}
-        cases += [("positives", {**none, field: distinct}), ("negatives", shared), ("positives", shared)]
-    found = losses_of(
-        (dataclasses.replace(CONFIG, loss=SigmoidLoss(duplicates=duplicates)), dataclasses.replace(host_batch(), **ids))
-        for duplicates, ids in cases
-    )
-    plain, *others = (float(loss) for loss, _ in found)
-    for distinct_ids, negatives, positives in (others[:3], others[3:]):
-        assert distinct_ids == negatives == plain
-        assert abs(positives - plain) > 0.1
+    def found(duplicates, **ids):
+        config = dataclasses.replace(CONFIG, loss=SigmoidLoss(duplicates=duplicates))
+        return float(loss_of(config, dataclasses.replace(host_batch(), **ids))[0])
+
+    distinct = dict.fromkeys(("image_id", "text_id"), np.arange(2 * B, dtype=np.uint32).reshape(B, 2))
+    plain = found("positives", image_id=None, text_id=None)
+    assert found("positives", **distinct) == plain
+    for field in distinct:
+        shared = distinct | {field: getattr(host_batch(), field)}
+        assert found("negatives", **shared) == plain
+        assert abs(found("positives", **shared) - plain) > 0.1
 
 
 def test_weights_of_rows_change_the_loss_and_no_metric():
     weight = np.where(np.arange(B) % 2, 0.3, 1.0).astype(np.float32)
     batches = [dataclasses.replace(host_batch(), weight=rows) for rows in (None, np.ones(B, np.float32), weight)]
-    found = losses_of((CONFIG, batch) for batch in batches)
+    found = [loss_of(CONFIG, batch) for batch in batches]
     assert float(found[0][0]) == float(found[1][0])
     assert abs(float(found[0][0]) - float(found[2][0])) > 1e-3
     for name, metric in found[0][1].items():
