@@ -105,7 +105,8 @@ def test_each_loss_alone(changes, name, unused):
 def test_eight_devices_give_the_loss_and_the_gradient_of_one():
     student, teacher = both()
     mesh = MeshConfig(data=4, fsdp=2).build()
-    placed, average = (jax.device_put(params, tree_shardings(params, mesh)) for params in (student, teacher))
+    on_host = jax.device_get((student, teacher))
+    placed, average = (jax.device_put(params, tree_shardings(params, mesh)) for params in on_host)
     with jax.set_mesh(mesh):
         rows = jax.device_put(BATCH, batch_sharding(mesh))
         found = compiled(task_of(CONFIG).distillation_loss)(placed, average, rows, KEYS)
