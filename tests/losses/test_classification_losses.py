@@ -56,17 +56,17 @@ class Result(NamedTuple):
 
 def _compiled(cross_entropy):
     @functools.partial(jax.jit, static_argnames=("examples_per_block", "samples_per_block"))
-    def run(logits, label, valid, **blocks):
+    def run(logits, label, valid, weight, **blocks):
         def loss(logits):
-            result = cross_entropy(held(logits, **blocks), label, valid)
+            result = cross_entropy(held(logits, **blocks), label, valid, weight)
             return result.loss, result.top1
 
         (value, top1), gradient = jax.value_and_grad(loss, has_aux=True)(logits)
         return Result(value, top1, gradient)
 
-    def with_targets(logits, label, valid=None, **blocks):
+    def with_targets(logits, label, valid=None, weight=None, **blocks):
         label = single(label) if isinstance(cross_entropy, SigmoidCrossEntropy) else label
-        return run(single(logits), label, np.ones(len(logits), bool) if valid is None else valid, **blocks)
+        return run(single(logits), label, np.ones(len(logits), bool) if valid is None else valid, weight, **blocks)
 
     return with_targets
 
@@ -108,16 +108,19 @@ def reference_sigmoid(logits, target):
     return np.array(losses)
 
 
-BOTH = pytest.mark.parametrize(
-    ("fast", "slow", "labels"),
-    [
-        (softmax, reference_softmax, LABEL),
-        (softmax, reference_mixed_softmax, MIXED),
-        (smoothed, reference_smoothed, MIXED),
-        (sigmoid, reference_sigmoid, TARGET),
-    ],
-    ids=["softmax", "mixed softmax", "smoothed softmax", "sigmoid"],
-)
+CASES = {
+    "softmax": (softmax, reference_softmax, LABEL),
+    "mixed softmax": (softmax, reference_mixed_softmax, MIXED),
+    "smoothed softmax": (smoothed, reference_smoothed, MIXED),
+    "sigmoid": (sigmoid, reference_sigmoid, TARGET),
+}
+BOTH = pytest.mark.parametrize(("fast", "slow", "labels"), CASES.values(), ids=CASES)
+IN_BLOCKS = {"examples_per_block": 3, "samples_per_block": 2}  # neither divides four examples or three samples
+
+
+@functools.partial(jax.jit, static_argnames=("activation", "examples_per_block", "samples_per_block"))
+def probabilities(logits, activation, **blocks):
+    return mean_probabilities(held(logits, **blocks), activation)
 
 
 @BOTH
@@ -129,7 +132,7 @@ def test_losses_equal_the_numpy_reference(fast, slow, labels, samples):
 
 def test_losses_are_scikit_learns_log_losses_of_the_mean_probability_which_a_sigmoid_sums_over_classes():
     p, of_class = (
-        np.asarray(mean_probabilities(held(single(LOGITS)), activation), np.float64)
+        np.asarray(probabilities(single(LOGITS), activation), np.float64)
         for activation in (jax.nn.log_softmax, jax.nn.log_sigmoid)
     )
     expected = log_loss(LABEL, p / p.sum(axis=1, keepdims=True), labels=range(K))
@@ -139,13 +142,13 @@ def test_losses_are_scikit_learns_log_losses_of_the_mean_probability_which_a_sig
     np.testing.assert_allclose(sigmoid(LOGITS, target).loss, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 3, "samples_per_block": 2}], ids=["whole", "blocks"])
+@pytest.mark.parametrize("blocks", [{}, IN_BLOCKS], ids=["whole", "blocks"])
 def test_mean_probabilities_average_probabilities_not_logarithms(blocks):
     exponentials = np.exp(LOGITS)
     expected = (exponentials / exponentials.sum(axis=-1, keepdims=True)).mean(axis=1)
-    actual = mean_probabilities(held(single(LOGITS), **blocks), jax.nn.log_softmax)
+    actual = probabilities(single(LOGITS), jax.nn.log_softmax, **blocks)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    actual = mean_probabilities(held(single(LOGITS), **blocks), jax.nn.log_sigmoid)
+    actual = probabilities(single(LOGITS), jax.nn.log_sigmoid, **blocks)
     np.testing.assert_allclose(actual, (1 / (1 + np.exp(-LOGITS))).mean(axis=1), rtol=1e-5)
 
 
@@ -159,18 +162,18 @@ def test_gradients_agree_with_finite_differences_of_the_reference(fast, slow, la
         np.testing.assert_allclose(gradient[index], slope, rtol=1e-3, atol=1e-5)
 
 
-@BOTH
 @pytest.mark.parametrize(
-    "blocks",
+    ("case", "blocks"),
     [
-        {"examples_per_block": 1, "samples_per_block": 1},
-        {"examples_per_block": 3, "samples_per_block": 2},  # neither divides four examples or three samples
-        {"examples_per_block": 4, "samples_per_block": 2},
-        {"examples_per_block": 2, "samples_per_block": 3},
+        *((case, (3, 2)) for case in CASES),
+        ("softmax", (1, 1)),
+        ("sigmoid", (1, 1)),
+        ("sigmoid", (4, 2)),
+        ("smoothed softmax", (2, 3)),
     ],
-    ids=lambda blocks: "-".join(map(str, blocks.values())),
 )
-def test_losses_hits_and_gradients_in_blocks_are_those_of_the_whole(fast, slow, labels, blocks):
+def test_losses_hits_and_gradients_in_blocks_are_those_of_the_whole(case, blocks):
+    (fast, slow, labels), blocks = CASES[case], dict(zip(IN_BLOCKS, blocks, strict=True))
     valid = np.array([True, True, False, True])
     found, expected = (fast(LOGITS, labels, valid, **blocks) for blocks in (blocks, {}))
     np.testing.assert_allclose(found.loss, slow(LOGITS, labels)[valid].mean(), rtol=1e-5)
@@ -179,7 +182,7 @@ def test_losses_hits_and_gradients_in_blocks_are_those_of_the_whole(fast, slow, 
     np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 3, "samples_per_block": 2}], ids=["whole", "blocks"])
+@pytest.mark.parametrize("blocks", [{}, IN_BLOCKS], ids=["whole", "blocks"])
 @pytest.mark.parametrize("scale", [1e4, -1e4])
 def test_huge_logits_give_finite_losses_and_gradients(scale, blocks):
     logits = scale * np.eye(B, K)[:, None].repeat(S, axis=1)
@@ -204,7 +207,7 @@ def test_top1_is_the_share_of_samples_whose_most_probable_class_is_right():
 
 
 @BOTH
-@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1, "samples_per_block": 1}], ids=["whole", "blocks"])
+@pytest.mark.parametrize("blocks", [{}, IN_BLOCKS], ids=["whole", "blocks"])
 def test_invalid_rows_count_neither_in_the_loss_nor_in_the_gradient(fast, slow, labels, blocks):
     valid = np.array([True, False, True, False])
     changed = LOGITS.copy()
@@ -246,43 +249,35 @@ def test_devices_meet_once_a_step_and_not_in_every_block():
 
 
 def test_masked_mean_counts_valid_rows_only_and_ignores_what_the_others_hold():
-    values, valid = jnp.asarray([1.0, np.nan, 4.0, np.inf]), jnp.asarray([True, False, True, False])
-    value, gradient = jax.value_and_grad(masked_mean)(values, valid)
+    values, valid, none = np.array([1, np.nan, 4, np.inf], np.float32), np.arange(4) % 2 == 0, np.zeros(4, bool)
+    program = jax.jit(lambda valid: (*jax.value_and_grad(masked_mean)(values, valid), weights(valid)))
+    value, gradient, shares = program(valid)
     assert float(value) == 2.5
     np.testing.assert_array_equal(gradient, [0.5, 0, 0.5, 0])
-    assert float(masked_mean(values, jnp.zeros(4, bool))) == 0.0
-    np.testing.assert_array_equal(weights(valid), [0.5, 0, 0.5, 0])
-    np.testing.assert_array_equal(weights(jnp.zeros(4, bool)), np.zeros(4))
+    np.testing.assert_array_equal(shares, [0.5, 0, 0.5, 0])
+    value, _, shares = program(none)
+    assert float(value) == 0.0
+    np.testing.assert_array_equal(shares, np.zeros(4))
 
 
 def test_shares_are_those_of_numpys_average_and_never_zero_for_valid_rows():
     valid, weight = np.array([True, False, True, True]), np.array([0.5, np.nan, 0.0, 1.5], np.float32)
-    found = np.asarray(weights(jnp.asarray(valid), jnp.asarray(weight)))
+    found = np.asarray(jax.jit(weights)(valid, weight))
     np.testing.assert_allclose(found, [0.25, 0, 0, 0.75], atol=1e-20)
     assert found[2] > 0 == found[1]
 
 
 @BOTH
-@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1, "samples_per_block": 2}], ids=["whole", "blocks"])
-def test_a_classifier_has_a_weighted_loss_and_an_unweighted_top1(fast, slow, labels, blocks):
-    kinds = {"reference_sigmoid": SigmoidCrossEntropy(), "reference_smoothed": SoftmaxCrossEntropy(label_smoothing=0.2)}
-    loss = kinds.get(slow.__name__, SoftmaxCrossEntropy())
+def test_a_classifier_has_a_weighted_loss_and_an_unweighted_top1(fast, slow, labels):
     valid, weight = np.array([True, False, True, True]), np.array([1, 5, 0.25, 0.5], np.float32)
-    labels = jax.tree.map(jnp.asarray, labels)
-
-    def function(logits, weight):
-        result = loss(held(logits, **blocks), labels, jnp.asarray(valid), weight)
-        return result.loss, result.top1
-
-    program = jax.jit(jax.value_and_grad(function, has_aux=True))
-    (value, top1), gradient = program(single(LOGITS), weight)
-    (plain, expected_top1), plain_gradient = program(single(LOGITS), None)
+    value, top1, gradient = fast(LOGITS, labels, valid, weight, **IN_BLOCKS)
+    plain, expected_top1, plain_gradient = fast(LOGITS, labels, valid, **IN_BLOCKS)
     np.testing.assert_allclose(value, np.average(slow(LOGITS, labels)[valid], weights=weight[valid]), rtol=1e-5)
     assert float(top1) == float(expected_top1)
     # Rows are independent: a gradient changes by the ratio of the shares.
     ratio = weight / weight[valid].sum() * valid.sum()
     np.testing.assert_allclose(gradient, plain_gradient * ratio[:, None, None], rtol=1e-4, atol=1e-8)
-    (ones, _), gradient = program(single(LOGITS), np.ones(4, np.float32))
+    ones, _, gradient = fast(LOGITS, labels, valid, np.ones(4, np.float32), **IN_BLOCKS)
     assert float(ones) == float(plain)
     np.testing.assert_array_equal(gradient, plain_gradient)
 
