@@ -38,9 +38,14 @@ def largest_array(program):
 
 
 @pytest.mark.devices
-@every_case
-@pytest.mark.parametrize("num_devices", [1, 8])
-@pytest.mark.parametrize("form", ["gather", "ring"])
+@pytest.mark.parametrize(
+    ("form", "num_devices", "loss", "kind"),
+    [
+        (form, num_devices, *case)
+        for number, case in enumerate(CASES)
+        for form, num_devices in zip(("gather", "ring"), ((1, 8), (8, 1))[number // 2 % 2], strict=True)
+    ],
+)
 def test_no_array_of_the_program_has_the_size_of_the_batch_squared(form, num_devices, loss, kind):
     """Each of eight devices has 16 examples, and scores six or two at a time."""
     assert largest_array(lowered(loss(form, 6), kind, 128, num_devices)) <= 8 * 6 * 128 < 128 * 128
@@ -72,9 +77,16 @@ def test_doubling_the_batch_doubles_the_memory_of_compiled_programs_but_of_the_d
 
 
 @pytest.mark.devices
-@every_case
-def test_the_ring_passes_keys_from_device_to_device_and_gathers_none(loss, kind):
-    ring, gather = (str(lowered(loss(form, BLOCK), kind, 32, 8).compile().as_text()) for form in ("ring", "gather"))
-    for program, has, has_not in ((ring, "collective-permute", "all-gather"), (gather, "all-gather", "collective-p")):
-        assert has in program
-        assert has_not not in program
+@pytest.mark.parametrize(
+    ("form", "loss", "kind"),
+    [
+        *(("ring", *case) for case in CASES),
+        ("gather", SoftmaxLoss, "deterministic"),
+        ("gather", SigmoidLoss, "both sides noisy"),
+    ],
+)
+def test_the_ring_passes_keys_from_device_to_device_and_gathers_none(form, loss, kind):
+    program = str(lowered(loss(form, BLOCK), kind, 32, 8).compile().as_text())
+    has, has_not = ("collective-permute", "all-gather") if form == "ring" else ("all-gather", "collective-permute")
+    assert has in program
+    assert has_not not in program
