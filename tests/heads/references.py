@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,11 +18,17 @@ from lit_het.losses.classification import mean_log_probabilities
 from lit_het.types import LogitSamples, Queries
 
 
-def with_random_biases(module, seed=0):
-    """Returns the module; biases start at zero, or alike, and would take no part in a test."""
-    random, params = np.random.default_rng(seed), parameters.flatten(nnx.to_pure_dict(nnx.state(module)))
-    biases = {path: jnp.asarray(random.normal(size=p.shape), p.dtype) for path, p in params.items() if "bias" in path}
-    nnx.update(module, parameters.unflatten({**params, **biases}))
+def with_random_parameters(build, seed=0):
+    """Returns the module that a function builds, with parameters of NumPy: many programs would draw its own.
+
+    No bias is zero, as all are at the start, where they would take no part in a test.
+    """
+    module, random = nnx.eval_shape(build), np.random.default_rng(seed)
+    params = {
+        path: jnp.asarray(random.normal(size=p.shape) / (1 if "bias" in path else math.sqrt(max(p.size, 1))), p.dtype)
+        for path, p in parameters.flatten(nnx.to_pure_dict(nnx.state(module))).items()
+    }
+    nnx.update(module, parameters.unflatten(params))
     return module
 
 
@@ -110,11 +117,14 @@ def all_at_once(samples: LogitSamples):
     return samples.logits(samples.prepare(samples.features), samples.keys, numbers)
 
 
+draw_normals = jax.jit(standard_normals, static_argnums=2)
+
+
 def normals_of(samples: LogitSamples, config: CovarianceConfig, noise_size):
     """Returns the standard normals that a head's samples are made of."""
     assert samples.keys is not None
     count = config.num_factors + (noise_size if config.is_diagonal else 1)
-    return standard_normals(samples.keys, jnp.arange(samples.num_samples), count)
+    return draw_normals(samples.keys, np.arange(samples.num_samples), count)
 
 
 def held_singly(queries: Queries) -> Float[Array, "b s d"]:

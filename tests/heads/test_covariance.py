@@ -28,30 +28,43 @@ FULL, EFFICIENT = CONFIGS[0], CONFIGS[2]
 
 @functools.cache
 def make(config) -> Covariance:
-    return references.with_random_biases(config.build(D, Q, feature_norm=1.0, rngs=nnx.Rngs(0)))
+    return references.with_random_parameters(lambda: config.build(D, Q, feature_norm=1.0, rngs=nnx.Rngs(0)))
 
 
 def features(b=B):
     return jnp.asarray(np.random.default_rng(1).normal(size=(b, D)), jnp.float32)
 
 
-def draw(module, x, samples, seed=0):
+def draw(config, x, samples, seed=0):
     """Returns noise ``[b s q]`` and the standard normals that it is made of."""
-    noise = module(x)
-    normals = standard_normals(jax.random.split(jax.random.key(seed), len(x)), jnp.arange(samples), noise.num_normals)
-    return noise.apply(normals), normals
+    keys = jax.random.split(jax.random.key(seed), len(x))
+    normals = references.draw_normals(keys, np.arange(samples), config.num_factors + (Q if config.is_diagonal else 1))
+    return apply(config, x, normals), normals
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def apply(config, x, normals):
+    noise = make(config)(x)
+    assert noise.num_normals == normals.shape[-1]
+    return noise.apply(normals)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def covariance(config, x):
+    """Returns the covariance of the noise and its norm."""
+    return make(config).covariance(x), make(config).noise_norm(x)
 
 
 @every_config
 def test_noise_for_the_same_normals_its_covariance_and_its_norm_equal_the_numpy_reference(config):
-    module, x = make(config), features()
-    noise, normals = draw(module, x, 7)
-    assert normals.shape == (B, 7, config.num_factors + (Q if config.is_diagonal else 1))
-    expected = references.noise(references.in_float64(module), config, np.asarray(x), np.asarray(normals, np.float64))
+    params, x = references.in_float64(make(config)), features()
+    noise, normals = draw(config, x, 7)
+    expected = references.noise(params, config, np.asarray(x), np.asarray(normals, np.float64))
     np.testing.assert_allclose(noise, expected, rtol=1e-5, atol=1e-5)
-    expected = references.covariance(references.in_float64(module), config, np.asarray(x))
-    np.testing.assert_allclose(module.covariance(x), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(module.noise_norm(x) ** 2, np.trace(expected, axis1=1, axis2=2), rtol=1e-5)
+    found, norm = covariance(config, x)
+    expected = references.covariance(params, config, np.asarray(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(norm**2, np.trace(expected, axis1=1, axis2=2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS[4:], ids=["rank_one", "diagonal"])
@@ -59,15 +72,15 @@ def test_rank_zero_has_a_diagonal_covariance_for_every_second_term(config):
     module, x = make(config), features()
     assert config.is_diagonal
     assert set(nnx.to_pure_dict(nnx.state(module))) == {"diagonal"}
-    scale = np.log1p(np.exp(np.asarray(module.diagonal(x), np.float64))) + 1e-3
-    np.testing.assert_allclose(module.covariance(x), [np.diag(d**2) for d in scale], rtol=1e-5)
+    scale = np.log1p(np.exp(np.asarray(jax.jit(module.diagonal)(x), np.float64))) + 1e-3
+    np.testing.assert_allclose(covariance(config, x)[0], [np.diag(d**2) for d in scale], rtol=1e-5)
 
 
 @every_config
 def test_covariance_is_the_empirical_covariance_of_samples(config):
-    module, x, samples = make(config), features(2), 20_000
-    noise = np.asarray(draw(module, x, samples)[0], np.float64)
-    expected = np.asarray(module.covariance(x), np.float64)
+    x, samples = features(), 20_000
+    noise = np.asarray(draw(config, x, samples)[0], np.float64)
+    expected = np.asarray(covariance(config, x)[0], np.float64)
     empirical = np.einsum("bsi,bsj->bij", noise, noise) / samples
     # For Gaussians var(ε_i ε_j) = Σ_ii Σ_jj + Σ_ij²; five standard errors over 2·25 entries fail once in 30,000.
     variances = np.einsum("bii->bi", expected)
@@ -79,8 +92,8 @@ def test_covariance_is_the_empirical_covariance_of_samples(config):
 @every_config
 def test_gradients_agree_with_finite_differences_of_the_reference(config):
     module, x = make(config), features()
-    normals, random = draw(module, x, 3)[1], np.random.default_rng(5)
-    weights = random.normal(size=(B, 3, Q))
+    normals, random = draw(config, x, 7)[1], np.random.default_rng(5)
+    weights = random.normal(size=(B, 7, Q))
     graph, state = nnx.split(module)
 
     def fast(params, x):
@@ -90,7 +103,7 @@ def test_gradients_agree_with_finite_differences_of_the_reference(config):
         return np.sum(weights * references.noise(params, config, x, np.asarray(normals, np.float64)))
 
     gradient, of_x = jax.jit(jax.grad(fast, argnums=(0, 1)))(state, x)
-    gradient = {**parameters.flatten(nnx.to_pure_dict(gradient)), "x": of_x}
+    gradient = jax.tree.map(np.asarray, {**parameters.flatten(nnx.to_pure_dict(gradient)), "x": of_x})
     place = {**references.in_float64(module), "x": np.asarray(x, np.float64)}
     for path, leaf in gradient.items():
         direction = 1e-6 * random.normal(size=leaf.shape)
@@ -113,46 +126,55 @@ def test_the_gradient_of_the_covariance_agrees_with_finite_differences():
 @pytest.mark.parametrize("config", [FULL, EFFICIENT], ids=["full", "efficient"])
 def test_projected_noise_is_the_projection_of_the_noise(config):
     module, x = make(config), features()
-    kernel = jnp.asarray(np.random.default_rng(3).normal(size=(Q, 7)), jnp.float32)
+    kernel = np.random.default_rng(3).normal(size=(Q, 7)).astype(np.float32)
     index = np.array([4, 0, 0, 2])
-    noise, normals = draw(module, x, 6)
-    np.testing.assert_allclose(module(x).project(kernel).apply(normals), noise @ kernel, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(module(x).take(index).apply(normals), noise[..., index], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(jnp.einsum("ntr,nrq->ntq", normals, module(x).rows()), noise, rtol=1e-5, atol=1e-5)
+
+    @jax.jit
+    def projected(x, normals):
+        noise = module(x)
+        by_rows = jnp.einsum("ntr,nrq->ntq", normals, noise.rows())
+        return noise.project(kernel).apply(normals), noise.take(index).apply(normals), by_rows
+
+    noise, normals = map(np.asarray, draw(config, x, 7))
+    of_kernel, of_index, by_rows = projected(x, normals)
+    np.testing.assert_allclose(of_kernel, noise @ kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(of_index, noise[..., index], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(by_rows, noise, rtol=1e-5, atol=1e-5)
 
 
 def test_a_diagonal_term_adds_no_rows_and_cannot_be_projected():
-    noise = make(CONFIGS[1])(features())
-    np.testing.assert_array_equal(noise.rows(), noise.low_rank())
-    for change in (lambda: noise.project(jnp.eye(Q)), lambda: noise.take(np.arange(Q))):
+    noise = jax.jit(make(CONFIGS[1]))(features())
+    np.testing.assert_array_equal(*jax.jit(lambda noise: (noise.rows(), noise.low_rank()))(noise))
+    for change in (lambda: noise.project(np.eye(Q, dtype=np.float32)), lambda: noise.take(np.arange(Q))):
         with pytest.raises(ValueError, match="a diagonal term"):
             change()
 
 
 def test_noise_depends_on_the_key_and_differs_between_samples_and_examples():
-    module, x = make(FULL), jnp.repeat(features(1), 2, axis=0)
-    noise, other = (np.asarray(draw(module, x, 2, seed)[0]) for seed in (0, 1))
-    np.testing.assert_array_equal(noise, draw(module, x, 2, 0)[0])
-    rows = [*noise.reshape(4, -1), *other.reshape(4, -1)]
-    assert all(not np.allclose(rows[i], rows[j]) for i in range(8) for j in range(i))
+    x = np.repeat(np.asarray(features(1)), B, axis=0)
+    noise, other = (np.asarray(draw(FULL, x, 7, seed)[0]) for seed in (0, 1))
+    np.testing.assert_array_equal(noise, draw(FULL, x, 7, 0)[0])
+    rows = [*noise.reshape(7 * B, -1), *other.reshape(7 * B, -1)]
+    assert all(not np.allclose(rows[i], rows[j]) for i in range(len(rows)) for j in range(i))
 
 
 def test_a_sample_depends_only_on_its_index_and_antithetic_ones_come_in_pairs_that_cancel():
     """Samples 2i and 2i + 1 are ξ and -ξ, whichever others are drawn with them; ξ is the i-th of the usual draws."""
-    keys = jax.random.split(jax.random.key(0), B)
-    normals, pairs = (np.asarray(standard_normals(keys, jnp.arange(6), 4, antithetic=some)) for some in (False, True))
+    keys, all_six, two = jax.random.split(jax.random.key(0), B), np.arange(6), np.array([5, 2])
+    drawn = jax.jit(standard_normals, static_argnums=2, static_argnames="antithetic")
+    normals, pairs = (np.asarray(drawn(keys, all_six, 4, antithetic=some)) for some in (False, True))
     # Sample 5 is the same one whether it is drawn among six or with sample 2, and for its example among others.
     for some, expected in ((False, normals), (True, pairs)):
-        found = standard_normals(keys, jnp.array([5, 2]), 4, antithetic=some)
-        np.testing.assert_array_equal(found, expected[:, [5, 2]])
-    np.testing.assert_array_equal(standard_normals(keys[1:2], jnp.arange(6), 4), normals[1:2])
+        np.testing.assert_array_equal(drawn(keys, two, 4, antithetic=some), expected[:, two])
+    np.testing.assert_array_equal(drawn(keys[1:2], all_six, 4, antithetic=False), normals[1:2])
     np.testing.assert_array_equal(pairs[:, 0::2], -pairs[:, 1::2])
     np.testing.assert_array_equal(pairs[:, 0::2], normals[:, :3])
 
 
 def test_normals_are_standard_and_independent_over_examples_samples_and_coordinates():
     n = 20_000
-    normals = np.asarray(standard_normals(jax.random.split(jax.random.key(0), 2), jnp.arange(n), 3), np.float64)
+    drawn = jax.jit(lambda key: standard_normals(jax.random.split(key, 2), jnp.arange(n), 3))
+    normals = np.asarray(drawn(jax.random.key(0)), np.float64)
     columns = np.concatenate([*normals, normals[0, np.roll(np.arange(n), 1)]], axis=1)
     # Moments of n standard normals: means have standard error 1/√n, squares √2/√n, products 1/√n.
     np.testing.assert_allclose(columns.mean(axis=0), 0, atol=5 / math.sqrt(n))
@@ -186,12 +208,11 @@ def test_the_initial_noise_norm_is_reached_at_any_size(form, second, d, q, r, no
     # at 16 are 1.4.
     np.testing.assert_allclose(of_scale, norm**2 / (2 if r else 1), rtol=1e-4)
     if r:
-        ratio = float(of_factors.mean()) / (norm**2 / 2)
+        ratio = np.mean(of_factors) / (norm**2 / 2)
         assert abs(ratio - 1) < 4 * math.sqrt(2 / min(q, d))
 
 
-@pytest.mark.parametrize("form", ["full", "efficient"])
-@pytest.mark.parametrize("feature_norm", [1.0, 16.0])
+@pytest.mark.parametrize(("form", "feature_norm"), [("full", 1.0), ("efficient", 16.0)])
 def test_the_initial_noise_norm_is_met_within_five_percent_at_a_real_size(form, feature_norm):
     @jax.jit
     def noise_norm(x):
@@ -200,7 +221,7 @@ def test_the_initial_noise_norm_is_met_within_five_percent_at_a_real_size(form, 
 
     x = np.random.default_rng(0).normal(size=(64, 256))
     x *= feature_norm / np.linalg.norm(x, axis=1, keepdims=True)
-    assert float(noise_norm(jnp.asarray(x, jnp.float32)).mean()) == pytest.approx(0.1, rel=0.05)
+    assert np.mean(noise_norm(x.astype(np.float32))) == pytest.approx(0.1, rel=0.05)
 
 
 def test_an_initial_noise_norm_below_the_floor_of_d_is_refused():
@@ -208,14 +229,18 @@ def test_an_initial_noise_norm_below_the_floor_of_d_is_refused():
     with pytest.raises(UserError, match=r"initial_noise_norm = 0.01 is below 0.0447.*1000 dimensions") as error:
         config.build(8, 1000, 1.0, nnx.Rngs(0))
     assert "\n" not in str(error.value)
-    dataclasses.replace(config, initial_noise_norm=0.045).build(8, 1000, 1.0, nnx.Rngs(0))
+    enough = dataclasses.replace(config, initial_noise_norm=0.045)
+    nnx.eval_shape(lambda: enough.build(8, 1000, 1.0, nnx.Rngs(0)))
 
 
 def test_the_scale_stays_above_its_floor_however_small_its_layer_makes_it():
-    module = CovarianceConfig(1).build(D, Q, 1.0, nnx.Rngs(0))
-    assert module.diagonal.bias is not None
-    module.diagonal.bias[...] = jnp.full(Q, -1e4)
-    np.testing.assert_allclose(module(features()).scale, MINIMUM_SCALE, rtol=1e-6)
+    def scale(x):
+        module = CovarianceConfig(1).build(D, Q, 1.0, nnx.Rngs(0))
+        assert module.diagonal.bias is not None
+        module.diagonal.bias[...] = jnp.full(Q, -1e4)
+        return module(x).scale
+
+    np.testing.assert_allclose(jax.jit(scale)(features()), MINIMUM_SCALE, rtol=1e-6)
 
 
 @settings(max_examples=15, deadline=None)
@@ -248,33 +273,40 @@ def test_the_noise_grows_alike_for_every_rank_and_size():
     assert CovarianceConfig(2).scaled_learning_rate(8, 1.0) == 1.0, "small heads have the learning rate of the others"
 
 
-@pytest.mark.parametrize("form", ["full", "efficient"])
-@pytest.mark.parametrize("second_term", ["rank_one", "diagonal"])
-def test_alignment_and_effective_rank_are_those_of_the_whole_matrix(form, second_term):
-    module = make(CovarianceConfig(3, form, second_term, initial_noise_norm=1.0))
-    x, keys = features(4), np.random.default_rng(1).normal(size=(7, Q))
-    matrices, noise = np.asarray(module.covariance(x), np.float64), module(x)
+@functools.partial(jax.jit, static_argnums=0)
+def measured(config, x, keys, valid):
+    """Returns the alignment of the noise with keys, and its effective rank."""
+    noise = make(config)(x)
+    return noise.alignment(keys, valid), noise.effective_rank()
+
+
+@pytest.mark.parametrize("config", CONFIGS[:4], ids=lambda c: f"{c.form}-{c.second_term}")
+def test_alignment_and_effective_rank_are_those_of_the_whole_matrix(config):
+    x, keys = features(), np.random.default_rng(1).normal(size=(7, Q))
+    matrices = np.asarray(covariance(config, x)[0], np.float64)
+    alignment, rank = measured(config, x, keys.astype(np.float32), np.ones(7, bool))
     centred = keys - keys.mean(axis=0)
     of_keys = centred.T @ centred
     expected = [Q * np.trace(sigma @ of_keys) / (np.trace(sigma) * np.trace(of_keys)) for sigma in matrices]
-    np.testing.assert_allclose(noise.alignment(jnp.asarray(keys, jnp.float32), jnp.ones(7, bool)), expected, rtol=1e-4)
+    np.testing.assert_allclose(alignment, expected, rtol=1e-4)
     ranks = [np.trace(sigma) ** 2 / np.trace(sigma @ sigma) for sigma in matrices]
-    np.testing.assert_allclose(noise.effective_rank(), ranks, rtol=1e-4)
+    np.testing.assert_allclose(rank, ranks, rtol=1e-4)
 
 
 def test_isotropic_noise_has_alignment_1_and_the_rank_of_its_space():
-    keys = jnp.asarray(np.random.default_rng(0).normal(size=(9, Q)), jnp.float32)
-    isotropic = Noise(jnp.full((2, Q), 0.3), None, None, None, is_diagonal=True)
-    np.testing.assert_allclose(isotropic.alignment(keys, jnp.ones(9, bool)), 1, rtol=1e-5)
-    np.testing.assert_allclose(isotropic.effective_rank(), Q, rtol=1e-5)
+    keys = np.random.default_rng(0).normal(size=(9, Q)).astype(np.float32)
+    isotropic = Noise(jnp.asarray(np.full((2, Q), 0.3, np.float32)), None, None, None, is_diagonal=True)
+    of_noise = jax.jit(lambda noise: (noise.alignment(keys, np.ones(9, bool)), noise.effective_rank()))
+    alignment, rank = of_noise(isotropic)
+    np.testing.assert_allclose(alignment, 1, rtol=1e-5)
+    np.testing.assert_allclose(rank, Q, rtol=1e-5)
 
 
 def test_invalid_keys_do_not_count_and_equal_keys_have_no_direction():
-    module, random = make(FULL), np.random.default_rng(2)
-    keys = jnp.asarray(random.normal(size=(6, Q)), jnp.float32)
-    noise, valid = module(features(4)), jnp.array([True, True, False, True, True, False])
-    changed = jnp.where(valid[:, None], keys, 100.0)
-    np.testing.assert_allclose(
-        noise.alignment(changed, valid), noise.alignment(keys[valid], jnp.ones(4, bool)), rtol=1e-4
-    )
-    np.testing.assert_array_equal(noise.alignment(jnp.ones((3, Q)), jnp.ones(3, bool)), 1)
+    x, valid = features(), np.array([True, True, False, True, True, False, True])
+    keys = np.random.default_rng(2).normal(size=(7, Q)).astype(np.float32)
+    found, _ = measured(FULL, x, np.where(valid[:, None], keys, np.float32(100)), valid)
+    expected, _ = measured(FULL, x, keys[valid], np.ones(5, bool))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    equal, _ = measured(FULL, x, np.ones((7, Q), np.float32), np.ones(7, bool))
+    np.testing.assert_array_equal(equal, 1)

@@ -38,7 +38,7 @@ HEADS = {
 
 @functools.cache
 def make(kind):
-    return references.with_random_biases(HEADS[kind].build(D, K, nnx.Rngs(0)))
+    return references.with_random_parameters(lambda: HEADS[kind].build(D, K, nnx.Rngs(0)))
 
 
 def rebuilt(kind, num_samples):
