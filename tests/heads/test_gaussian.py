@@ -63,9 +63,9 @@ def reference_logits(head, image, text):
 def test_products_of_keys_are_the_mean_squared_distance_of_samples():
     head, (image, text) = make(), embeddings()
     mean, deviation, text_mean, text_deviation = gaussians(head, image, text)
-    samples = np.random.default_rng(0).normal(size=(2, 200_000, B, D))
+    samples = np.random.default_rng(0).normal(size=(2, 100_000, B, D))
     distances = np.sum((mean + deviation * samples[0] - text_mean - text_deviation * samples[1]) ** 2, axis=-1)
-    products = np.sum(np.asarray(head.image_key(image) * head.text_key(text)), axis=1)
+    products = np.sum(jax.jit(lambda *x: head.image_key(x[0]) * head.text_key(x[1]))(image, text), axis=1)
     error = distances.std(axis=0) / np.sqrt(len(distances))
     # E |z - w|² = 2 - 2 key · key for unit means.
     np.testing.assert_array_less(np.abs(distances.mean(axis=0) - (2 - 2 * products)), 4 * error)
@@ -74,7 +74,7 @@ def test_products_of_keys_are_the_mean_squared_distance_of_samples():
 def test_the_logits_are_those_of_pcme_plus_plus_and_prolip_and_the_sigmoid_loss_is_their_pairwise_loss():
     head, (image, text) = make(), embeddings()
     expected = reference_logits(head, image, text)
-    samples = head(image, text, jax.random.key(0))
+    samples = jax.tree.map(np.asarray, jax.jit(lambda *x: head(*x, jax.random.key(0)))(image, text))
     assert samples.image_queries is None
     logits = samples.image @ samples.text.T / samples.temperature + samples.bias
     np.testing.assert_allclose(logits, expected, rtol=1e-5)
@@ -103,15 +103,21 @@ def test_gradients_are_finite_differences(loss):
 
 def test_noisy_logits_scatter_around_the_mean_logits_with_the_variance_of_the_image():
     head, (image, text) = make(), embeddings()
-    classes = head.text_key(text)
-    drawn = np.asarray(all_at_once(head.logits(image, classes, jax.random.key(0), 4000)))
-    mean = np.asarray(all_at_once(head.logits(image, classes, None, 0)))[:, 0]
+
+    @jax.jit
+    def of_pairs(image, text):
+        classes = head.text_key(text)
+        logits = [head.logits(image, classes, key, count) for key, count in ((jax.random.key(0), 4000), (None, 0))]
+        return *map(all_at_once, logits), head.image_noise_norm(image), head.image_spectrum(image)
+
+    drawn, mean, noise_norm, spectrum = map(np.asarray, of_pairs(image, text))
+    mean = mean[:, 0]
     _, deviation, text_mean, _ = gaussians(head, image, text)
     expected = np.sqrt(deviation**2 @ (text_mean**2).T) / float(head.temperature())
     np.testing.assert_allclose(drawn.std(axis=1), expected, rtol=0.05)
     np.testing.assert_array_less(np.abs(drawn.mean(axis=1) - mean), 5 * expected / np.sqrt(4000))
-    np.testing.assert_allclose(head.image_noise_norm(image), np.linalg.norm(deviation, axis=1), rtol=1e-5)
-    np.testing.assert_allclose(head.image_spectrum(image), -np.sort(-deviation, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(noise_norm, np.linalg.norm(deviation, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(spectrum, -np.sort(-deviation, axis=1), rtol=1e-5)
 
 
 def test_the_initial_noise_has_the_configured_norm():
@@ -145,7 +151,7 @@ def test_the_bottleneck_is_the_divergence_from_a_standard_normal():
             for m, s in zip(mean[0], np.exp(log_variance[0] / 2), strict=True)
         ]
     )
-    found = gaussian.divergence(jnp.asarray(mean, jnp.float32), jnp.asarray(log_variance, jnp.float32))
+    found = jax.jit(gaussian.divergence)(jnp.asarray(mean, jnp.float32), jnp.asarray(log_variance, jnp.float32))
     np.testing.assert_allclose(found, [expected], rtol=1e-5)
 
 
@@ -163,7 +169,7 @@ def test_inclusion_compares_the_integrals_of_both_products(first, second):
         for value in (mean, 2 * np.log(deviation) - 10)
     ]
     expected = overlap(first, second) - overlap(second, first)
-    np.testing.assert_allclose(gaussian.inclusion(*arguments), [[expected]], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(gaussian.inclusion)(*arguments), [[expected]], rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_zero_leave_losses_out():
@@ -220,17 +226,22 @@ def tower_outputs(b=B):
 def test_the_logits_and_norms_are_those_of_loops_over_pairs():
     head, (image, text) = head_of_towers(), tower_outputs()
     assert set(nnx.to_pure_dict(nnx.state(head))) == {"temperature", "bias"}
-    samples = head(image, text, None)
+
+    @jax.jit
+    def of_pairs(image, text):
+        norms = head.image_noise_norm(image), head.text_noise_norm(text)
+        return head(image, text, None), *norms, head.image_spectrum(image)
+
+    samples, image_norm, text_norm, spectrum = jax.tree.map(np.asarray, of_pairs(image, text))
     logits = samples.image @ samples.text.T / samples.temperature + BIAS
-    logits, image, text = map(np.asarray, (logits, image, text))
+    image, text = map(np.asarray, (image, text))
     for n, m in np.ndindex(B, B):
         variances = np.exp(image[n, D:]).sum() + np.exp(text[m, D:]).sum()
         cosine = numpy_unit(image[n, :D]) @ numpy_unit(text[m, :D])
         assert logits[n, m] == pytest.approx((cosine - variances / 2) / float(head.temperature()) + BIAS, rel=1e-4)
-    image, text = jnp.asarray(image), jnp.asarray(text)
-    np.testing.assert_allclose(head.image_noise_norm(image), np.sqrt(np.exp(image[:, D:]).sum(axis=1)), rtol=1e-5)
-    np.testing.assert_allclose(head.image_spectrum(image), -np.sort(-np.exp(image[:, D:] / 2), axis=1), rtol=1e-5)
-    np.testing.assert_allclose(head.text_noise_norm(text), np.sqrt(np.exp(text[:, D:]).sum(axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(image_norm, np.sqrt(np.exp(image[:, D:]).sum(axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(spectrum, -np.sort(-np.exp(image[:, D:] / 2), axis=1), rtol=1e-5)
+    np.testing.assert_allclose(text_norm, np.sqrt(np.exp(text[:, D:]).sum(axis=1)), rtol=1e-5)
 
 
 def loss_of(graph, form: Any = "dense"):

@@ -36,34 +36,36 @@ def test_the_cosine_is_that_of_scipys_smallest_angle_to_the_row_space_of_the_cov
     form: Literal["full", "efficient"],
 ):
     head = head_of(form)
-    found = np.asarray(head.kernel_alignment(FEATURES))
+    found, covariance = jax.jit(lambda x: (head.kernel_alignment(x), head.covariance.covariance(x)))(FEATURES)
     kernel = np.asarray(head.logits.kernel[...])
     random = np.asarray(jax.random.normal(jax.random.key(0), kernel.shape))
     # Σ = Vᵀ V + d dᵀ has r + 1 eigenvalues that are not 0.
-    spaces = np.linalg.eigh(np.asarray(head.covariance.covariance(FEATURES), np.float64))[1][:, :, -(R + 1) :]
+    spaces = np.linalg.eigh(np.asarray(covariance, np.float64))[1][:, :, -(R + 1) :]
     for column, rows in enumerate((kernel, random)):
         angles = [scipy.linalg.subspace_angles(rows.T, space).min() for space in spaces]
-        np.testing.assert_allclose(found[:, column], np.cos(angles), atol=1e-4)
+        np.testing.assert_allclose(np.asarray(found)[:, column], np.cos(angles), atol=1e-4)
 
 
 def test_of_a_diagonal_second_term_the_factors_count():
     head = head_of(second_term="diagonal")
-    factors = np.asarray(head.covariance(FEATURES).low_rank())
-    angles = [scipy.linalg.subspace_angles(np.asarray(head.logits.kernel[...]).T, one.T).min() for one in factors]
-    np.testing.assert_allclose(head.kernel_alignment(FEATURES)[:, 0], np.cos(angles), atol=1e-4)
-    assert head_of(rank=0).kernel_alignment(FEATURES).shape == (5, 0)
+    factors, found = jax.jit(lambda x: (head.covariance(x).low_rank(), head.kernel_alignment(x)))(FEATURES)
+    kernel = np.asarray(head.logits.kernel[...])
+    angles = [scipy.linalg.subspace_angles(kernel.T, one.T).min() for one in np.asarray(factors)]
+    np.testing.assert_allclose(np.asarray(found)[:, 0], np.cos(angles), atol=1e-4)
+    assert jax.eval_shape(lambda x: head_of(rank=0).kernel_alignment(x), FEATURES).shape == (5, 0)
 
 
 @pytest.mark.parametrize(("is_inside", "expected"), [(True, 1.0), (False, 0.0)])
 def test_noise_in_the_row_space_of_the_kernel_is_aligned_and_other_noise_is_not(is_inside, expected, monkeypatch):
     head = head_of()
-    kernel = head.logits.kernel[...]
-    mixing = jnp.asarray(np.random.default_rng(1).normal(size=(R, D)), jnp.float32)
-    rows = mixing @ kernel if is_inside else jnp.linalg.svd(kernel)[2][D : D + R]
-    factors = jnp.broadcast_to(rows, (5, R, K))
-    noise = Noise(jnp.zeros((5, K)), factors, None, None, is_diagonal=True)
+    kernel = np.asarray(head.logits.kernel[...])
+    mixing = np.random.default_rng(1).normal(size=(R, D)).astype(np.float32)
+    rows = mixing @ kernel if is_inside else np.linalg.svd(kernel)[2][D : D + R]
+    factors = jnp.asarray(np.broadcast_to(rows, (5, R, K)))
+    noise = Noise(jnp.asarray(np.zeros((5, K), np.float32)), factors, None, None, is_diagonal=True)
     monkeypatch.setattr(head, "covariance", lambda _: noise)
-    np.testing.assert_allclose(head.kernel_alignment(FEATURES)[:, 0], expected, atol=1e-4)
+    found = jax.jit(lambda x: head.kernel_alignment(x))(FEATURES)
+    np.testing.assert_allclose(np.asarray(found)[:, 0], expected, atol=1e-4)
 
 
 def test_it_is_a_quantity_of_het_only():

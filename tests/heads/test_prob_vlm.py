@@ -42,18 +42,20 @@ def test_the_likelihood_is_that_of_a_generalised_normal_distribution():
     x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
     mean, scale, shape = map(np.asarray, found)
     expected = -gennorm.logpdf(x, shape, loc=mean, scale=scale).mean(axis=1)
-    np.testing.assert_allclose(found.negative_log_likelihood(jnp.asarray(x)), expected, rtol=1e-5)
-    normal = GeneralizedGaussian(found.mean, found.scale, jnp.full_like(found.shape, 2.0))
+    likelihood = jax.jit(lambda found: found.negative_log_likelihood(x))
+    np.testing.assert_allclose(likelihood(found), expected, rtol=1e-5)
+    normal = GeneralizedGaussian(found.mean, found.scale, np.full_like(found.shape, 2.0))
     expected = -norm.logpdf(x, mean, scale / np.sqrt(2)).mean(axis=1)
-    np.testing.assert_allclose(normal.negative_log_likelihood(jnp.asarray(x)), expected, rtol=1e-5)
+    np.testing.assert_allclose(likelihood(normal), expected, rtol=1e-5)
 
 
 def test_the_variance_is_that_of_samples():
     found = density()
     mean, scale, shape = map(np.asarray, found)
-    np.testing.assert_allclose(found.variance(), gennorm.var(shape, scale=scale), rtol=1e-4)
+    variance = jax.jit(lambda found: found.variance())(found)
+    np.testing.assert_allclose(variance, gennorm.var(shape, scale=scale), rtol=1e-4)
     drawn: Any = gennorm.rvs(shape, loc=mean, scale=scale, size=(100_000, 3, 5), random_state=0)
-    np.testing.assert_allclose(found.variance(), drawn.var(axis=0), rtol=0.1)
+    np.testing.assert_allclose(variance, drawn.var(axis=0), rtol=0.1)
 
 
 def test_gradients_of_the_likelihood_are_finite_differences_and_finite_at_the_mean():
@@ -70,21 +72,26 @@ def test_gradients_of_the_likelihood_are_finite_differences_and_finite_at_the_me
 
 def test_embeddings_stay_and_the_first_noise_is_normal_with_the_configured_norm():
     head, (image, text) = make(perturbed=False, dropout=0.5), embeddings()
-    samples = head(image, text, KEY)
+
+    @jax.jit
+    def of_images(image, text):
+        samples = head(image, text, KEY)
+        return samples, head.image_noise_norm(image), head.image_adapter(samples.image)
+
+    samples, noise_norm, found = of_images(image, text)
     assert samples.image_queries is None
     np.testing.assert_allclose(samples.image, numpy_unit(image), rtol=1e-5)
-    np.testing.assert_allclose(head.image_noise_norm(image), 1.0, rtol=1e-4)
-    found = head.image_adapter(samples.image)
+    np.testing.assert_allclose(noise_norm, 1.0, rtol=1e-4)
     np.testing.assert_allclose(found.shape, 2, rtol=1e-5)
     np.testing.assert_array_equal(found.mean, 0)
 
 
 def test_the_loss_is_the_likelihood_of_both_embeddings_and_of_their_partners():
     head, (image, text) = make(cross_modal=0.25), embeddings()
-    found = head.auxiliary_losses(image, text, None)["likelihood_loss"]
+    found = jax.jit(lambda *x: head.auxiliary_losses(*x, None)["likelihood_loss"])(image, text)
     expected = np.zeros(B)
     for adapter, x, other in ((head.image_adapter, image, text), (head.text_adapter, text, image)):
-        mean, scale, shape = map(np.asarray, adapter(jnp.asarray(numpy_unit(x))))
+        mean, scale, shape = map(np.asarray, jax.jit(adapter)(numpy_unit(x)))
         for weight, target in ((1.0, x), (0.25, other)):
             expected -= weight * gennorm.logpdf(numpy_unit(target), shape, loc=mean, scale=scale).mean(axis=1)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
@@ -119,46 +126,56 @@ def test_the_loss_of_the_adapter_moves_no_embedding():
 
 
 def test_without_dropout_nothing_is_epistemic_and_rows_do_not_depend_on_others():
-    image, _ = embeddings()
-    aleatoric, epistemic = prob_vlm.variances(make(dropout=0.0).image_adapter, image)
+    image = np.asarray(embeddings()[0])
+
+    def variances(adapter):
+        return jax.jit(lambda image: prob_vlm.variances(adapter, image))
+
+    aleatoric, epistemic = map(np.asarray, variances(make(dropout=0.0).image_adapter)(image))
     np.testing.assert_allclose(epistemic, 0, atol=1e-12)
     assert (aleatoric > 0).all()
-    adapter = make(dropout=0.3).image_adapter
-    aleatoric, epistemic = prob_vlm.variances(adapter, image)
+    found = variances(make(dropout=0.3).image_adapter)
+    aleatoric, epistemic = map(np.asarray, found(image))
     assert (epistemic > 0).all()
-    alone = prob_vlm.variances(adapter, image[1:2])
-    np.testing.assert_allclose(alone[0][0], aleatoric[1], rtol=1e-5)
-    np.testing.assert_allclose(alone[1][0], epistemic[1], rtol=1e-4)
+    changed = map(np.asarray, found(np.where(np.arange(B)[:, None] == 1, image, np.float32(1))))
+    for all_rows, alone, rtol in zip((aleatoric, epistemic), changed, (1e-5, 1e-4), strict=True):
+        np.testing.assert_allclose(alone[1], all_rows[1], rtol=rtol)
 
 
 def test_the_epistemic_variance_is_unbiased(monkeypatch):
     adapter, (image, _) = make(dropout=0.3).image_adapter, embeddings()
-    groups = adapter.masks(KEY, 4000).reshape(500, 8, -1)
+    groups = np.asarray(adapter.masks(KEY, 4000)).reshape(500, 8, -1)
 
     def epistemic(masks):
         monkeypatch.setattr(prob_vlm.Adapter, "masks", lambda *_: masks)
         return prob_vlm.variances(adapter, image)[1]
 
     found = jax.jit(jax.vmap(epistemic))(groups)
-    means = np.array([adapter(jnp.asarray(numpy_unit(image)), mask[None]).mean for mask in groups[0]], np.float64)
+    each = jax.jit(jax.vmap(lambda mask: adapter(numpy_unit(image), mask[None]).mean))(groups.reshape(4000, -1))
+    found, everything = np.asarray(found, np.float64), np.asarray(each, np.float64)
+    means = everything[:8]
     np.testing.assert_allclose(found[0], np.sum((means - means.mean(axis=0)) ** 2, axis=0) / 7, rtol=1e-4)
-    everything = jax.vmap(lambda mask: adapter(jnp.asarray(numpy_unit(image)), mask[None]).mean)(
-        groups.reshape(4000, -1)
-    )
     np.testing.assert_allclose(found.mean(axis=0).sum(), everything.var(axis=0).sum(), rtol=0.02)
 
 
 def test_noisy_logits_scatter_with_both_variances():
     head, (image, text) = make(dropout=0.3), embeddings()
     classes, tau = head.text_key(text), float(head.temperature())
-    drawn = np.asarray(all_at_once(head.logits(image, classes, KEY, 4000)))
-    both = np.asarray(sum(prob_vlm.variances(head.image_adapter, image)))
+
+    @jax.jit
+    def of_images(image):
+        logits = all_at_once(head.logits(image, classes, KEY, 4000))
+        variances = prob_vlm.variances(head.image_adapter, image)
+        return logits, *variances, head.image_noise_norm(image), head.image_spectrum(image)
+
+    drawn, aleatoric, epistemic, noise_norm, spectrum = map(np.asarray, of_images(image))
+    both = aleatoric + epistemic
     expected = np.sqrt(both @ (np.asarray(classes) ** 2).T) / tau
     np.testing.assert_allclose(drawn.std(axis=1), expected, rtol=0.05)
-    mean = np.asarray(head.image_key(image)) @ np.asarray(classes).T / tau
+    mean = numpy_unit(image) @ np.asarray(classes).T / tau
     np.testing.assert_array_less(np.abs(drawn.mean(axis=1) - mean), 5 * expected / np.sqrt(4000))
-    np.testing.assert_allclose(head.image_noise_norm(image), np.sqrt(both.sum(axis=1)), rtol=1e-5)
-    np.testing.assert_allclose(head.image_spectrum(image), -np.sort(-np.sqrt(both), axis=1), rtol=1e-5)
+    np.testing.assert_allclose(noise_norm, np.sqrt(both.sum(axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(spectrum, -np.sort(-np.sqrt(both), axis=1), rtol=1e-5)
 
 
 @pytest.mark.slow
