@@ -25,7 +25,7 @@ def with_random_parameters(build, seed=0):
     """
     module, random = nnx.eval_shape(build), np.random.default_rng(seed)
     params = {
-        path: jnp.asarray(random.normal(size=p.shape) / (1 if "bias" in path else math.sqrt(max(p.size, 1))), p.dtype)
+        path: jnp.asarray(random.normal(size=p.shape) / (1 if p.ndim < 2 else math.sqrt(p.shape[0])), p.dtype)
         for path, p in parameters.flatten(nnx.to_pure_dict(nnx.state(module))).items()
     }
     nnx.update(module, parameters.unflatten(params))

@@ -45,13 +45,14 @@ def outputs(sizes=(9, 4)):
     for size in sizes:
         phi, p = random.normal(size=(B, size)), random.normal(size=(size, D))
         g = phi @ p + 0.3 if size else 3 * random.normal(size=(B, D))
-        found.append(np.concatenate([g, phi], axis=1).astype(np.float32))
+        found.append(jnp.asarray(np.concatenate([g, phi], axis=1), jnp.float32))
     return found
 
 
 def gaussians(posterior, output):
     """Returns mean and variance of the embeddings, which are not unit vectors, by the equation."""
-    g, phi, root = np.asarray(output[:, :D]), np.asarray(output[:, D:]), np.asarray(posterior.input_root[...])
+    g, phi = np.split(np.asarray(output), [D], axis=1)
+    root = np.asarray(posterior.input_root[...])
     phi = np.concatenate([phi, np.ones((B, 1))], axis=1) if phi.size else g
     return g, np.sum((phi @ root) ** 2, axis=1)[:, None] * np.asarray(posterior.output_variance[...])
 
@@ -67,7 +68,7 @@ def text_key(head, text):
 
 def golden():
     with np.load(GOLDEN) as file:
-        return dict(file.items())
+        return {name: jnp.asarray(array) for name, array in file.items()}
 
 
 def test_prob_cosine_is_the_mean_and_variance_over_samples():
@@ -120,7 +121,7 @@ def test_without_noise_predictions_are_bit_for_bit_those_of_the_model(sizes):
         return *keys, all_at_once(plain.logits(image, keys[1], None, 0))
 
     *keys, logits = map(np.asarray, of_head(image, text))
-    *expected, expected_logits = map(np.asarray, of_model(image[:, :D], text[:, :D]))
+    *expected, expected_logits = map(np.asarray, of_model(*(np.asarray(side)[:, :D] for side in (image, text))))
     for key, unit in zip(keys, expected, strict=True):
         np.testing.assert_array_equal(key[:, :D], unit)
     np.testing.assert_allclose(keys[0] @ keys[1].T, expected[0] @ expected[1].T, atol=1e-6)
@@ -161,7 +162,7 @@ def test_variances_are_those_of_embeddings_of_drawn_weights():
     (image, text), head, random = outputs(), make(), np.random.default_rng(0)
     drawn = []
     for posterior, output in ((head.image_posterior, image), (head.text_posterior, text)):
-        g, phi = np.asarray(output[:, :D]), np.asarray(output[:, D:])
+        g, phi = np.split(np.asarray(output), [D], axis=1)
         phi = np.concatenate([phi, np.ones((B, 1))], axis=1)
         layer = random.normal(size=(phi.shape[1], D))
         residual = g - phi @ layer
@@ -197,6 +198,7 @@ def test_samples_are_of_the_same_weights_for_all_images_and_calls_of_a_key():
     (image, text), head = outputs(), make()
     classes = text_key(head, text)
     draw = jax.jit(lambda image, key: all_at_once(head.logits(image, classes, key, 6)))
+    image = np.asarray(image)
     together = np.asarray(draw(np.concatenate([image, image]), KEY))
     np.testing.assert_allclose(together[:4], together[4:], rtol=1e-5)
     # The second half is padding.
@@ -284,9 +286,10 @@ def test_hessians_cosines_and_probits_are_those_of_the_authors_code():
 
 def test_the_authors_log_determinant_is_not_that_of_the_kronecker_product():
     found = golden()
-    a, b = (np.linalg.slogdet(found[f"source_{factor}"])[1] for factor in "ab")
-    p, q = (len(found[f"source_{factor}"]) for factor in "ab")
-    dense = np.linalg.slogdet(np.kron(found["source_a"], found["source_b"]))[1]
+    source = {factor: np.asarray(found[f"source_{factor}"]) for factor in "ab"}
+    a, b = (np.linalg.slogdet(factor)[1] for factor in source.values())
+    p, q = map(len, source.values())
+    dense = np.linalg.slogdet(np.kron(source["a"], source["b"]))[1]
     assert dense == pytest.approx(q * a + p * b, rel=1e-4)
     assert float(found["log_determinant"]) == pytest.approx(p * a + q * b, rel=1e-4)
 

@@ -214,7 +214,7 @@ def test_a_deterministic_head_returns_unit_embeddings_without_separate_queries()
     np.testing.assert_allclose(samples.text, numpy_unit(text), rtol=1e-5)
     assert samples.image_queries is None
     assert samples.text_queries is None
-    assert head.logits(image, np.eye(D, dtype=np.float32), KEY, S).num_samples == 1
+    assert head.logits(image, jnp.eye(D), KEY, S).num_samples == 1
     assert float(samples.bias) == -10.0
     assert float(samples.temperature) == pytest.approx(1 / 20)
     np.testing.assert_array_equal(noise_norms(head, image, text), np.zeros((2, B)))

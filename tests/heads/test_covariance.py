@@ -126,7 +126,7 @@ def test_the_gradient_of_the_covariance_agrees_with_finite_differences():
 @pytest.mark.parametrize("config", [FULL, EFFICIENT], ids=["full", "efficient"])
 def test_projected_noise_is_the_projection_of_the_noise(config):
     module, x = make(config), features()
-    kernel = np.random.default_rng(3).normal(size=(Q, 7)).astype(np.float32)
+    kernel = jnp.asarray(np.random.default_rng(3).normal(size=(Q, 7)), jnp.float32)
     index = np.array([4, 0, 0, 2])
 
     @jax.jit
@@ -145,7 +145,7 @@ def test_projected_noise_is_the_projection_of_the_noise(config):
 def test_a_diagonal_term_adds_no_rows_and_cannot_be_projected():
     noise = jax.jit(make(CONFIGS[1]))(features())
     np.testing.assert_array_equal(*jax.jit(lambda noise: (noise.rows(), noise.low_rank()))(noise))
-    for change in (lambda: noise.project(np.eye(Q, dtype=np.float32)), lambda: noise.take(np.arange(Q))):
+    for change in (lambda: noise.project(jnp.eye(Q)), lambda: noise.take(np.arange(Q))):
         with pytest.raises(ValueError, match="a diagonal term"):
             change()
 
@@ -294,9 +294,9 @@ def test_alignment_and_effective_rank_are_those_of_the_whole_matrix(config):
 
 
 def test_isotropic_noise_has_alignment_1_and_the_rank_of_its_space():
-    keys = np.random.default_rng(0).normal(size=(9, Q)).astype(np.float32)
+    keys = jnp.asarray(np.random.default_rng(0).normal(size=(9, Q)), jnp.float32)
     isotropic = Noise(jnp.asarray(np.full((2, Q), 0.3, np.float32)), None, None, None, is_diagonal=True)
-    of_noise = jax.jit(lambda noise: (noise.alignment(keys, np.ones(9, bool)), noise.effective_rank()))
+    of_noise = jax.jit(lambda noise: (noise.alignment(keys, jnp.ones(9, bool)), noise.effective_rank()))
     alignment, rank = of_noise(isotropic)
     np.testing.assert_allclose(alignment, 1, rtol=1e-5)
     np.testing.assert_allclose(rank, Q, rtol=1e-5)

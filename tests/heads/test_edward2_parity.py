@@ -116,7 +116,7 @@ def test_probabilities_losses_and_gradients_equal_those_of_the_authors_code(name
 
         def loss(params, x):
             samples = nnx.merge(graph, params)(x, jax.random.key(0))
-            value = cross_entropy(samples, jnp.asarray(target), np.ones(B, bool)).loss
+            value = cross_entropy(samples, jnp.asarray(target), jnp.ones(B, bool)).loss
             return value, mean_probabilities(samples, activation)
 
         compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))

@@ -35,7 +35,7 @@ def masks_of(samples, side):
 
 
 def sampled_logits(head, count):
-    classes = head.text_key(np.asarray(TEXT)[:K])
+    classes = jax.jit(head.text_key)(np.asarray(TEXT)[:K])
     drawn = jax.jit(lambda image, classes: all_at_once(head.logits(image, classes, KEY, count)))(IMAGE, classes)
     return np.asarray(drawn, np.float64), np.asarray(classes, np.float64)
 

@@ -42,7 +42,7 @@ def test_the_likelihood_is_that_of_a_generalised_normal_distribution():
     x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
     mean, scale, shape = map(np.asarray, found)
     expected = -gennorm.logpdf(x, shape, loc=mean, scale=scale).mean(axis=1)
-    likelihood = jax.jit(lambda found: found.negative_log_likelihood(x))
+    likelihood = jax.jit(lambda found: found.negative_log_likelihood(jnp.asarray(x)))
     np.testing.assert_allclose(likelihood(found), expected, rtol=1e-5)
     normal = GeneralizedGaussian(found.mean, found.scale, np.full_like(found.shape, 2.0))
     expected = -norm.logpdf(x, mean, scale / np.sqrt(2)).mean(axis=1)
@@ -151,7 +151,9 @@ def test_the_epistemic_variance_is_unbiased(monkeypatch):
         return prob_vlm.variances(adapter, image)[1]
 
     found = jax.jit(jax.vmap(epistemic))(groups)
-    each = jax.jit(jax.vmap(lambda mask: adapter(numpy_unit(image), mask[None]).mean))(groups.reshape(4000, -1))
+    each = jax.jit(jax.vmap(lambda mask: adapter(jnp.asarray(numpy_unit(image)), mask[None]).mean))(
+        groups.reshape(4000, -1)
+    )
     found, everything = np.asarray(found, np.float64), np.asarray(each, np.float64)
     means = everything[:8]
     np.testing.assert_allclose(found[0], np.sum((means - means.mean(axis=0)) ** 2, axis=0) / 7, rtol=1e-4)
