@@ -20,9 +20,9 @@ LABELS = np.array([0, 2, 1, 2, 0, 1])
 
 def test_the_loss_of_a_deterministic_head_is_the_cross_entropy():
     task = FeatureClassifierConfig(DeterministicConfig(), 4, 3).build()
-    params = task.initialize(jax.random.key(0))
-    batch = Batch(jnp.ones(6, bool), image_embedding=jnp.asarray(FEATURES), label=jnp.asarray(LABELS))
-    loss, metrics = task.loss(params, batch, keys_at(0, 0))
+    params = jax.jit(task.initialize)(jax.random.key(0))
+    batch = Batch(jnp.asarray(np.ones(6, bool)), image_embedding=jnp.asarray(FEATURES), label=jnp.asarray(LABELS))
+    loss, metrics = jax.jit(lambda params, batch: task.loss(params, batch, keys_at(0, 0)))(params, batch)
     layer = params["head"]["logits"]
     logits = FEATURES @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"])
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -33,7 +33,7 @@ def test_the_loss_of_a_deterministic_head_is_the_cross_entropy():
 def test_predictions_are_over_all_names():
     head = HetXLConfig(sampling=SamplingConfig(num_samples=4))
     task = FeatureClassifierConfig(head, 4, 3).build()
-    trained = Trained(task, task.initialize(jax.random.key(0)), np.zeros((3, 2), np.int32), {})
+    trained = Trained(task, jax.jit(task.initialize)(jax.random.key(0)), np.zeros((3, 2), np.int32), {})
     pairs = PairSet(FEATURES, LABELS, ("a", "b", "c"), {})
     found = trained.predict(pairs, np.arange(3), num_samples=8)
     assert trained.names is None

@@ -10,7 +10,8 @@ import pytest
 from lit_het.apps import grid_runs
 from lit_het.apps.shape import fits, sweeps
 from lit_het.eval.significance import estimate
-from lit_het.shape_law import uncertainty
+from lit_het.shape_law import fitting, uncertainty
+from lit_het.tasks.classification import ClassificationConfig
 from scripts import study_shapes
 from scripts.study_shapes import METRIC, TOP1
 
@@ -47,6 +48,9 @@ def study(tmp_path_factory):
         patch.setattr(sweeps, "_gflop_per_step", lambda config: BATCH_SIZE * cost(sweeps.shape_of(config)))
         patch.setattr(study_shapes, "write_data", lambda *_: None)
         patch.setattr(uncertainty, "RESAMPLES", 2)
+        patch.setattr(uncertainty, "_PRECISION", 0.2)
+        patch.setattr(fitting, "_STARTS_OF_C", (0.4,))
+        patch.setattr(ClassificationConfig, "build", lambda _: None)
         # Fits take most of the time, and those of a repeated study are the same.
         patch.setattr(fits, "fit", functools.cache(fits.fit))
 
