@@ -64,7 +64,7 @@ def assert_trees_close(actual, expected, **tolerance):
 
 
 @pytest.mark.parametrize(
-    ("outermost", "examples_per_block"), [*(("jit", size) for size in SIZES), ("grad", 2), ("grad", 100)]
+    ("outermost", "examples_per_block"), [*(("jit", size) for size in (1, 3, 5, 6)), ("grad", 2), ("grad", 100)]
 )
 def test_a_sum_over_blocks_has_the_value_and_gradient_of_a_plain_one(outermost, examples_per_block):
     """Also of what the function closes over, and with blocks of examples in any order of jit and grad."""
@@ -156,7 +156,7 @@ def plain_log_mean():
 # Ten samples in blocks of one and two, of three and four, which do not divide ten, of six (then five), and in one.
 @pytest.mark.parametrize(
     ("outermost", "samples_per_block"),
-    [*(("jit", size) for size in (1, 2, 3, 4, 6, 10, 64)), ("grad", 3), ("grad", 64)],
+    [*(("jit", size) for size in (1, 2, 4, 6, 10)), ("grad", 3), ("grad", 64)],
 )
 def test_a_mean_over_blocks_of_samples_has_the_value_and_gradient_of_a_plain_one(outermost, samples_per_block):
     def weighted(kernel, scale, x):

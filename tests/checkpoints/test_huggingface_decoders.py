@@ -52,10 +52,8 @@ OTHER = CaptioningConfig(with_encoder(TOWER, activation="relu"), with_encoder(DE
 CASES = {
     "tied": (TIED, False, 16),
     "tied with biases": (TIED, True, 32),
-    "untied": (PLAIN, False, 16),
     "untied with biases": (PLAIN, True, 32),
     "a narrow tower": (dataclasses.replace(PLAIN, image_tower=NARROW), False, 16),
-    "a narrow tower and biases": (dataclasses.replace(PLAIN, image_tower=NARROW), True, 32),
     "a wide tower": (dataclasses.replace(PLAIN, image_tower=WIDE), False, 48),
     "the original Transformer's inputs": (CaptioningConfig(FIXED, ORIGINAL), False, 16),
     "other nonlinearities": (OTHER, True, 32),
@@ -112,7 +110,7 @@ def test_every_decoder_has_the_same_logits_and_greedy_texts_in_transformers(tran
     assert np.ptp(ours) > 2
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
     allowed = jnp.asarray(~np.isin(np.arange(SIZE + 3), TOKENS.unwritten))
-    for count in (0, 3):
+    for count in (0, 3) if case in ("tied", "untied with biases") else (0,):
         how, given = GenerationConfig(num_tokens=LENGTH - count), (TEXT[:, :count], np.full(len(TEXT), count))
 
         @jax.jit

@@ -149,7 +149,7 @@ def test_blocks_without_queries_are_refused(loss):
 def test_losses_and_their_gradients_equal_big_visions(loss, all_devices):
     def value(image, text, t, bias=None):
         found = SoftmaxLoss() if loss == "softmax" else SigmoidLoss()
-        return found(EmbeddingSamples(image, text, None, None, 1 / t, bias), np.ones(12, bool))
+        return found(EmbeddingSamples(image, text, None, None, 1 / t, bias), jnp.asarray(np.ones(12, bool)))
 
     names = ("zimg", "ztxt", "t") if loss == "softmax" else ("zimg", "ztxt", "t", "b")
     with np.load(GOLDEN / "contrastive_losses.npz") as golden:

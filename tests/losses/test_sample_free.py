@@ -138,12 +138,13 @@ def test_no_noise_is_large_enough_for_a_loss_below_zero(scale):
 def test_noise_that_all_logits_share_changes_only_the_mean_field():
     """Factors at a right angle to all differences of keys: every softmax, and so the expectation, stays as it is."""
     samples = make()
-    image, text = np.asarray(samples.image)[:D], np.asarray(samples.text)[:D]  # of as many: exactly equal
+    # As many keys as dimensions: exactly equal.
+    image, text = np.asarray(samples.image)[:D], np.asarray(samples.text)[:D]
     shift = np.linalg.solve(text.astype(np.float64), np.ones(D)).astype(np.float32)
-    queries = Queries(image[:, None], np.broadcast_to(np.float32(0.2) * shift, (D, 1, D)))
+    factors = jnp.asarray(np.broadcast_to(np.float32(0.2) * shift, (D, 1, D)))
     shared, none = (
-        jax.tree.map(jnp.asarray, EmbeddingSamples(image, text, noise, None, samples.temperature))
-        for noise in (queries, None)
+        EmbeddingSamples(jnp.asarray(image), jnp.asarray(text), noise, None, samples.temperature)
+        for noise in (Queries(jnp.asarray(image[:, None]), factors), None)
     )
     valid = np.ones(D, bool)
     expected = jax.jit(SoftmaxLoss())(none, valid)
