@@ -280,6 +280,7 @@ def test_equal_keys_of_different_shards_stay_apart(posterior, held_out, tmp_path
     assert not index.summaries[0].faults
 
 
+@pytest.mark.slow
 def test_noise_of_every_image_alone_gives_bald_and_no_epig(capsys, trained_lit, held_out, data, tmp_path):
     run = trained_lit.run_dir
     rows = selected(run, held_out, tmp_path / "s.csv", "--count", 4, "--samples", 8)

@@ -39,7 +39,7 @@ def clip(data, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=["clip", pytest.param("siglip", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in ("clip", "siglip")])
 def fitted(request, clip, pairs, tmp_path_factory):
     """Returns the model's name, its run, the run with a posterior, and what the layers and the fit were given."""
     output = tmp_path_factory.mktemp("runs") / "posterior"

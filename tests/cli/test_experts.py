@@ -53,6 +53,7 @@ def test_samples_of_dropout_are_an_ensemble_of_a_model_that_has_one_prediction(v
     assert not list(read_records(vmoe)), "another model than that of the run"
 
 
+@pytest.mark.slow
 def test_other_experts_give_other_probabilities_and_those_of_training_the_same(vmoe):
     run = open_run(vmoe)
     images = np.random.default_rng(0).integers(0, 256, (3, *[run.config.data.image_size] * 2, 3), np.uint8)

@@ -160,6 +160,7 @@ def test_operations_are_shown_with_and_without_dispatch(capsys, monkeypatch):
             assert "Dispatch: products with one-hot vectors" in told
 
 
+@pytest.mark.slow
 def test_the_state_takes_what_a_real_one_takes():
     this = Step(small("fsdp"), small("fsdp").mesh.build())
     shapes = this.inputs.state
@@ -193,6 +194,7 @@ def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypa
     assert "--mesh.fsdp 16" not in told  # there are eight devices
 
 
+@pytest.mark.slow
 def test_the_plan_ends_its_advice_where_the_step_fits(capsys, monkeypatch):
     made, config = planned("fsdp"), small("fsdp")
     monkeypatch.setattr(plan_report, "plan", lambda *_: made)

@@ -38,6 +38,7 @@ def test_a_configuration_that_is_trained_again_compiles_nothing_and_gives_the_sa
     jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
 
 
+@pytest.mark.slow
 def test_another_learning_rate_or_seed_is_another_step(lit_config, tmp_path):
     faster = dataclasses.replace(lit_config.schedule, learning_rate=0.1)
     params = [
