@@ -22,7 +22,7 @@ from lit_het.runs.writer import Writer
 from tests import tiny
 from tests.cli.conftest import printed, refusal, run_command
 from tests.cli.test_evaluate_decoder import evaluated
-from tests.cli.tiny_decoder import NAMES, pixels
+from tests.cli.tiny_decoder import NAMES, STEPS, pixels
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_twice_the_logits_have_twice_the_temperature(decoder, held_out):
 
 
 def test_the_file_is_that_of_other_models_and_the_fit_is_better(saved, decoder, held_out, capsys):
-    assert [saved[name] for name in ("step", "num_images", "num_samples")] == [250, 120, 4]
+    assert [saved[name] for name in ("step", "num_images", "num_samples")] == [STEPS, 120, 4]
     assert saved["num_candidates"] == decoder.task.decoder.vocabulary_size
     assert "conformal" not in saved
     for mode in ("noiseless", "monte_carlo"):

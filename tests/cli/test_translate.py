@@ -32,11 +32,12 @@ from tests.cli.conftest import last_line, printed, refusal, run_command
 
 WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma")
 LENGTH = 8
-RANDOM = np.random.default_rng(0)
+STEPS = 250
 
 
-def sentences(count):
-    return [" ".join(RANDOM.choice(WORDS, RANDOM.integers(1, 5))) for _ in range(count)]
+def sentences(count, seed=0):
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, random.integers(1, 5))) for _ in range(count)]
 
 
 def reverse(text):
@@ -55,7 +56,7 @@ def write(folder, texts, **changes):
 def config_of(root) -> ExperimentConfig:
     """Returns the shipped recipe, cut to a width of 64 and words."""
     config = translation_base.get_config()
-    task, warmup = config.task, Duration(60)
+    task = config.task
     assert isinstance(task, TranslationConfig)
 
     def cut(tower):
@@ -68,7 +69,7 @@ def config_of(root) -> ExperimentConfig:
     data = dataclasses.replace(
         config.data,
         shards=shards,
-        batch_size=64,
+        batch_size=32,
         source="json/source",
         captions="json/target",
         threads=1,
@@ -85,11 +86,11 @@ def config_of(root) -> ExperimentConfig:
         task=task,
         data=data,
         tokenizer=SentencePieceConfig(root / "tokenizer.model", LENGTH),
-        length=Duration(300),
+        length=Duration(STEPS),
         optimizer=Optimizer(AdamW(second_decay=0.98, epsilon=1e-9), weight_decay=0.0),
-        schedule=Schedule(3e-3, warmup, decay=ReverseSquareRoot(warmup)),
+        schedule=Schedule(5e-3, Duration(20), decay=ReverseSquareRoot(Duration(100), cooldown=Duration(200))),
         mesh=MeshConfig(),
-        cadence=Cadence(log_steps=50, save_steps=300),
+        cadence=Cadence(log_steps=50, save_steps=STEPS),
         evaluations=(evaluation,),
     )
 
@@ -99,8 +100,8 @@ def trained(once):
     """The configuration of a trained run; tests only read it."""
 
     def make(root):
-        write(root / "train", sentences(2000))
-        write(root / "test", sentences(64))
+        write(root / "train", sentences(2000, seed=1))
+        write(root / "test", sentences(64, seed=2))
         vocabulary = train_sentencepiece(list(WORDS) * 20, vocabulary_size=32, model_type="word")
         (root / "tokenizer.model").write_bytes(vocabulary)
         train(config_of(root))

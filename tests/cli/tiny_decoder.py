@@ -19,6 +19,7 @@ from tests import tiny
 
 NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
 QUESTION = "which colour?"
+STEPS = 150
 
 
 def pixels(config, count):
@@ -45,7 +46,7 @@ def train_decoder(folder):
     vocabulary = tiny.train_sentencepiece([*NAMES, QUESTION, "a shape : answer"] * 5, vocabulary_size=60)
     (root / "tokenizer.model").write_bytes(vocabulary)
     upstream = tiny.classifier(config, root, root / "upstream")
-    train(dataclasses.replace(upstream, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
+    tiny.finish_untrained(upstream)  # colours and shapes can be read from the features of any tower
     questions = WeightedShards((str(root / "questions"),), captions="json/questions", prompt="answer: {question}")
     noise = HetXLConfig(CovarianceConfig(4), sampling=SamplingConfig(num_samples=4, num_eval_samples=4))
     decoder = dataclasses.replace(config.task.decoder, length=24, dropout=0.0)
@@ -53,11 +54,11 @@ def train_decoder(folder):
         config,
         task=dataclasses.replace(config.task, head=noise, decoder=decoder),
         tokenizer=dataclasses.replace(config.tokenizer, length=24),
-        data=dataclasses.replace(config.data, prompt="a shape:", mixture=(questions,)),
+        data=dataclasses.replace(config.data, prompt="a shape:", mixture=(questions,), batch_size=8),
         pretrained=PretrainedConfig(root / "upstream"),
-        length=Duration(250),
-        schedule=Schedule(3e-3, warmup=Duration(10)),
-        cadence=Cadence(log_steps=50, save_steps=250),
+        length=Duration(STEPS),
+        schedule=Schedule(1e-2, warmup=Duration(10)),
+        cadence=Cadence(log_steps=50, save_steps=STEPS),
     )
     train(config)
     return config
