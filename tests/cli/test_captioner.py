@@ -22,6 +22,7 @@ from tests.cli.tiny_decoder import NAMES, pixels
 
 pytestmark = pytest.mark.slow  # the task has tests of its own
 LENGTH = 12  # of the longest name and its end
+STEPS = 100
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,10 @@ def config(data, upstream, tmp_path_factory):
         task__captioner=captioner,
         tokenizer__length=LENGTH,
         data__prompt="",
-        length=Duration(150),
-        schedule=Schedule(3e-3, warmup=Duration(5)),
-        cadence=Cadence(log_steps=50, save_steps=150, evaluate_steps=150),
+        data__batch_size=8,
+        length=Duration(STEPS),
+        schedule=Schedule(8e-3, warmup=Duration(5)),
+        cadence=Cadence(log_steps=50, save_steps=STEPS, evaluate_steps=STEPS),
         evaluations=(WriteCaptionsConfig(images),),
     )
     train(config)

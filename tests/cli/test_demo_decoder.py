@@ -50,6 +50,7 @@ def assert_same(found, expected):
             np.testing.assert_allclose(one.bands, other.bands, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_page_gets_the_texts_of_caption_and_ask(model, decoder, image, features):
     assert isinstance(model, DemoDecoder)
     assert model.has_noise

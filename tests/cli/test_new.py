@@ -26,7 +26,8 @@ def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tm
     assert str(config.calibration) == "90%:100%" == str(config.evaluations[0].data.portion)
 
     flags = ("--length", "3 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
-    small = ("--task.text-tower.encoder.depth", "1", "--task.text-tower.encoder.compute-type", "float32")
+    tower = {"depth": 1, "width": 64, "mlp-width": 64, "compute-type": "float32"}
+    small = [part for name, value in tower.items() for part in (f"--task.text-tower.encoder.{name}", value)]
     run_command("train", "--config", project / "config.py", *flags, *small)
     names = {name for record in read_metrics(project / "run" / "metrics.jsonl") for name in record}
     assert "retrieval/held_out/image_to_text_recall1" in names

@@ -66,6 +66,7 @@ def test_a_run_has_other_features_at_other_sizes_and_its_own_at_those_of_trainin
     assert larger.tower != run.tower
 
 
+@pytest.mark.slow
 def test_an_image_and_patches_of_twice_the_size_have_the_same_features(flexible):
     """Of an image of one colour, all enlargements are the same image."""
     run = open_run(flexible)

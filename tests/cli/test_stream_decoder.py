@@ -33,7 +33,7 @@ def texts_of(batches):
     return found
 
 
-@pytest.fixture(params=[pytest.param("captions", marks=pytest.mark.slow), "questions"])
+@pytest.fixture(params=["captions", "questions"])
 def streamed(request, decoder, tmp_path):
     """A decoder of captions or of answers, on the stream that a command writes."""
     data = dataclasses.replace(decoder.data, mixture=())
@@ -53,6 +53,7 @@ def streamed(request, decoder, tmp_path):
     return config, commands
 
 
+@pytest.mark.slow
 def test_a_decoder_trains_on_the_texts_of_a_stream(streamed, tmp_path):
     config, commands = streamed
     file = write_config_file(config, tmp_path / "config.py")
