@@ -16,6 +16,7 @@ from lit_het.errors import UserError
 from lit_het.eval import evaluation
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.report.naming import STYLES
+from lit_het.eval.report.page import NOTHING
 from lit_het.eval.report.tables import best_of
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
 from tests.eval.report.outline import Outline
@@ -50,6 +51,12 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(full: Path) -> str:
     return (full / "report.html").read_text("utf-8")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch):
+    """Figures have their headings only: to draw one takes a tenth of a second."""
+    monkeypatch.setattr("lit_het.eval.report.figures._svg", lambda *_: NOTHING)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +120,7 @@ def test_the_worst_classes_stand_beside_all_that_they_were_taken_for(page: str):
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_evaluation_of_an_earlier_version_is_drawn_without_what_it_lacks(tmp_path: Path):
     saved = predictions()
     old = {name: array for name, array in saved.arrays.items() if not re.match("worst|sets/|risk/", name)}
@@ -168,6 +176,7 @@ def test_json_csv_and_markdown_hold_the_figures_of_the_records(full: Path):
     assert (top1["error"], top1["chance"], top1["step"]) == ("0.02", "0.25", "50")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_figure_that_is_not_finite_is_null_in_json(tmp_path: Path):
     run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(nll=float("inf")), draw=Drawing)])
     report(run)
@@ -188,16 +197,19 @@ def test_an_imported_image_tower_has_a_page_with_its_configuration(tmp_path: Pat
     assert titles_of(run) == ["Configuration"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_configuration_of_another_version_is_shown_as_it_is(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [], task=None, forgotten_field=3))
     assert "&quot;forgotten_field&quot;: 3" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_evaluations_without_anything_to_draw_have_their_tables(tmp_path: Path):
     run = write_run(tmp_path / "run", [Evaluation(e.kind, e.name, e.figures) for e in all_kinds()])
     assert "Calibration" not in titles_of(run)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_several_seeds_of_two_heads_are_tested(seeds: Path, tmp_path: Path):
     het, det = groups(seeds)
     report(*het, *det, "--output", tmp_path / "all.html")
@@ -210,11 +222,12 @@ def test_several_seeds_of_two_heads_are_tested(seeds: Path, tmp_path: Path):
 
 
 def side_by_side(tmp_path: Path, other: Evaluation, first: Evaluation | None = None) -> str:
-    """The page of two runs that differ in more than their seeds; nothing is drawn, which takes seconds."""
+    """The page of two runs that differ in more than their seeds; evaluations are not drawn, which takes seconds."""
     first, other = (dataclasses.replace(one, draw=Drawing) for one in (first or zero_shot(), other))
     return page_of(write_run(tmp_path / "first", [first]), write_run(tmp_path / "second", [other], task=DETERMINISTIC))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_that_differ_otherwise_stand_side_by_side(tmp_path: Path):
     page = side_by_side(tmp_path, zero_shot(top1=0.7))
     assert "Comparison" not in Outline(page).titles
@@ -222,10 +235,12 @@ def test_runs_that_differ_otherwise_stand_side_by_side(tmp_path: Path):
     assert "task.head.type" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_value_is_bold_only_where_it_is_better_by_more_than_the_errors(tmp_path: Path):
     assert "<strong>" not in side_by_side(tmp_path, zero_shot(top1=0.53))
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("other", "errors", "said"),
     [
@@ -349,6 +364,7 @@ def test_a_page_that_would_write_over_a_configuration_is_refused(full: Path, cap
     assert ".html" in fails_with(capsys, "report", full, "--output", full / "page.json")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_groups_whose_evaluations_differ_are_reported_without_a_test(seeds: Path, tmp_path: Path):
     shutil.copytree(seeds, tmp_path / "seeds")
     het, det = groups(tmp_path / "seeds")
