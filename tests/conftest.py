@@ -89,12 +89,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def forget_programs() -> None:
-    """A compiled program takes about ten of the 65,530 memory maps that Linux gives a process, and is kept for good."""
+    """A program takes about twenty of the 65,530 memory maps that Linux gives a process, and is kept for good."""
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 8_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # or a worker grows to 7 GB
+        ctypes.CDLL(None).malloc_trim(0)  # or a worker grows to 9 GB
 
 
 @pytest.hookimpl(wrapper=True)

@@ -57,7 +57,8 @@ def image():
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
 
-@pytest.mark.parametrize("loss", ["softmax", pytest.param("sigmoid", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, models, pairs, tmp_path, loss):
     deterministic = models / loss
     assert add_noise(deterministic, pairs, tmp_path / "noisy") == 0

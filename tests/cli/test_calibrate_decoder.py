@@ -125,6 +125,7 @@ def model(calibrated):
     return lit_het.load(calibrated)
 
 
+@pytest.mark.slow
 def test_writing_ranking_and_python_have_the_same_probabilities(calibrated, model, decoder):
     image = pixels(decoder, 2)[1]
     raw, writer = lit_het.load(calibrated, calibrated=False), model.run.model().writer

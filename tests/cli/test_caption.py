@@ -220,6 +220,7 @@ def test_stored_tokens_train_the_same_decoder(decoder, pooling, tmp_path, capsys
     np.testing.assert_allclose(losses(stored.run_dir), losses(config.run_dir), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_pooled_embeddings_and_tokens_are_not_taken_for_each_other(decoder, pooling, tmp_path, capsys):
     pooled = tmp_path / "pooled"
     shards = ("--data", *decoder.data.shards)

@@ -6,6 +6,7 @@ import dataclasses
 import http.client
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -43,9 +44,13 @@ def captions(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(trained_lit, captions, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    # What other tests evaluated of the run would be shown.
+    without_records = shutil.ignore_patterns("evaluations")
+    run_dir = shutil.copytree(trained_lit.run_dir, folder / "run", ignore=without_records)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return demo.open_model(trained_lit.run_dir, str(captions))
+        patched.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        return demo.open_model(run_dir, str(captions))
 
 
 def test_a_page_gets_the_predictions_of_classify(model, image):

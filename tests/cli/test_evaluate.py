@@ -229,6 +229,7 @@ def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys):
     assert "several checkpoints are members of an ensemble" in refusal(capsys, "zero-shot", *both)
 
 
+@pytest.mark.slow
 def test_members_of_an_efficient_ensemble_have_predictions_of_their_own(data, tmp_path):
     lit = tiny.shrink(lit_e3_b32_het_xl.get_config(), data, tmp_path / "lit")
     config = changed(tiny.classifier(lit, data, tmp_path / "upstream").task, image_tower__members="apart")

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from lit_het.configs.experiment import load_module_config
@@ -13,6 +14,7 @@ from tests import tiny
 from tests.cli.conftest import printed, refusal, run_command
 
 
+@pytest.mark.slow
 def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tmp_path):
     project, pairs = tmp_path / "mine", tiny.write_data(tmp_path / "pairs", num_samples=1000) / "train"
     run_command("new", project, "--tower", upstream, "--data", pairs)

@@ -65,7 +65,8 @@ def test_the_command_prepares_images_as_the_run_did(trained_lit, data, tmp_path,
     assert figures[0] != figures[1]
 
 
-@pytest.mark.parametrize("preprocessing", [pytest.param(OURS, marks=pytest.mark.slow), OTHER], ids=["squash", "crop"])
+@pytest.mark.slow
+@pytest.mark.parametrize("preprocessing", [OURS, OTHER], ids=["squash", "crop"])
 def test_evaluations_of_training_prepare_images_as_training_does(lit_config, data, seen, preprocessing):
     changed = dataclasses.replace(lit_config.data, preprocessing=preprocessing)
     shapes = ZeroShotConfig(ImageSet("shapes", str(data / "train"), split=".", batch_size=40))

@@ -89,6 +89,7 @@ def test_positions_and_patches_are_resampled_and_all_else_is_taken_as_it_is(upst
     assert not np.asarray(ours["head/logits/kernel"]).any(), "the head is drawn afresh"
 
 
+@pytest.mark.slow
 def test_the_tower_of_a_lit_run_is_found_where_that_run_had_it_from(upstream, tmp_path):
     source, theirs = upstream
     tower = dataclasses.replace(TOWER, members="mean")

@@ -67,12 +67,15 @@ def small(monkeypatch):
     )
 
 
+def test_half_of_the_data_is_not_taken_for_all_of_it(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_het.apps.quickstart.train_sentencepiece", _interrupt)
+    assert main(["quickstart", "--run-dir", str(tmp_path)]) == 130
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
 def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(small, tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "quickstart"
-    with monkeypatch.context() as patch:
-        patch.setattr("lit_het.apps.quickstart.train_sentencepiece", _interrupt)
-        assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
-    assert not (run_dir / "data").exists(), "half of the data is not taken for all of it"
     with monkeypatch.context() as patch:
 
         def train_clean_runs(config):

@@ -79,6 +79,7 @@ def test_an_image_and_patches_of_twice_the_size_have_the_same_features(flexible)
     np.testing.assert_allclose(of_colour(both, 2 * size), of_colour(run, size), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_evaluation_at_another_size_is_not_saved(flexible, data, tmp_path, capsys):
     size, output = open_run(flexible).config.data.image_size, tmp_path / "figures.json"
     before = list(read_records(flexible))

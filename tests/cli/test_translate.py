@@ -32,7 +32,7 @@ from tests.cli.conftest import last_line, printed, refusal, run_command
 
 WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma")
 LENGTH = 8
-STEPS = 250
+STEPS = 300
 
 
 def sentences(count, seed=0):
@@ -157,6 +157,7 @@ def test_what_is_not_utf_8_and_further_texts_beside_the_standard_input_are_one_l
     assert "leave it or the other texts out" in refusal(capsys, *line[:2], "alpha", *line[2:])
 
 
+@pytest.mark.slow
 def test_a_sample_is_one_unless_more_are_asked_for(model):
     assert len(model.translate("alpha beta", temperature=2.0)) == 1
     assert len(model.translate("alpha beta", temperature=2.0, num_texts=3)) == 3

@@ -82,6 +82,7 @@ def search_of(config, output, *values, **options):
     return Search(config, (axis,), NLL, output, **({"method": "grid"} if values else {}), **options)
 
 
+@pytest.mark.slow
 def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path, capsys, monkeypatch):
     heads = [*FIELDS, "--field", "task.head=deterministic,het_xl"]
     show = ("--show", "supervised/held_out/top1", "--length", "3")

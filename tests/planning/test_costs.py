@@ -74,6 +74,7 @@ def test_the_forward_pass_saves_the_values_of_the_remat_policy():
     assert of(jax.checkpoint_policies.dots_with_no_batch_dims_saveable) == 2 * DEPTH * row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 6])
 def test_peak_memory_is_that_of_one_layer_for_any_number_of_layers(depth):
     def wide(kernel, x):

@@ -59,6 +59,7 @@ def test_a_seed_gives_the_same_model_and_a_row_the_same_prediction(data: Digits,
     np.testing.assert_allclose(trained.predict_proba(test[::-1][:7]), expected[::-1][:7], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_noise_can_be_left_out_of_predictions(data: Digits, trained: HetXLClassifier):
     test = data.test[:50]
     with_noise = trained.predict_proba(test)

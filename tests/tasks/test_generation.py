@@ -228,6 +228,7 @@ def test_the_samples_of_an_image_do_not_depend_on_others():
     np.testing.assert_array_equal(found, expected[2:5])
 
 
+@pytest.mark.slow
 def test_probabilities_of_tokens_are_averaged_over_noise():
     noise = jax.random.key(5)
     texts = written(NOISY, num_tokens=1, noise=noise)

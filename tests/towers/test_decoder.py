@@ -190,10 +190,12 @@ def gradient(**changes):
     return jax.jit(total)(graph_and_params()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"unrolled": True}, {"remat": "full"})),
+        {"unrolled": True},
+        {"remat": "full"},
         {"remat": "dots", "unrolled": True},
     ],
 )
