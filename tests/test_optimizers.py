@@ -160,6 +160,7 @@ def test_every_layer_below_the_head_takes_smaller_steps(rule):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), other, expected)
 
 
+@pytest.mark.slow
 def test_adafactor_has_big_visions_recorded_updates_to_the_bit():
     # A learning rate of 1 over a very long run, no decay and no clipping: what is left is minus the update.
     optimizer = built(Optimizer(Adafactor(), weight_decay=0.0, clip_norm=None), 1.0, 10**9)

@@ -67,6 +67,7 @@ def test_equal_inputs_of_mimo_give_the_embedding_of_the_image():
     np.testing.assert_allclose(embed(tower, adapting.adapted(params, VIT, tower)), embed(VIT, params), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_order_of_experts_changes_members_but_not_a_single_model():
     single, params = with_experts(EXPERTS), drawn(with_experts(EXPERTS))
     permuted = with_experts(dataclasses.replace(EXPERTS, permutation=1))

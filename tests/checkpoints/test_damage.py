@@ -322,6 +322,7 @@ def test_a_save_that_fails_in_the_background_leaves_nothing_and_the_next_save_su
     assert len(lines) == 1
 
 
+@pytest.mark.slow
 def test_consecutive_failed_saves_end_the_run_with_the_exit_code_for_retrying(copied):
     lines = []
     with Checkpoints(copied, max_failed_saves=3, warn=lines.append) as checkpoints:

@@ -299,6 +299,7 @@ def test_attention_pooling_gives_the_embeddings_that_big_visions_has():
     assert_recorded(unit(output(found, pixels(recording["image"])).embedding), recording["zimg"])
 
 
+@pytest.mark.slow
 def test_positions_of_sines_and_cosines_need_an_image_size():
     tree, _ = recorded("last2_K1_eval")
     fixed = {name: array for name, array in tree.items() if "posembed_input" not in name}
@@ -313,6 +314,7 @@ def test_positions_of_sines_and_cosines_need_an_image_size():
     np.testing.assert_allclose(output(found, IMAGES).embedding, output(learned, IMAGES).embedding, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_pooling_of_the_first_token_is_chosen_where_a_file_does_not_record_it():
     tree, _ = recorded("last2_K1_eval")
     patches_only = {name: array for name, array in tree.items() if name != "params/cls"}

@@ -145,6 +145,7 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
     assert "is an address; give --output a local" in line(deterministic, pairs, output="gs://bucket/run")
 
 
+@pytest.mark.slow
 def test_help_lists_the_fields_that_the_command_takes(capsys, deterministic, pairs, tmp_path):
     assert main(["add-noise", "--help"]) == 0
     assert "--captions MEMBER" in capsys.readouterr().out
@@ -209,6 +210,7 @@ def test_pairs_that_the_model_held_out_calibrate(deterministic, pairs, tmp_path)
     assert calibration.portion == "90%:100%"
 
 
+@pytest.mark.slow
 def test_a_broken_shard_is_named(capsys, deterministic, pairs, tmp_path):
     def line(shards):
         return refusal(capsys, *arguments(deterministic, shards, tmp_path / "x"))

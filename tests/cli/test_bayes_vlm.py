@@ -230,6 +230,7 @@ def selected(run, pool, output, *flags):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["bald", "epig", "entropy", "random"])
 def test_the_images_that_say_most_are_selected(posterior, held_out, data, tmp_path, method):
     target = ("--target", data / "train") if method == "epig" else ()

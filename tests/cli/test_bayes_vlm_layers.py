@@ -113,6 +113,7 @@ def test_other_formats_hold_what_the_model_itself_gives(fitted, tmp_path, to):
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_input_of_the_last_layer_is_for_this_head_only(capsys, clip, pairs, tmp_path):
     given = ("--model", clip, "--data", pairs, "--output", tmp_path / "run")
     line = refusal(capsys, "add-noise", *given, "--task.image-tower.layer-input", "True")

@@ -186,6 +186,7 @@ def run_dir(half, samples_read, tmp_path):
     return shutil.copytree(half.run_dir, tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_later_calibration_may_read_only_the_samples_held_out(capsys, half, run_dir, tmp_path, copied):
     (shards,) = map(Path, half.data.shards)

@@ -123,6 +123,7 @@ def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatc
     assert open_run(lit_on_siglip.run_dir).params["image_tower"]["positions"].shape == (36, 16)
 
 
+@pytest.mark.slow
 def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
     bert = weights.text_tower(str(GOLDEN / "hf_bert"), text_length=6)
     assert (bert.embedding_size, bert.length) == (24, 6)
@@ -283,6 +284,7 @@ def test_an_import_that_is_stopped_leaves_nothing(siglip, tmp_path, monkeypatch,
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     image, text = weights.image_tower(f"{siglip}:img"), weights.text_tower(f"{siglip}:txt")
     task = changed(lit_config.task, image_tower=image, text_tower=text, locked=(".*_tower/.*",))

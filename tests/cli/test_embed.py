@@ -186,6 +186,7 @@ def test_a_broken_image_has_no_embedding_and_is_counted(trained_lit, data, tmp_p
     run_command("embed", *flags, "--data.max-bad-fraction", "0.1")
 
 
+@pytest.mark.slow
 def test_images_that_a_store_did_not_return_are_not_recorded_as_broken(
     trained_lit, data, tmp_path, monkeypatch, capsys
 ):

@@ -125,6 +125,7 @@ def evaluated_training(data, upstream, tmp_path_factory):
     return config, said.getvalue()
 
 
+@pytest.mark.slow
 def test_evaluations_of_a_training_are_printed_as_they_come_and_read_images_once(evaluated_training):
     config, said = evaluated_training
     assert re.findall(r"lit-het: (step \d): ([\w-]+) shapes: \w+ [\d.]+ ± [\d.]+, ", said) == [

@@ -91,6 +91,7 @@ def test_an_interrupted_ensemble_continues_where_it_was(data, tmp_path, monkeypa
     assert f"member 3 of 3 in {tmp_path / 'run' / 'member_2'}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_members_may_start_from_runs_of_their_own(lit_config, upstream, tmp_path, capsys):
     for number in (0, 1):
         shutil.copytree(upstream, tmp_path / f"upstream_{number}")

@@ -68,6 +68,7 @@ def start(tower, source, run_dir, fsdp=1):
     return parameters.flatten(parameters.merge(*initial_params(config, config.task.build(), mesh)))
 
 
+@pytest.mark.slow
 @pytest.mark.devices
 @pytest.mark.parametrize(("image_size", "patch_size"), [(12, 4), (20, 4), (18, 6)])
 def test_positions_and_patches_are_resampled_and_all_else_is_taken_as_it_is(upstream, tmp_path, image_size, patch_size):
@@ -105,6 +106,7 @@ def test_the_tower_of_a_lit_run_is_found_where_that_run_had_it_from(upstream, tm
     assert checksums.digest(parameters.unflatten(ours)) == checksums.digest(parameters.unflatten(direct))
 
 
+@pytest.mark.slow
 def test_a_dense_layer_behind_the_pooling_is_dropped_or_drawn(upstream, tmp_path):
     config, theirs = upstream
     without = dataclasses.replace(TOWER, representation_size=None)

@@ -84,8 +84,9 @@ def test_many_images_have_a_progress_bar_and_few_have_none(model, squares, capfd
     np.testing.assert_allclose(many[-3:], few, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.devices
-@pytest.mark.parametrize("axes", [pytest.param(("rows",), marks=pytest.mark.slow), ("data", "fsdp")])
+@pytest.mark.parametrize("axes", [("rows",), ("data", "fsdp")])
 def test_results_are_equal_on_any_mesh(model, squares, axes):
     shape = (3,) if len(axes) == 1 else (1, 2)
     devices = np.array(jax.devices()[2 : 2 + np.prod(shape)]).reshape(shape)

@@ -86,6 +86,7 @@ def fitted(star: Path, small: Path) -> tuple[Path, Path]:
     return star, small
 
 
+@pytest.mark.slow
 def test_a_star_sweep_is_planned_with_the_operations_of_the_plan(classifier, tmp_path, capsys):
     flags = ["--config", classifier, "--output", tmp_path / "star", "--metric", "train/loss", "--plan"]
     shape = ["--centre", "width=32", "depth=3", "mlp=64", "--vary", "width=8,16", "--factors", 0.5, "--multiple", 8]
@@ -224,6 +225,7 @@ def test_both_fits_give_the_shape_of_a_budget(fitted, capsys):
     assert capsys.readouterr().out == told
 
 
+@pytest.mark.slow
 def test_heads_that_are_given_come_before_those_of_the_configuration(classifier, capsys):
     start = ["--start", "width=40", "--start-compute", 1, "--exponents", "width=0.2"]
     flags = ["--budget", 1, *start, "--config", classifier, "--multiple", 8]
@@ -252,6 +254,7 @@ def test_the_page_has_the_figures_of_both_sweeps(fitted, tmp_path):
     assert "Exponents by metric" not in text, "there is one"
 
 
+@pytest.mark.slow
 def test_several_metrics_are_compared_by_their_exponents(fitted, tmp_path, capsys):
     page, other = tmp_path / "page.html", tmp_path / "star"
     shutil.copytree(fitted[0], other)

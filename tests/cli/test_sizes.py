@@ -92,6 +92,7 @@ def test_an_evaluation_at_another_size_is_not_saved(flexible, data, tmp_path, ca
     assert f"image_size = {size} is less than patch_size = 999" in refusal(capsys, *command, "--patch-size", "999")
 
 
+@pytest.mark.slow
 def test_other_towers_have_no_patches(flexible):
     run = open_run(flexible)
     task = dataclasses.replace(run.config.task, image_tower=ResNetConfig())

@@ -31,6 +31,7 @@ def without_suspects(config, table, run_dir, **changes):
     return dataclasses.replace(config, run_dir=run_dir, data=data, **changes)
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_all_samples_whatever_training_leaves_out(trained_lit, scores, tmp_path):
     whole = parse_tower(trained_lit.run_dir)
     configs = {"all": whole, "less": without_suspects(whole, scores, whole.run_dir)}

@@ -184,6 +184,7 @@ def test_evaluations_and_reports_need_no_images(trained, tmp_path, capsys):
     assert "for the whole text" in page
 
 
+@pytest.mark.slow
 def test_its_tokens_are_calibrated_on_other_texts(trained, model, tmp_path, capsys):
     run = shutil.copytree(trained.run_dir, tmp_path / "run")
     write(tmp_path / "others", sentences(150))

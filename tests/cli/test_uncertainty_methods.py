@@ -269,6 +269,7 @@ def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
     np.testing.assert_allclose(model.classify(IMAGE, NAMES).to_numpy(), one, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_gaussian_embeddings_do_not_leave_for_formats_without_variances(capsys, configured, tmp_path):
     config = configured("Gaussian", "sigmoid", "trained")
     tiny.finish_untrained(config)

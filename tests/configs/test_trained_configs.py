@@ -22,17 +22,18 @@ from tests.towers.models import like_initial
 
 # One of a family: these differ in heads, losses, experts, locked towers, shardings and optimizers. Two show that
 # parameters and experts are split over devices.
-slow, devices = pytest.mark.slow, pytest.mark.devices
+pytestmark = pytest.mark.slow
+devices = pytest.mark.devices
 TRAINED = [
     pytest.param(Path(f"configs/{name}"), marks=marks)
     for name, *marks in (
         ("glyph_classifier.py",),
-        ("quickstart_upstream.py", slow),
-        ("quickstart_decoder.py", slow),
-        ("lit_so400m_het_xl.py", slow, devices),
-        ("lit_e3_b32_het_xl.py", slow, devices),
-        ("fine_tune_imagenet.py:image_size=384", slow),
-        ("fine_tune_experts.py:model=vmoe", slow),
+        ("quickstart_upstream.py",),
+        ("quickstart_decoder.py",),
+        ("lit_so400m_het_xl.py", devices),
+        ("lit_e3_b32_het_xl.py", devices),
+        ("fine_tune_imagenet.py:image_size=384",),
+        ("fine_tune_experts.py:model=vmoe",),
     )
 ]
 
@@ -78,7 +79,6 @@ def test_every_kind_of_config_shrunk_trains_saves_and_resumes_to_the_same_bits(p
     assert_same_run(resumed, train(resumed, resume=True), config, whole)
 
 
-@pytest.mark.slow
 def test_a_run_that_ctrl_c_has_stopped_resumes_to_the_same_bits(trained, tmp_path):
     config, whole = trained(Path("configs/glyph_classifier.py"))
     interrupted = dataclasses.replace(config, run_dir=tmp_path / "interrupted")

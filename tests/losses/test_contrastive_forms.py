@@ -271,6 +271,7 @@ def test_the_second_order_of_noise_counts_all_positives():
 # Weights of rows.
 
 
+@pytest.mark.slow
 @every_pair
 def test_weights_of_one_change_no_bit_and_rows_of_weight_zero_are_no_queries_but_keys_of_the_others(form, loss, kind):
     samples, valid, ids, _ = arguments(kind, "weights")

@@ -62,10 +62,7 @@ def loss_of(config, batch):
 @pytest.mark.devices
 @pytest.mark.parametrize(
     "loss",
-    [
-        SoftmaxLoss("ring", 3),
-        *(pytest.param(loss, marks=pytest.mark.slow) for loss in (SoftmaxLoss("gather", 3), SigmoidLoss("ring", 3))),
-    ],
+    [SoftmaxLoss("ring", 3), SoftmaxLoss("gather", 3), SigmoidLoss("ring", 3)],
     ids=str,
 )
 def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(loss):
@@ -95,6 +92,7 @@ def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_ne
         assert abs(found("positives", **shared) - plain) > 0.1
 
 
+@pytest.mark.slow
 def test_weights_of_rows_change_the_loss_and_no_metric():
     weight = np.where(np.arange(B) % 2, 0.3, 1.0).astype(np.float32)
     batches = [dataclasses.replace(host_batch(), weight=rows) for rows in (None, np.ones(B, np.float32), weight)]
@@ -105,6 +103,7 @@ def test_weights_of_rows_change_the_loss_and_no_metric():
         assert float(found[2][1][name]) == pytest.approx(float(metric), rel=1e-6), name
 
 
+@pytest.mark.slow
 def test_the_noise_is_measured_on_sixteen_rows_of_a_large_batch():
     large = jax.tree.map(lambda rows: np.concatenate([rows, np.roll(rows, 5, axis=0), rows[::-1]]), host_batch())
     found, expected = (loss_of(CONFIG, rows)[1] for rows in (large, jax.tree.map(lambda rows: rows[::3], large)))
@@ -246,6 +245,7 @@ def mixed(config=MIXING):
     return np.asarray(found), jax.tree.map(np.asarray, of)
 
 
+@pytest.mark.slow
 def test_an_image_has_its_share_of_its_own_pixels_and_the_rest_of_the_row_before():
     found, of = mixed()
     forms = set()
@@ -338,6 +338,7 @@ def test_eight_devices_have_the_loss_and_gradient_of_one_with_mixed_images(form)
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.devices
 def test_a_device_passes_on_one_image():
     mesh = EIGHT_DEVICES.build()

@@ -112,6 +112,7 @@ def probabilities_of_all_texts():
     return log_probabilities(np.broadcast_to(all_texts(), (8, *all_texts().shape))).sum(axis=2)
 
 
+@pytest.mark.slow
 def test_the_probabilities_of_all_texts_sum_to_one():
     np.testing.assert_allclose(np.exp(probabilities_of_all_texts()).sum(axis=1), 1, atol=1e-5)
 
@@ -210,6 +211,7 @@ def test_top_k_and_top_p_leave_out_improbable_tokens():
             assert not shares[row][np.setdiff1d(np.arange(5), kept)].any()
 
 
+@pytest.mark.slow
 def test_a_low_temperature_is_greedy_and_other_keys_draw_other_texts():
     cold = written(temperature=1e-3, key=jax.random.key(2))
     np.testing.assert_array_equal(cold.tokens, written().tokens)
@@ -218,6 +220,7 @@ def test_a_low_temperature_is_greedy_and_other_keys_draw_other_texts():
     assert (texts[0] != texts[2]).any()
 
 
+@pytest.mark.slow
 def test_the_samples_of_an_image_do_not_depend_on_others():
     keys = jax.random.split(jax.random.key(2), 8)
     how = GenerationConfig(num_tokens=3, num_texts=5, temperature=1.0)

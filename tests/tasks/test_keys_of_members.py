@@ -79,6 +79,7 @@ def test_eight_devices_have_the_loss_and_the_gradient_of_one():
     assert_eight_devices_equal_one(task.loss, params, BATCH)
 
 
+@pytest.mark.slow
 def test_probabilities_are_means_over_members_and_scores_logs_of_their_mean_exponentials():
     task, params = start(CONFIG)
     assert task.num_predictions == M

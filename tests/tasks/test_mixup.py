@@ -141,6 +141,7 @@ def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_sa
     assert not np.allclose(actual[0], run(params, batch(loss))[0], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LABELS)
 def test_pixels_of_an_invalid_example_do_not_change_other_examples(loss):
     config = dataclasses.replace(MIXED, loss=LOSSES[loss])

@@ -139,6 +139,7 @@ def test_stored_embeddings_of_another_tower_and_towers_of_different_embedding_si
         dataclasses.replace(CONTRASTIVE, text_tower=dataclasses.replace(TEXT, embedding_size=8))
 
 
+@pytest.mark.slow
 def test_a_head_without_parameters_and_a_head_with_a_bias_both_work():
     fixed = dataclasses.replace(CONTRASTIVE, head=DeterministicContrastiveConfig(FixedTemperature(0.1))).build()
     assert set(fixed.shapes) == {"image_tower", "text_tower"}
@@ -188,6 +189,7 @@ def test_the_sigmoid_loss_counts_the_most_probable_class_as_right_if_it_is_one_o
     assert float(metrics["top1"]) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_the_sigmoid_loss_takes_a_class_index_for_the_vector_that_marks_it():
     task = dataclasses.replace(CLASSIFIER, loss=SigmoidCrossEntropy(), mixup=0.5).build()
     labels, params = (LABEL, jnp.asarray(np.eye(K, dtype=np.float32)[np.asarray(LABEL)])), start(CLASSIFIER)[1]

@@ -84,15 +84,12 @@ PREDICTIONS = [
 
 
 # Every form with experts in the only block; the last ones also with blocks around them, in a row, and the first.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "predictions", "depth", "blocks"),
     [
         *((*form, 1, (0,)) for form in PREDICTIONS),
-        *(
-            pytest.param(*form, 4, blocks, marks=pytest.mark.slow)
-            for form in PREDICTIONS[-3:]
-            for blocks in ((3,), (1, 2), (0, 1, 3))
-        ),
+        *((*form, 4, blocks) for form in PREDICTIONS[-3:] for blocks in ((3,), (1, 2), (0, 1, 3))),
     ],
 )
 def test_a_tower_has_as_many_embeddings_of_an_image_as_its_form_has_predictions(changes, predictions, depth, blocks):
@@ -120,6 +117,7 @@ def test_tiling_alone_gives_equal_predictions_without_the_noise_of_the_router():
     assert np.abs(with_noise[:, 0] - with_noise[:, 1]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_dropout_samples_differ_from_one_another_and_have_no_other_noise():
     sampled, params = with_experts(dropout_samples=64, dropout_rate=0.1), like_initial(shapes(TOWER))
     samples = np.asarray(embed(sampled, params)).reshape(4, 64, 8)
@@ -152,8 +150,9 @@ def test_initial_noise_spreads_the_kernels_of_experts_only(activation, layers):
         np.testing.assert_array_equal(noisy[path], plain[path], err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"overlap": 2}, {"tiled": False}, {"multi_pred": True}])
-@pytest.mark.parametrize("dispatch", ["einsum", pytest.param("ragged", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
 def test_gradients_reach_every_expert(changes, dispatch):
     tower = with_experts(num_members=2, num_selected=3, dispatch=dispatch, **changes)
     loss = jax.grad(lambda params: jnp.sum(embed(tower, params, jax.random.key(0)) ** 2))

@@ -203,6 +203,7 @@ def test_blocks_that_are_unrolled_or_recomputed_have_the_same_gradients(changes)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(**changes), gradient())
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_for_a_key_and_none_without_one():
     dropped = functools.partial(features, dataclasses.replace(DECODER, dropout=0.5))
     one, other = (dropped(key=jax.random.key(seed)) for seed in (1, 2))

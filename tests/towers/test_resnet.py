@@ -184,6 +184,7 @@ def test_gradients_of_a_stage_are_the_slopes_of_the_slow_one():
         np.testing.assert_allclose(np.sum(leaf * direction) / scale, slope / scale, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close_to_float32_and_towers_return_float32():
     params = drawn(small_stage)
     x = np.random.default_rng(2).standard_normal((2, 3, 4, 32), np.float32)
@@ -208,6 +209,7 @@ def output_shapes(config):
     return jax.eval_shape(arrays, shapes(config.build), image)
 
 
+@pytest.mark.slow
 def test_deeper_towers_are_not_larger_programs():
     def lowered(depth):
         build = ResNetConfig(depth).build
