@@ -145,11 +145,14 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
     assert "is an address; give --output a local" in line(deterministic, pairs, output="gs://bucket/run")
 
 
-@pytest.mark.slow
-def test_help_lists_the_fields_that_the_command_takes(capsys, deterministic, pairs, tmp_path):
+def test_help_and_refusal_name_what_the_command_needs(capsys):
     assert main(["add-noise", "--help"]) == 0
     assert "--captions MEMBER" in capsys.readouterr().out
     assert "add-noise needs --model ADDRESS, --data SHARDS and --output RUN" in refusal(capsys, "add-noise")
+
+
+@pytest.mark.slow
+def test_help_lists_the_fields_of_a_model_and_its_new_head(capsys, deterministic, pairs, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         add_noise(deterministic, pairs, tmp_path / "x", "--task.head", "prob_vlm", "--help")
     text = capsys.readouterr().out

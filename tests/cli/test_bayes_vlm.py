@@ -74,6 +74,7 @@ def refit(deterministic, posterior, pairs, tmp_path):
     return fit
 
 
+@pytest.mark.slow
 def test_predictions_without_noise_stay_and_the_run_is_calibrated(deterministic, posterior):
     before, after = open_run(deterministic), open_run(posterior)
     for tower in ("image_tower", "text_tower"):
@@ -281,7 +282,6 @@ def test_equal_keys_of_different_shards_stay_apart(posterior, held_out, tmp_path
     assert not index.summaries[0].faults
 
 
-@pytest.mark.slow
 def test_noise_of_every_image_alone_gives_bald_and_no_epig(capsys, trained_lit, held_out, data, tmp_path):
     run = trained_lit.run_dir
     rows = selected(run, held_out, tmp_path / "s.csv", "--count", 4, "--samples", 8)
@@ -293,6 +293,7 @@ def test_noise_of_every_image_alone_gives_bald_and_no_epig(capsys, trained_lit, 
     assert "draws its noise for every image alone" in line
 
 
+@pytest.mark.slow
 def test_what_cannot_be_selected_is_one_line(capsys, deterministic, posterior, held_out, data, tmp_path):
     def line(run, *flags, output=tmp_path / "x.csv", count=4):
         given = ("--checkpoint", run, "--pool", held_out, "--labels", LABELS, "--count", count, "--output", output)

@@ -124,6 +124,7 @@ def test_an_image_has_the_same_texts_and_noise_alone_among_others_and_in_batches
     assert len(in_batches) == len(expected)
 
 
+@pytest.mark.slow
 def test_only_tokens_that_the_tokenizer_has_are_written(decoder, model, images):
     size = decoder.tokenizer.build().vocabulary_size
     texts = model.caption(images[0], samples=0, num_texts=size + 50, num_tokens=1)

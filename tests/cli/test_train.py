@@ -216,6 +216,7 @@ def test_a_run_that_failed_on_a_broken_image_can_be_restarted_without_it_as_the_
     assert "already holds a run" in refusal(capsys, "train", "--config", path)
 
 
+@pytest.mark.slow
 def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys, lit_config, tmp_path):
     address = f"pipe:cat {lit_config.data.shards[0]}/shard-00000{{0..1}}.tar"
     data = dataclasses.replace(lit_config.data, shards=(address,), stream=Streaming(100))
