@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 .venv/bin/ruff check .
 # Without tests/conftest.py, which loads JAX: these tests only parse.
 .venv/bin/python -m pytest --noconftest -p no:cacheprovider tests/test_architecture.py
-.venv/bin/pyright --pythonpath .venv/bin/python
+.venv/bin/pyright --pythonpath .venv/bin/python --threads 2

@@ -145,7 +145,7 @@ def test_factored_products_equal_those_of_each_query(order):
 )
 def test_the_cheaper_order_maps_few_samples_directly_and_many_by_their_factors(covariance, num_samples, factored):
     config = HetXLContrastiveConfig(covariance, num_samples=num_samples, order="cheaper")
-    samples = jax.eval_shape(lambda *images: config.build(D, nnx.Rngs(0))(*images, KEY), *embeddings(16))
+    samples = jax.eval_shape(lambda image, text: config.build(D, nnx.Rngs(0))(image, text, KEY), *embeddings(16))
     for queries in (samples.image_queries, samples.text_queries):
         assert (queries.factors is not None) == factored
         assert queries.num_samples == num_samples

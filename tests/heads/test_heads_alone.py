@@ -59,7 +59,7 @@ def test_a_factor_belongs_to_every_parameter():
 def test_a_contrastive_loss_counts_every_row_unless_told(loss: Any):
     image, text = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
     head = heads.DeterministicContrastiveConfig().build(4, nnx.Rngs(0))
-    samples, mean = jax.jit(lambda *images: head(*images, None))(image, text), jax.jit(loss)
+    samples, mean = jax.jit(lambda image, text: head(image, text, None))(image, text), jax.jit(loss)
     assert mean(samples) == mean(samples, np.ones(6, bool))
     assert mean(samples) != mean(samples, np.arange(6) < 5)
 

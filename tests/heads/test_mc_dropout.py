@@ -89,7 +89,7 @@ def test_the_loss_and_its_gradient_are_those_of_embeddings_with_the_same_masks(l
             return -(np.diag(log_softmax(logits, axis=1)) + np.diag(log_softmax(logits, axis=0))).mean() / 2
         return np.sum(np.log1p(np.exp(-(2 * np.eye(B) - 1) * logits))) / B
 
-    value_and_grad = jax.jit(jax.value_and_grad(lambda *x: loss(head(*x, KEY)), argnums=(0, 1)))
+    value_and_grad = jax.jit(jax.value_and_grad(lambda image, text: loss(head(image, text, KEY)), argnums=(0, 1)))
     value, gradients = value_and_grad(IMAGE, TEXT)
     np.testing.assert_allclose(value, reference(*images), rtol=1e-5)
     directions = [random.normal(size=(B, D)) for _ in range(2)]

@@ -44,7 +44,7 @@ def test_the_likelihood_is_that_of_a_generalised_normal_distribution():
     expected = -gennorm.logpdf(x, shape, loc=mean, scale=scale).mean(axis=1)
     likelihood = jax.jit(lambda found: found.negative_log_likelihood(jnp.asarray(x)))
     np.testing.assert_allclose(likelihood(found), expected, rtol=1e-5)
-    normal = GeneralizedGaussian(found.mean, found.scale, np.full_like(found.shape, 2.0))
+    normal = GeneralizedGaussian(found.mean, found.scale, jnp.full_like(found.shape, 2.0))
     expected = -norm.logpdf(x, mean, scale / np.sqrt(2)).mean(axis=1)
     np.testing.assert_allclose(likelihood(normal), expected, rtol=1e-5)
 

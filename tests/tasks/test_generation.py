@@ -32,7 +32,9 @@ NOISY = dataclasses.replace(
 END = 1
 RANDOM = np.random.default_rng(3)
 SOURCE = RANDOM.normal(size=(8, 4, 8)).astype(np.float32)
-PROMPT = Prompt(jnp.asarray(RANDOM.integers(2, 5, (8, 3), np.int32)), jnp.asarray(np.int32([0, 3, 1, 2, 2, 3, 0, 1])))
+PROMPT = Prompt(
+    jnp.asarray(RANDOM.integers(2, 5, (8, 3), np.int32)), jnp.asarray(np.array([0, 3, 1, 2, 2, 3, 0, 1], np.int32))
+)
 NO_PROMPT = Prompt(jnp.asarray(np.zeros((8, 0), np.int32)), jnp.asarray(np.zeros(8, np.int32)))
 
 

@@ -109,7 +109,8 @@ def test_pixels_are_mapped_to_minus_one_and_one_and_patches_are_numbered_row_by_
 
 
 def test_blocks_start_from_different_weights():
-    kernel = jax.jit(lambda: VIT.build(nnx.Rngs(0)).encoder.blocks.mlp.up.kernel[...])()
+    state = jax.jit(lambda: nnx.to_pure_dict(nnx.state(VIT.build(nnx.Rngs(0)))))()
+    kernel = state["encoder"]["blocks"]["mlp"]["up"]["kernel"]
     assert kernel.shape == (2, 16, 40)
     assert not np.any(np.isclose(kernel[0], kernel[1]).all(axis=0))
 
