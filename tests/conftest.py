@@ -89,7 +89,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def forget_programs() -> None:
-    """A program takes about twenty of the 65,530 memory maps that Linux gives a process, and is kept for good."""
+    """Clears what JAX keeps: a program takes about twenty of the 65,530 memory maps that Linux gives a process."""
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()

@@ -153,7 +153,7 @@ def plain_log_mean():
     return jax.jit(jax.value_and_grad(plain, argnums=(0, 1, 2), has_aux=True))(KERNEL, SCALE, X)
 
 
-# Ten samples in blocks of one and two, of three and four, which do not divide ten, of six (then five), and in one.
+# Ten samples in blocks of one, two, and three and four, which do not divide ten, of six (then five), and in one.
 @pytest.mark.parametrize(
     ("outermost", "samples_per_block"),
     [*(("jit", size) for size in (1, 2, 4, 6, 10)), ("grad", 3), ("grad", 64)],

@@ -155,16 +155,17 @@ def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> Experimen
     return dataclasses.replace(shrink(labelled, data, run_dir), length=Duration(2))
 
 
+def finish(_step: Any, state: TrainState, *_: Any, num_steps: int, saver: Any, **__: Any) -> TrainState:
+    """Stands for the loop of a training: saves the state after as many steps, of which none is computed."""
+    state = dataclasses.replace(state, step=state.step + num_steps)
+    saver.save(state)
+    saver.finish()
+    return state
+
+
 @contextlib.contextmanager
 def untrained() -> Iterator[None]:
     """Runs are finished with their initial parameters: a step that trains them would take seconds to compile."""
-
-    def finish(_step: Any, state: TrainState, *_: Any, num_steps: int, saver: Any, **__: Any) -> TrainState:
-        state = dataclasses.replace(state, step=state.step + num_steps)
-        saver.save(state)
-        saver.finish()
-        return state
-
     with mock.patch("lit_het.runs.training.loop.train", finish):
         yield
 

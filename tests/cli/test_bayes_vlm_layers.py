@@ -18,6 +18,7 @@ from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
 from tests.cli.test_uncertainty_methods import IMAGE, NAMES
 
+pytestmark = pytest.mark.slow
 SIGLIP = Path(__file__).parents[1] / "golden" / "hf_siglip"
 SIZES = {"clip": 32, "siglip": 24}  # of images
 # Path of the last layer, its inputs without the bias, and whether it has one.
@@ -39,7 +40,7 @@ def clip(data, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in ("clip", "siglip")])
+@pytest.fixture(scope="module", params=["clip", "siglip"])
 def fitted(request, clip, pairs, tmp_path_factory):
     """Returns the model's name, its run, the run with a posterior, and what the layers and the fit were given."""
     output = tmp_path_factory.mktemp("runs") / "posterior"
@@ -55,7 +56,6 @@ def fitted(request, clip, pairs, tmp_path_factory):
     return request.param, source, output, dict(zip(("image", "text"), zip(layers, fits, strict=True), strict=True))
 
 
-@pytest.mark.slow
 def test_the_posterior_is_of_the_last_layers(fitted):
     name, _, output, sides = fitted
     params = open_run(output).params
@@ -113,7 +113,6 @@ def test_other_formats_hold_what_the_model_itself_gives(fitted, tmp_path, to):
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.slow
 def test_the_input_of_the_last_layer_is_for_this_head_only(capsys, clip, pairs, tmp_path):
     given = ("--model", clip, "--data", pairs, "--output", tmp_path / "run")
     line = refusal(capsys, "add-noise", *given, "--task.image-tower.layer-input", "True")

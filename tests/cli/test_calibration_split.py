@@ -1,6 +1,5 @@
 """Samples that training holds out, and the temperatures that it fits to them at its end."""
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -151,14 +150,11 @@ def samples_read(half):
             samples.extend(numbers)
             return read(index, numbers, kinds)
 
-        def noted_loop(_step, state, _locked, batches, *, num_steps, saver, **_):
+        def noted_loop(step, state, locked, batches, *, num_steps, **others):
             list(itertools.islice(batches, num_steps))
             in_training.extend(samples)
             samples.clear()
-            state = dataclasses.replace(state, step=state.step + num_steps)
-            saver.save(state)
-            saver.finish()
-            return state
+            return tiny.finish(step, state, num_steps=num_steps, **others)
 
         patch.setattr(ShardIndex, "read", noted)
         patch.setattr("lit_het.runs.training.loop.train", noted_loop)

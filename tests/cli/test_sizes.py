@@ -22,6 +22,8 @@ from lit_het.towers.vit import ViTConfig
 from tests import tiny
 from tests.cli.conftest import refusal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def flexible(data, tmp_path_factory):
@@ -51,7 +53,6 @@ def features(run):
     return np.asarray(jax.jit(run.task.features)(run.params, images))
 
 
-@pytest.mark.slow
 def test_a_run_has_other_features_at_other_sizes_and_its_own_at_those_of_training(flexible):
     run = open_run(flexible)
     size = run.config.data.image_size
@@ -66,7 +67,6 @@ def test_a_run_has_other_features_at_other_sizes_and_its_own_at_those_of_trainin
     assert larger.tower != run.tower
 
 
-@pytest.mark.slow
 def test_an_image_and_patches_of_twice_the_size_have_the_same_features(flexible):
     """Of an image of one colour, all enlargements are the same image."""
     run = open_run(flexible)
@@ -79,7 +79,6 @@ def test_an_image_and_patches_of_twice_the_size_have_the_same_features(flexible)
     np.testing.assert_allclose(of_colour(both, 2 * size), of_colour(run, size), atol=1e-4)
 
 
-@pytest.mark.slow
 def test_an_evaluation_at_another_size_is_not_saved(flexible, data, tmp_path, capsys):
     size, output = open_run(flexible).config.data.image_size, tmp_path / "figures.json"
     before = list(read_records(flexible))
@@ -92,7 +91,6 @@ def test_an_evaluation_at_another_size_is_not_saved(flexible, data, tmp_path, ca
     assert f"image_size = {size} is less than patch_size = 999" in refusal(capsys, *command, "--patch-size", "999")
 
 
-@pytest.mark.slow
 def test_other_towers_have_no_patches(flexible):
     run = open_run(flexible)
     task = dataclasses.replace(run.config.task, image_tower=ResNetConfig())

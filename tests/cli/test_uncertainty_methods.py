@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import runpy
 import shutil
@@ -50,12 +51,12 @@ METHODS = {
 }
 LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
 # Every two of a method, a loss and how towers came to be, in half of all combinations. BayesVLM trains no tower.
-WAYS = [
+WAYS = [("BayesVLM", "finished", loss) for loss in LOSSES]
+WAYS += [
     (method, towers, loss)
-    for number, method in enumerate(METHODS)
-    for towers, losses in (("trained", (number,)), ("finished", (0, 1) if method == "BayesVLM" else (number + 1,)))
-    for loss in (list(LOSSES)[one % 2] for one in losses)
-    if (method, towers) != ("BayesVLM", "trained")
+    for method, losses in zip(METHODS, itertools.cycle((tuple(LOSSES), tuple(LOSSES)[::-1])))
+    for towers, loss in zip(("trained", "finished"), losses, strict=True)
+    if method != "BayesVLM"
 ]
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 

@@ -82,14 +82,11 @@ def gflop(model, flags, size) -> tuple[float, float]:
 
 def one_of_a_kind(rows):
     """Marks as slow all rows but the first of B/32 of some models: each is a second of tracing."""
-    others = {"vmoe", "e3", "mimo"}
-    for row in rows:
-        is_first = "b32" in row and row[0] in others
-        others -= {row[0]} if is_first else set()
-        yield pytest.param(*row, marks=() if is_first else pytest.mark.slow)
+    short = [next(row for row in rows if row[0] == model and "b32" in row) for model in ("vmoe", "e3", "mimo")]
+    return [pytest.param(*row, marks=() if row in short else pytest.mark.slow) for row in rows]
 
 
-@pytest.mark.parametrize(("model", "flags", "size", "printed", "tolerance"), list(one_of_a_kind(ROWS)))
+@pytest.mark.parametrize(("model", "flags", "size", "printed", "tolerance"), one_of_a_kind(ROWS))
 def test_operations_without_dispatch_are_those_that_e3_prints(model, flags, size, printed, tolerance):
     assert gflop(model, flags, size)[0] == pytest.approx(printed, rel=tolerance)
 

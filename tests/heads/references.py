@@ -127,6 +127,12 @@ def normals_of(samples: LogitSamples, config: CovarianceConfig, noise_size):
     return draw_normals(samples.keys, np.arange(samples.num_samples), count)
 
 
+def noise_norms(head, image, text):
+    """Returns the noise norms of images and of texts."""
+    found = jax.jit(lambda image, text: (head.image_noise_norm(image), head.text_noise_norm(text)))(image, text)
+    return tuple(map(np.asarray, found))
+
+
 def held_singly(queries: Queries) -> Float[Array, "b s d"]:
     """Samples one by one, whatever their form."""
     samples = queries.samples

@@ -15,7 +15,7 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig, unit
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.sampling import SamplingConfig
-from tests.heads.references import draw_normals, held_singly
+from tests.heads.references import draw_normals, held_singly, noise_norms
 
 B, D, S = 4, 6, 3
 FULL = CovarianceConfig(num_factors=2, initial_noise_norm=0.5)
@@ -45,11 +45,6 @@ def singly(queries):
 
 def image_queries(head, image, count=S):
     return singly(jax.jit(lambda image: head.image_queries(image, KEY, count))(image))
-
-
-def noise_norms(head, image, text):
-    found = jax.jit(lambda image, text: (head.image_noise_norm(image), head.text_noise_norm(text)))(image, text)
-    return tuple(map(np.asarray, found))
 
 
 def numpy_unit(x):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -66,11 +67,8 @@ def test_a_contrastive_loss_counts_every_row_unless_told(loss: Any):
 
 @pytest.mark.parametrize("loss", [losses.SoftmaxCrossEntropy(), losses.SigmoidCrossEntropy()])
 def test_a_classification_loss_counts_every_row_unless_told(loss: Any):
-    head, features = (
-        heads.HetXLConfig(heads.CovarianceConfig(2)).build(4, 3, nnx.Rngs(0)),
-        jax.numpy.ones((6, 4)),
-    )
-    target = loss.targets(jax.numpy.arange(6) % 3, 3)
+    head = heads.HetXLConfig(heads.CovarianceConfig(2)).build(4, 3, nnx.Rngs(0))
+    features, target = jnp.ones((6, 4)), loss.targets(jnp.arange(6) % 3, 3)
     mean = jax.jit(lambda *valid: loss(head(features, jax.random.key(1)), target, *valid).loss)
     assert mean() == mean(np.ones(6, bool))
     assert mean() != mean(np.arange(6) < 5)

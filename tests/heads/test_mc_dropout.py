@@ -14,7 +14,7 @@ from lit_het.errors import UserError
 from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples
-from tests.heads.references import all_at_once
+from tests.heads.references import all_at_once, noise_norms
 from tests.heads.test_contrastive import numpy_unit
 from tests.losses.contrastive_cases import mesh_of
 
@@ -68,18 +68,11 @@ def embedded(dropout):
     return jax.jit(lambda image, text: (head(image, text, KEY), head(image, text, None)))(IMAGE, TEXT)
 
 
-def noise_norms(head, image, text):
-    return jax.jit(lambda *x: (head.image_noise_norm(x[0]), head.text_noise_norm(x[1])))(image, text)
-
-
 @pytest.mark.parametrize("loss", [SoftmaxLoss("dense"), SigmoidLoss("dense")], ids=["softmax", "sigmoid"])
 def test_the_loss_and_its_gradient_are_those_of_embeddings_with_the_same_masks(loss):
     """The gradient along a direction, by differences of the NumPy loss."""
-    head, images, random = (
-        make(),
-        (np.asarray(IMAGE, np.float64), np.asarray(TEXT, np.float64)),
-        np.random.default_rng(1),
-    )
+    head, random = make(), np.random.default_rng(1)
+    images = np.asarray(IMAGE, np.float64), np.asarray(TEXT, np.float64)
     kept = [masks_of(embedded(P)[0], side) for side in ("image", "text")]
 
     def reference(*embeddings):

@@ -319,10 +319,8 @@ def test_equal_weights_are_no_weights(case):
 @pytest.mark.parametrize("kind", ["deterministic", pytest.param("one side noisy", marks=pytest.mark.slow)])
 def test_images_of_which_all_is_their_own_have_the_plain_loss(kind):
     *some, mixed = arguments(kind, "mixed images")
-    own, loss = (
-        dataclasses.replace(mixed, share=jnp.asarray(np.ones(B, np.float32))),
-        compiled(SigmoidLoss("gather", 6)),
-    )
+    own = dataclasses.replace(mixed, share=jnp.asarray(np.ones(B, np.float32)))
+    loss = compiled(SigmoidLoss("gather", 6))
     assert_equal(loss(*some, own), loss(*some), 1e-5)
 
 

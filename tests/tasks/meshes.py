@@ -29,9 +29,8 @@ def start(config, seed=0):
     task = task_of(config)
 
     def of_heads(tree):
-        return {
-            path: x for path, x in parameters.flatten(tree).items() if path.startswith(("head/", "captioner/head/"))
-        }
+        flat = parameters.flatten(tree)
+        return {path: x for path, x in flat.items() if path.startswith(("head/", "captioner/head/"))}
 
     drawn = parameters.flatten(like_initial(task.shapes, seed))
     heads = jax.jit(lambda key: of_heads(task.initialize(key)))(jax.random.key(seed))
@@ -49,13 +48,17 @@ def compiled(loss):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
+def placed(params, mesh):
+    """Splits parameters over a mesh, from the host: to split those of a device takes a program for every shape."""
+    return jax.device_put(jax.device_get(params), tree_shardings(params, mesh))
+
+
 def loss_and_gradient(loss, params, batch, mesh=None, keys=KEYS):
     """Returns ``((loss, metrics), gradient)``, with parameters and rows split over a mesh where one is given."""
     if mesh is None:
         return compiled(loss)(params, batch, keys)
-    params = jax.device_put(jax.device_get(params), tree_shardings(params, mesh))
     with jax.set_mesh(mesh):
-        return compiled(loss)(params, jax.device_put(batch, batch_sharding(mesh)), keys)
+        return compiled(loss)(placed(params, mesh), jax.device_put(batch, batch_sharding(mesh)), keys)
 
 
 def assert_same(found, expected, atol=None):

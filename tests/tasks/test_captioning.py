@@ -210,15 +210,12 @@ def test_a_decoder_learns_to_write_the_captions_of_its_images():
         state, metrics = step(state, locked, batch)
         losses.append(float(metrics["loss"]))
     assert losses[-1] < 0.1 < losses[0]
-    prompt, how = (
-        Prompt(jnp.asarray(TEXT[:, :2]), jnp.asarray(PROMPT_LENGTH, jnp.int32)),
-        GenerationConfig(num_tokens=3),
-    )
+    prompt = Prompt(jnp.asarray(TEXT[:, :2]), jnp.asarray(PROMPT_LENGTH, jnp.int32))
 
     @jax.jit
     def write(params):
         source = task.source(params, task.features(params, IMAGE))
-        return generate(task, params, source, prompt, how, end_token=1)
+        return generate(task, params, source, prompt, GenerationConfig(num_tokens=3), end_token=1)
 
     texts = write(parameters.merge(locked, state.params))
     for row, (text, begin) in enumerate(zip(TEXT, PROMPT_LENGTH, strict=True)):

@@ -14,14 +14,14 @@ from lit_het.errors import UserError
 from lit_het.losses.base import weights
 from lit_het.losses.distillation import prototype_cross_entropy
 from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
+from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.distillation import DistillationConfig, masked_patches
 from lit_het.tasks.views import random_views
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
-from tests.tasks.meshes import assert_same, compiled, forward, start, task_of
+from tests.tasks.meshes import assert_same, compiled, forward, placed, start, task_of
 from tests.training.tiny_run import STEPS, TASK, Run, host_batches
 
 SMALL = DistillationConfig(num_views=2, view_size=4, hidden=16, bottleneck=8, num_prototypes=12)
@@ -105,11 +105,9 @@ def test_each_loss_alone(changes, name, unused):
 def test_eight_devices_give_the_loss_and_the_gradient_of_one():
     student, teacher = both()
     mesh = MeshConfig(data=4, fsdp=2).build()
-    on_host = jax.device_get((student, teacher))
-    placed, average = (jax.device_put(params, tree_shardings(params, mesh)) for params in on_host)
     with jax.set_mesh(mesh):
         rows = jax.device_put(BATCH, batch_sharding(mesh))
-        found = compiled(task_of(CONFIG).distillation_loss)(placed, average, rows, KEYS)
+        found = compiled(task_of(CONFIG).distillation_loss)(placed(student, mesh), placed(teacher, mesh), rows, KEYS)
     assert_same(found, value_and_gradient(CONFIG, student, teacher), atol=2e-5)
 
 

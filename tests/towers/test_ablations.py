@@ -17,7 +17,7 @@ from lit_het.towers.rank_one import RankOneConfig, RankOneLinear
 from lit_het.towers.vit import ViTConfig
 from tests.towers import mixtures
 from tests.towers.mixtures import contributions, mixture
-from tests.towers.models import drawn, like_initial, run, shapes, with_encoder
+from tests.towers.models import drawn, initial, like_initial, run, shapes, with_encoder
 from tests.towers.test_forms import ACTIVATIONS
 
 RANDOM = np.random.default_rng(0)
@@ -140,9 +140,7 @@ def test_forms_of_the_same_experts_share_their_parameters():
 )
 def test_initial_noise_spreads_the_kernels_of_experts_only(activation, layers):
     towers = with_experts(initial_noise=3.0), TOWER
-    configs = [with_encoder(tower, activation=activation) for tower in towers]
-    states = jax.jit(lambda: [nnx.to_pure_dict(nnx.state(config.build(nnx.Rngs(0)))) for config in configs])()
-    noisy, plain = map(parameters.flatten, jax.device_get(states))
+    noisy, plain = (parameters.flatten(initial(with_encoder(tower, activation=activation))) for tower in towers)
     spread = [f"encoder/expert_blocks/mixture/experts/{layer}/kernel" for layer in layers]
     for path in spread:
         assert np.std(noisy[path] - plain[path]) == pytest.approx(3.0, rel=0.2)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from lit_het import parameters
 from lit_het.errors import UserError
@@ -15,7 +14,7 @@ from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig, EncoderOutput
 from lit_het.towers.vit import ViTConfig
-from tests.towers.models import apply, drawn, like_initial, run, shapes, with_encoder
+from tests.towers.models import apply, drawn, initial, like_initial, run, shapes, with_encoder
 
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=40, num_heads=2)
 VIT = ViTConfig(image_size=8, patch_size=4, encoder=ENCODER)
@@ -109,8 +108,7 @@ def test_pixels_are_mapped_to_minus_one_and_one_and_patches_are_numbered_row_by_
 
 
 def test_blocks_start_from_different_weights():
-    state = jax.jit(lambda: nnx.to_pure_dict(nnx.state(VIT.build(nnx.Rngs(0)))))()
-    kernel = state["encoder"]["blocks"]["mlp"]["up"]["kernel"]
+    kernel = initial(VIT)["encoder"]["blocks"]["mlp"]["up"]["kernel"]
     assert kernel.shape == (2, 16, 40)
     assert not np.any(np.isclose(kernel[0], kernel[1]).all(axis=0))
 
