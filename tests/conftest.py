@@ -1,6 +1,7 @@
 """One policy for every test: one device, strict broadcasting, warnings are errors, shapes are checked.
 
-Tests marked ``devices`` see eight virtual devices, and those marked ``slow`` run with ``scripts/test.sh --all`` only.
+Tests marked ``devices`` see eight virtual devices. Those marked ``slow`` run with ``scripts/test.sh --all`` only, and
+check no shapes: they call what the others do, and would take a third longer.
 """
 
 import contextlib
@@ -81,6 +82,7 @@ def one_device() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("slow") is not None)
     with contextlib.nullcontext() if item.get_closest_marker("devices") else one_device():
         result = yield
     if nextitem is None or nextitem.path != item.path:
