@@ -51,13 +51,13 @@ METHODS = {
 }
 LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
 # Every two of a method, a loss and how towers came to be, in half of all combinations. BayesVLM trains no tower.
-WAYS = [("BayesVLM", "finished", loss) for loss in LOSSES]
-WAYS += [
-    (method, towers, loss)
-    for method, losses in zip(METHODS, itertools.cycle((tuple(LOSSES), tuple(LOSSES)[::-1])))
-    for towers, loss in zip(("trained", "finished"), losses, strict=True)
-    if method != "BayesVLM"
-]
+TRAINED, FINISHED = (
+    [(method, towers, loss) for method, loss in zip(METHODS, itertools.cycle(losses)) if method != "BayesVLM"]
+    for towers, losses in (("trained", tuple(LOSSES)), ("finished", tuple(LOSSES)[::-1]))
+)
+# Those that are drawn and benchmarked as well: one of each method.
+BENCHMARKED = [*TRAINED, ("BayesVLM", "finished", "softmax")]
+WAYS = [*BENCHMARKED, *FINISHED, ("BayesVLM", "finished", "sigmoid")]
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
 
@@ -72,24 +72,25 @@ def with_uncertainty_tokens(task, head):
     return dataclasses.replace(task, head=head, **changed)
 
 
-@pytest.fixture
-def configured(lit_config, trained_lit, tmp_path):
-    """Returns a function that returns the configuration of a method."""
+@pytest.fixture(scope="module")
+def configured(trained_lit, tmp_path_factory):
+    """Returns a function that returns the configuration of a method, for a fresh directory."""
 
     def configure(method, loss, towers):
+        folder = tmp_path_factory.mktemp("method")
         form, bias = LOSSES[loss]
-        head, plain = METHODS[method](initial_bias=bias), lit_config.task
+        head, plain = METHODS[method](initial_bias=bias), trained_lit.task
         if method == "ProLIP":
             plain = with_uncertainty_tokens(plain, head)
         task = dataclasses.replace(plain, head=head, loss=form)
-        config = dataclasses.replace(lit_config, task=task, calibration=None)
+        config = dataclasses.replace(trained_lit, run_dir=folder / "lit", task=task, calibration=None)
         source = trained_lit.run_dir
         if method == "ProLIP":
             config = dataclasses.replace(config, pretrained=None)
         if towers == "trained":
             return config
         if method == "ProLIP":
-            source = tmp_path / "prolip"
+            source = folder / "prolip"
             tiny.finish_untrained(dataclasses.replace(config, run_dir=source))
         locked = ("image_tower/.*", "text_tower/.*")
         task = dataclasses.replace(config.task, locked=locked, masking=None)
@@ -100,30 +101,26 @@ def configured(lit_config, trained_lit, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3) / "train"
+def finished(request, configured, pairs):
+    """Returns one of the ways, and its run, which tests only read.
 
-
-@pytest.fixture
-def finish(configured, pairs):
-    """Returns a function that makes a run of a method, and returns its directory."""
-
-    def finished(method, loss, towers):
-        config = configured("deterministic" if method == "BayesVLM" else method, loss, towers)
-        train(config)
-        if method != "BayesVLM":
-            return config.run_dir
-        output = config.run_dir.with_name("posterior")
-        noise.add_noise(str(config.run_dir), str(pairs), output, ["--task.head", "bayes_vlm", "--calibration", "None"])
-        return output
-
-    return finished
+    Both tests of a run come one after the other, so that the second finds what the first has compiled.
+    """
+    method, towers, loss = request.param
+    config = configured("deterministic" if method == "BayesVLM" else method, loss, towers)
+    train(config)
+    if method != "BayesVLM":
+        return request.param, config.run_dir
+    output = config.run_dir.with_name("posterior")
+    noise.add_noise(str(config.run_dir), str(pairs), output, ["--task.head", "bayes_vlm", "--calibration", "None"])
+    return request.param, output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "towers", "loss"), WAYS)
-def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out, tmp_path, method, loss, towers):
-    run_dir = finish(method, loss, towers)
+@pytest.mark.parametrize("finished", WAYS, ids="-".join, indirect=True)
+def test_a_method_trains_calibrates_classifies_and_is_evaluated(finished, held_out, tmp_path):
+    (method, towers, loss), run_dir = finished
+    run_dir = shutil.copytree(run_dir, tmp_path / "run")
     assert main(["calibrate", str(run_dir), "--data", str(held_out)]) == 0
     calibration = open_run(run_dir).calibration
     assert calibration is not None
@@ -140,7 +137,7 @@ def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out
     )
     assert np.isfinite(list(zero_shot.figures.values())).all()
     assert 0 <= retrieval.figures["image_to_text_recall1"] <= 1
-    if towers == "trained" or method == "BayesVLM":  # drawing takes seconds, and does not depend on the towers
+    if (method, towers, loss) in BENCHMARKED:  # drawing takes seconds, and does not depend on the towers
         assert main(["report", str(run_dir), "--output", str(tmp_path / "report.html")]) == 0
 
     model.save_pretrained(tmp_path / "folder")
@@ -161,10 +158,9 @@ def few(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_is_benchmarked_joined_shifted_shown_and_exported(finish, few, tmp_path, method, capsys, monkeypatch):
-    with tiny.untrained():
-        run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")
+@pytest.mark.parametrize("finished", BENCHMARKED, ids="-".join, indirect=True)
+def test_a_method_is_benchmarked_joined_shifted_shown_and_exported(finished, few, tmp_path, capsys, monkeypatch):
+    (method, _, _), run_dir = finished
     page, images = tmp_path / "page.html", {"--corrupted": few / "corrupted", "--training": few / "train"}
     flags = [part for flag in {"--output": page, "--samples": 2, **images}.items() for part in flag]
     line = ["benchmark-uncertainty", f"two={run_dir}+{run_dir}", "--data", f"few={few}/test", *flags]
