@@ -5,7 +5,7 @@ import dataclasses
 import shutil
 import tarfile
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -15,6 +15,7 @@ from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import expand
 from lit_het.durations import Duration
 from lit_het.errors import UserError
@@ -22,9 +23,9 @@ from lit_het.heads.bayes_vlm import LastLayer
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, unit
 from lit_het.losses.contrastive.gauss_newton import softmax_hessian
 from lit_het.runs import fitting, model_card
+from lit_het.runs.directory import load_config
 from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
-from lit_het.runs.training import train
 from tests import tiny
 from tests.cli.conftest import last_line, refusal, run_command
 from tests.cli.test_uncertainty_methods import IMAGE, NAMES
@@ -39,8 +40,7 @@ def deterministic(data, upstream, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "deterministic"
     config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder, pretrained=upstream)
     task = dataclasses.replace(config.task, head=DeterministicContrastiveConfig())
-    # Long enough to be better than chance, so that a temperature fits.
-    train(dataclasses.replace(config, task=task, length=Duration(30)))
+    tiny.finish_untrained(dataclasses.replace(config, task=task))
     return folder
 
 
@@ -104,6 +104,7 @@ def test_the_pass_reads_every_pair_once_but_those_that_calibrate(monkeypatch, re
         return whole(layer, others, *rest)
 
     monkeypatch.setattr(fitting, "pair_factors", recorded)
+    monkeypatch.setattr(fitting, "calibrate_held_out", lambda *_: None)
     refit("--task.head.num-negatives", 400, "--data.batch-size", 128)
     # 900 of 1,000 pairs, in three equal batches, once for each side.
     assert [len(embeddings) for embeddings, _ in read] == [300] * 6
@@ -141,6 +142,7 @@ def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
     capsys, monkeypatch, deterministic, posterior, pairs, tmp_path
 ):
     output = tmp_path / "run"
+    shutil.copytree(posterior / "embeddings", output / "embeddings")
     with monkeypatch.context() as patched:
         patched.setattr("lit_het.runs.fitting.save_imported", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(arguments(deterministic, pairs, output)) == 130
@@ -183,14 +185,15 @@ def test_variances_that_overflow_are_no_prediction(refit):
 @pytest.mark.devices
 def test_factors_do_not_depend_on_blocks_and_devices(monkeypatch):
     random = np.random.default_rng(0)
-    outputs, others, inputs = (jnp.asarray(random.normal(size=(30, d)), jnp.float32) for d in (6, 6, 9))
-    tau = jnp.float32(0.1)
+    outputs, others, inputs = (random.normal(size=(30, d)).astype(np.float32) for d in (6, 6, 9))
+    tau = np.float32(0.1)
 
+    @jax.jit
     def hessian(layer, others, counted):
         return layer.inputs.T @ layer.inputs, softmax_hessian(layer.outputs, unit(others), counted, tau)
 
     layer = LastLayer(outputs, inputs)
-    expected = hessian(layer, others, jnp.ones(30))
+    expected = hessian(layer, others, np.ones(30, np.float32))
     monkeypatch.setattr(fitting, "_COSINES", 30 * 8)
     for devices in (1, 8):
         found = fitting.pair_factors(layer, others, hessian, mesh_of(devices))
@@ -258,7 +261,11 @@ def test_selected_samples_are_shards_with_all_members_that_train_and_few_shot_ta
     keys = {row["key"] for row in rows}
     assert found == {name: content for name, content in pool.items() if name.partition(".")[0] in keys}
     assert (chosen / "classnames.txt").read_bytes() == (held_out / "classnames.txt").read_bytes()
-    run_command("train", "--config", config_file, "--data.shards", chosen, "--calibration", "None", "--length", 2)
+    with tiny.untrained():
+        run_command("train", "--config", config_file, "--data.shards", chosen, "--calibration", "None")
+    config = load_config(tmp_path / "lit")
+    batches = Loader(config.data, config.tokenizer.build()).epoch()
+    assert sum(batch.valid.sum() for batch in batches) == 80
     output = tmp_path / "few.json"
     few = ("--data", f"shapes={data / 'train'}", "--train-split", chosen, "--output", output)
     run_command("few-shot", "--checkpoint", posterior, *few)

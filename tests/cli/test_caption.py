@@ -204,7 +204,8 @@ def pooling(decoder, tmp_path_factory):
 @pytest.mark.slow
 def test_stored_tokens_train_the_same_decoder(decoder, pooling, tmp_path, capsys):
     store = tmp_path / "tokens"
-    short = changed(decoder, length=Duration(3), schedule=Schedule(1e-3, warmup=Duration(1)))
+    # As in test_evaluate_decoder.py, whose compiled step this is.
+    short = changed(decoder, length=Duration(2), schedule=Schedule(1e-3, warmup=Duration(1)))
     pretrained = PretrainedConfig(pooling)
     config = changed(short, run_dir=tmp_path / "pixels", data__mixture=(), pretrained=pretrained)
     train(config)

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from lit_het.runs.opening import open_run
 from lit_het.runs.pretrained import abstract_params
 from lit_het.runs.training import train, train_unless_done
 from lit_het.training.loop import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
 from tests import tiny
 from tests.cli.conftest import refusal, write_config_file
@@ -34,27 +33,39 @@ from tests.training.test_tracking import Service
 
 
 @pytest.mark.slow
-def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(lit_config, tmp_path, monkeypatch):
+def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(
+    capsys, lit_config, tmp_path, monkeypatch
+):
     environment = tiny.environment()
     config = dataclasses.replace(lit_config, length=Duration(60), cadence=Cadence(log_steps=1, save_steps=5))
     killed = dataclasses.replace(config, run_dir=tmp_path / "killed")
     command = ["train", "--config", str(write_config_file(killed, tmp_path / "killed.py"))]
     metrics = killed.run_dir / "metrics.jsonl"
-    for records, flags, number in ((7, (), signal.SIGKILL), (25, ("--resume",), signal.SIGTERM)):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lit_het.cli.main", *command, *flags], env=environment, stderr=subprocess.PIPE
-        )
-        deadline = time.monotonic() + 300
-        while len(read_metrics(metrics)) < records:
-            assert process.poll() is None, process.communicate()[1].decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(number)
-        messages = process.communicate()[1].decode()
-        assert process.returncode == (75 if number == signal.SIGTERM else -signal.SIGKILL), messages
-        assert len(read_metrics(metrics)) < config.length.amount, "the kill came too late to show anything"
-    assert re.search(r"lit-het: ended by SIGTERM after step \d+, which is saved; --resume", messages)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lit_het.cli.main", *command], env=environment, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 300
+    while len(read_metrics(metrics)) < 7:
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    messages = process.communicate()[1].decode()
+    assert process.returncode == -signal.SIGKILL, messages
+    assert len(read_metrics(metrics)) < config.length.amount - 10, "the kill came too late to show anything"
+
     monkeypatch.setattr(sys, "argv", ["lit-het", *command, "--resume"])
+    last, write = config.length.amount - 8, MetricLog.write
+
+    def write_and_signal(log, step, values):
+        write(log, step, values)
+        if step == last:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricLog, "write", write_and_signal)
+        assert main([*command, "--resume"]) == 75
+    assert f"lit-het: ended by SIGTERM after step {last + 1}, which is saved; --resume" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     starts = [json.loads(line) for line in (killed.run_dir / "starts.jsonl").read_text().splitlines()]
     assert ["--resume" in start["command"] for start in starts] == [False, True, True]
@@ -220,16 +231,14 @@ def test_a_run_that_failed_on_a_broken_image_can_be_restarted_without_it_as_the_
 def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys, lit_config, tmp_path):
     address = f"pipe:cat {lit_config.data.shards[0]}/shard-00000{{0..1}}.tar"
     data = dataclasses.replace(lit_config.data, shards=(address,), stream=Streaming(100))
-    config = dataclasses.replace(lit_config, data=data, length=Duration(2))
+    config = dataclasses.replace(lit_config, data=data)
     path = write_config_file(config, tmp_path / "stream.py")
-    assert main(["train", "--config", str(path), "--data.stream.shuffle-buffer", "30"]) == 0
+    command = ["train", "--config", str(path), "--data.stream.shuffle-buffer", "30"]
+    assert main(command) == 0
     assert experiment.load(config.run_dir / "config.json").data.stream == Streaming(30)
     capsys.readouterr()
-    saved = config.run_dir / "config.json"
-    longer = dataclasses.replace(experiment.load(saved), length=Duration(4))
-    tiny.edit_config(config.run_dir, longer)  # as if the run had been killed half way
-    flags = ["--length", "4", "--data.stream.shuffle-buffer", "30", "--resume"]
-    assert main(["train", "--config", str(path), *flags]) == 0
+    shutil.rmtree(checkpoint_dir(config.run_dir) / "4")  # as if the run had been killed after step 2
+    assert main([*command, "--resume"]) == 0
     assert "a stream cannot seek; it continues with new samples" in capsys.readouterr().err
     assert [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
 

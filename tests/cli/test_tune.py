@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,8 @@ def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path
         patch.setattr(grid_runs, "train_unless_done", lambda *_, **__: pytest.fail("nothing is left to train"))
         assert main(arguments(file, tmp_path, *show, budget=1, fields=heads)) == 0
     capsys.readouterr()
+    # The second run is trained as the first one.
+    monkeypatch.setattr(grid_runs, "train_unless_done", lambda config, **_: write_metrics(config, loss_of(config)))
     assert main(arguments(file, tmp_path, *show, budget=2, fields=heads)) == 0
     both = trials_in(tmp_path)
     assert both[0] == first
@@ -154,16 +157,26 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_budget_and_train_each_run_once(file, tmp_path):
-    log = tmp_path / "log"
-    command = [sys.executable, "-c", _PROCESS, str(log), *arguments(file, tmp_path / "out", budget=12)]
+def test_two_processes_share_the_budget_and_train_each_run_once(file, tmp_path, trained, monkeypatch):
+    log, command = tmp_path / "log", arguments(file, tmp_path / "out", budget=12)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    processes = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in "ab"
-    ]
-    errors = [process.communicate(timeout=120)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-    assert sorted(log.read_text().split()) == [f"trial{number:04d}_seed0" for number in range(12)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, str(log), *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while not log.exists():  # it begins seconds later than this process, the other one
+        assert process.poll() is None, process.communicate()[1].decode()
+        time.sleep(0.01)
+    stub = grid_runs.train_unless_done
+    monkeypatch.setattr(grid_runs, "train_unless_done", lambda config, **_: (time.sleep(0.1), stub(config)))
+    assert main(command) == 0
+    errors = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 0, errors
+    of_process = log.read_text().split()
+    assert sorted([*of_process, *trained]) == [f"trial{number:04d}_seed0" for number in range(12)]
+    assert min(len(of_process), len(trained)) > 1
     trials = trials_in(tmp_path / "out")
     assert [trial["state"] for trial in trials] == ["finished"] * 12, "the last process has all"
     assert len({trial["setting"][RATE] for trial in trials}) == 12
