@@ -16,6 +16,7 @@ from lit_het.data_pipelines.data_config import WeightedShards
 from lit_het.durations import Duration
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.runs.checks import report_reused
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.embedding import EmbedOptions, embed
@@ -23,7 +24,7 @@ from lit_het.runs.opening import open_run
 from lit_het.runs.plan import Step
 from lit_het.runs.training import train
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.temperature_gradient import TemperatureGradient
+from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
 from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
@@ -33,10 +34,10 @@ STEPS = 6
 FLAGS = ("--task.temperature-gradient.method", "luketina", "--task.temperature-gradient.held-out", "0.5")
 
 
-def with_gradient(config, held_out: float | None = 0.5, **data):
+def with_gradient(config, held_out: float | None = 0.5, method: Method = "luketina", **data):
     return dataclasses.replace(
         config,
-        task=dataclasses.replace(config.task, temperature_gradient=TemperatureGradient("luketina", held_out)),
+        task=dataclasses.replace(config.task, temperature_gradient=TemperatureGradient(method, held_out)),
         data=dataclasses.replace(config.data, **data),
         length=Duration(STEPS),
         cadence=Cadence(log_steps=1, save_steps=2),
@@ -56,7 +57,8 @@ def records(config):
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(lit_config, held_out, tmp_path):
     more = (WeightedShards((str(held_out),), 1.0, held_out=True),)
-    whole = with_gradient(lit_config, held_out=None, mixture=more)
+    task = dataclasses.replace(lit_config.task, head=DeterministicContrastiveConfig())
+    whole = with_gradient(dataclasses.replace(lit_config, task=task), held_out=None, mixture=more)
     train(whole)
     assert all(np.isfinite(record["train/held_out_loss"]) for record in records(whole))
     stopped = dataclasses.replace(whole, run_dir=shutil.copytree(whole.run_dir, tmp_path / "stopped"))
@@ -74,9 +76,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(lit_config, held_
 def test_a_classifier_with_a_locked_tower_trains_on_stored_embeddings_as_on_images(data, upstream, tmp_path):
     base = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "images")
     task = dataclasses.replace(base.task, locked=("image_tower/.*",))
-    images = with_gradient(
-        dataclasses.replace(base, task=task, pretrained=PretrainedConfig(upstream)), augmentations=(), crop=None
-    )
+    base = dataclasses.replace(base, task=task, pretrained=PretrainedConfig(upstream))
+    images = with_gradient(base, method="simple", augmentations=(), crop=None)
     embed(upstream, images, str(tmp_path / "embeddings"), EmbedOptions(dtype="float32"))
     stored_data = dataclasses.replace(images.data, embeddings=str(tmp_path / "embeddings"))
     stored = dataclasses.replace(images, run_dir=tmp_path / "stored", data=stored_data)

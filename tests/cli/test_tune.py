@@ -158,7 +158,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.slow
 def test_two_processes_share_the_budget_and_train_each_run_once(file, tmp_path, trained, monkeypatch):
-    log, command = tmp_path / "log", arguments(file, tmp_path / "out", budget=12)
+    log, command = tmp_path / "log", arguments(file, tmp_path / "out", budget=8)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
         [sys.executable, "-c", _PROCESS, str(log), *command],
@@ -175,11 +175,11 @@ def test_two_processes_share_the_budget_and_train_each_run_once(file, tmp_path, 
     errors = process.communicate(timeout=120)[1].decode()
     assert process.returncode == 0, errors
     of_process = log.read_text().split()
-    assert sorted([*of_process, *trained]) == [f"trial{number:04d}_seed0" for number in range(12)]
+    assert sorted([*of_process, *trained]) == [f"trial{number:04d}_seed0" for number in range(8)]
     assert min(len(of_process), len(trained)) > 1
     trials = trials_in(tmp_path / "out")
-    assert [trial["state"] for trial in trials] == ["finished"] * 12, "the last process has all"
-    assert len({trial["setting"][RATE] for trial in trials}) == 12
+    assert [trial["state"] for trial in trials] == ["finished"] * 8, "the last process has all"
+    assert len({trial["setting"][RATE] for trial in trials}) == 8
 
 
 def test_a_run_of_another_process_is_left_to_it(config, tmp_path, trained, capsys):
