@@ -115,6 +115,16 @@ def test_a_grid_is_trained_and_its_start_chosen(classifier, tmp_path, capsys, mo
     output = tmp_path / "grid"
     flags = ["--config", classifier, "--output", output, "--metric", "train/loss", "--lengths", "2 steps"]
     command = ["shape", "grid", *map(str, [*flags, "--vary", "width=8,16", "depth=1"])]
+    train_unless_done = grid_runs.train_unless_done
+
+    def train_the_narrow_one(config, **options):
+        if config.task.image_tower.encoder.width == 8:
+            train_unless_done(config, **options)
+        else:
+            config.run_dir.mkdir(parents=True)
+            (config.run_dir / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1000.0}\n')
+
+    monkeypatch.setattr(grid_runs, "train_unless_done", train_the_narrow_one)
     assert main(command) == 0
     monkeypatch.setattr(grid_runs, "train_unless_done", lambda _, **__: pytest.fail("nothing is left to train"))
     assert main(command) == 0
