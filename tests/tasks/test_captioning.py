@@ -192,9 +192,9 @@ def test_microbatches_leave_the_loss_and_dropout_changes_it_from_step_to_step():
 
 @pytest.mark.devices
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [CAPTIONING, NOISY], ids=["deterministic", "HET-XL"])
-def test_eight_devices_give_the_loss_and_the_gradient_of_one(config):
-    task, params = start(config)
+def test_eight_devices_give_the_loss_and_the_gradient_of_one():
+    """With noise; the captioner below has none."""
+    task, params = start(NOISY)
     assert_eight_devices_equal_one(task.loss, params, BATCH, MeshConfig(), atol=2e-5)
 
 
@@ -217,10 +217,10 @@ def test_a_decoder_learns_to_write_the_captions_of_its_images():
         source = task.source(params, task.features(params, IMAGE))
         return generate(task, params, source, prompt, GenerationConfig(num_tokens=3), end_token=1)
 
-    texts = write(parameters.merge(locked, state.params))
+    texts = jax.device_get(write(parameters.merge(locked, state.params)))
     for row, (text, begin) in enumerate(zip(TEXT, PROMPT_LENGTH, strict=True)):
         expected = text[begin : begin + 3] * TARGET[row, begin : begin + 3]
-        written = np.asarray(texts.tokens[row, 0])[: len(expected)]
+        written = texts.tokens[row, 0, : len(expected)]
         np.testing.assert_array_equal(written, expected)
 
 
@@ -256,25 +256,19 @@ SIGLIP2 = dataclasses.replace(
     loss=SigmoidLoss(),
     captioner=CaptionerConfig(DECODER),
 )
-NOISY_COCA = dataclasses.replace(
-    COCA,
-    head=HetXLContrastiveConfig(CovarianceConfig(3), num_samples=4),
+NOISY_SIGLIP2 = dataclasses.replace(
+    SIGLIP2,
+    image_tower=dataclasses.replace(TOWER, pooling="class_token"),
+    head=HetXLContrastiveConfig(CovarianceConfig(3), num_samples=4, initial_bias=-10.0),
     captioner=CaptionerConfig(DECODER, HetXLConfig(CovarianceConfig(3), sampling=SamplingConfig(num_samples=4))),
 )
-CLASS_TOKEN = dataclasses.replace(COCA, image_tower=dataclasses.replace(TOWER, pooling="class_token"))
-
-
-def value_and_gradient(config, params, batch=BATCH):
-    return loss_and_gradient(task_of(config).loss, params, batch)
 
 
 @pytest.mark.parametrize(
     "config",
     [
         pytest.param(COCA, id="coca"),
-        pytest.param(SIGLIP2, id="siglip2", marks=pytest.mark.slow),
-        pytest.param(NOISY_COCA, id="het_xl", marks=pytest.mark.slow),
-        pytest.param(CLASS_TOKEN, id="class token", marks=pytest.mark.slow),
+        pytest.param(NOISY_SIGLIP2, id="siglip2, het_xl and a class token", marks=pytest.mark.slow),
     ],
 )
 def test_the_loss_and_its_gradient_are_the_sum_of_both_parts(config):
@@ -361,12 +355,12 @@ def test_stored_embeddings_and_texts_without_targets_are_refused(batch):
 
 @pytest.mark.slow
 def test_blocks_of_tokens_leave_loss_and_gradient_as_they_are(monkeypatch):
-    _, params = start(COCA)
-    (whole, _), of_whole = value_and_gradient(COCA, params)
+    task, params = start(CAPTIONING)
+    (whole, _), of_whole = loss_and_gradient(task.loss, params, BATCH)
     monkeypatch.setattr(captioner, "_LOGITS_PER_BLOCK", 9 * 10)
     monkeypatch.setattr(captioner, "_LEAST_TOKENS_PER_BLOCK", 4)
     assert captioner.tokens_per_block(8 * 5, 9) == 10
-    (in_blocks, _), of_blocks = loss_and_gradient(COCA.build().loss, params, BATCH)
+    (in_blocks, _), of_blocks = loss_and_gradient(CAPTIONING.build().loss, params, BATCH)
     assert float(in_blocks) == pytest.approx(float(whole), rel=1e-6)
     assert_same(((in_blocks, {}), of_blocks), ((whole, {}), of_whole), atol=2e-6)
 
