@@ -53,6 +53,13 @@ def host_batch():
     )
 
 
+def assert_same_metrics(found, expected):
+    """Compares losses, gradients and metrics."""
+    assert_same(found, expected)
+    for name, metric in expected[0][1].items():
+        np.testing.assert_allclose(found[0][1][name], metric, rtol=1e-5, err_msg=name)
+
+
 def loss_of(config, batch):
     """Returns the loss and the metrics; parameters depend on towers and head alone."""
     return forward(task_of(config).loss)(start(CONFIG)[1], batch, KEYS)
@@ -60,20 +67,14 @@ def loss_of(config, batch):
 
 @pytest.mark.slow
 @pytest.mark.devices
-@pytest.mark.parametrize(
-    "loss",
-    [SoftmaxLoss("ring", 3), SoftmaxLoss("gather", 3), SigmoidLoss("ring", 3)],
-    ids=str,
-)
-def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(loss):
-    """One device has all logits at once."""
+@pytest.mark.parametrize("form", ["gather", "ring"])
+def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(form):
+    """One device has all logits at once. Of the sigmoid loss see test_microbatches.py and mixed images below."""
     found, expected = (
-        loss_and_gradient(task_of(dataclasses.replace(CONFIG, loss=some)).loss, start(CONFIG)[1], host_batch(), mesh)
-        for some, mesh in ((loss, EIGHT_DEVICES.build()), (type(loss)("dense"), ONE_DEVICE))
+        loss_and_gradient(task_of(dataclasses.replace(CONFIG, loss=loss)).loss, start(CONFIG)[1], host_batch(), mesh)
+        for loss, mesh in ((SoftmaxLoss(form, 3), EIGHT_DEVICES.build()), (SoftmaxLoss("dense"), ONE_DEVICE))
     )
-    assert_same(found, expected)
-    for name, metric in expected[0][1].items():
-        np.testing.assert_allclose(found[0][1][name], metric, rtol=1e-5, err_msg=name)
+    assert_same_metrics(found, expected)
     moved = {path.split("/")[0] for path, x in parameters.flatten(expected[1]).items() if np.abs(x).max() > 1e-4}
     assert moved == {"image_tower", "text_tower", "head"}
 
@@ -325,17 +326,16 @@ def test_the_task_takes_the_loss_of_mixed_images():
 
 @pytest.mark.devices
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["gather", "ring"])
-def test_eight_devices_have_the_loss_and_gradient_of_one_with_mixed_images(form):
+def test_eight_devices_have_the_loss_metrics_and_gradient_of_one_with_mixed_images():
     """One device has all logits at once."""
     found, expected = (
         loss_and_gradient(task_of(dataclasses.replace(TASK, loss=loss)).loss, start(PLAIN)[1], host_batch(), mesh)
         for loss, mesh in (
-            (SigmoidLoss(form, 3, pseudo_positives=0.1), EIGHT_DEVICES.build()),
+            (SigmoidLoss("ring", 3, pseudo_positives=0.1), EIGHT_DEVICES.build()),
             (SigmoidLoss("dense", pseudo_positives=0.1), None),
         )
     )
-    assert_same(found, expected)
+    assert_same_metrics(found, expected)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Classifiers with several predictions of an image: heads, members of a tower, and MIMO (e3 App. B.3, C.1, G.3)."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.tasks import mimo, quantities
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
@@ -37,7 +38,7 @@ def with_experts(count, **fields):
 
 E3 = with_experts(4, num_members=2, noise_scale=0.0, dispatch="ragged")
 PLAIN = ViTConfig(8, 4, ENCODER, pooling="mean", members="apart")
-HEAD = DeterministicConfig()
+HEAD, SOFTMAX = DeterministicConfig(), SoftmaxCrossEntropy()
 NOISY = HetXLConfig(CovarianceConfig(num_factors=2), sampling=SamplingConfig(4, 4, block_size=8))
 IMAGE = jnp.asarray(RANDOM.integers(0, 256, (B, 8, 8, 3), np.uint8))
 LABEL = np.array([0, 2, 1, 1, 0, 2], np.int32)
@@ -54,9 +55,13 @@ def classifier(**changes):
     return ClassificationConfig(**{"image_tower": PLAIN, "head": HEAD, "num_classes": K, **changes})
 
 
-def evaluated(name, *member_losses, **fields):
-    """Returns losses and their gradients, and the log-probabilities and logits of the members ``[b m k]``."""
-    tasks = [classifier(**ENSEMBLES[name], member_loss=member_loss, **fields).build() for member_loss in member_losses]
+@functools.cache
+def evaluated(name):
+    """Returns losses and gradients, a sigmoid loss, and the log-probabilities and logits of the members ``[b m k]``."""
+    *tasks, of_sigmoids = (
+        classifier(**ENSEMBLES[name], member_loss=form, loss=loss).build()
+        for form, loss in (("mean", SOFTMAX), ("joint", SOFTMAX), ("joint", SigmoidCrossEntropy()))
+    )
 
     @jax.jit
     def run(params):
@@ -64,10 +69,11 @@ def evaluated(name, *member_losses, **fields):
         model, features = tasks[0].image_classifier(params), tasks[0].features(params, IMAGE)
         log_p = quantities.member_log_probabilities(model, features, jax.random.key(0), 0)
         logits = all_at_once(model.logits(model.inputs(features), None, 0))
-        return [(loss, gradient) for (loss, _), gradient in found], log_p, logits
+        sigmoid_loss, _ = of_sigmoids.loss(params, BATCH, KEYS)
+        return [(loss, gradient) for (loss, _), gradient in found], sigmoid_loss, log_p, logits
 
-    found, log_p, logits = jax.device_get(run(start(classifier(**ENSEMBLES[name]), 1)[1]))
-    return *found, log_p, logits.reshape(B, -1, K).astype(np.float64)
+    found, sigmoid_loss, log_p, logits = jax.device_get(run(start(classifier(**ENSEMBLES[name]), 1)[1]))
+    return *found, sigmoid_loss, log_p, logits.reshape(B, -1, K).astype(np.float64)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,7 @@ def evaluated(name, *member_losses, **fields):
     ],
 )
 def test_the_loss_of_members_is_their_mean_or_that_of_their_mean_prediction_and_all_of_them_learn(name, count):
-    (mean, of_mean), (joint, of_joint), log_p, _ = evaluated(name, "mean", "joint")
+    (mean, of_mean), (joint, of_joint), _, log_p, _ = evaluated(name)
     assert log_p.shape == (B, count, K)
     of_label = log_p[np.arange(B), :, LABEL][VALID]
     assert mean == pytest.approx(-of_label.mean(), abs=1e-5)
@@ -96,7 +102,7 @@ def test_the_loss_of_members_is_their_mean_or_that_of_their_mean_prediction_and_
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENSEMBLES)
 def test_the_joint_sigmoid_loss_is_that_of_the_mean_probability_of_each_class(name):
-    (loss, _), _, logits = evaluated(name, "joint", loss=SigmoidCrossEntropy())
+    _, _, loss, _, logits = evaluated(name)
     p, target = (1 / (1 + np.exp(-logits))).mean(axis=1), np.eye(K)[LABEL]
     expected = -(target * np.log(p) + (1 - target) * np.log(1 - p)).sum(axis=1)[VALID].mean()
     assert loss == pytest.approx(expected, abs=1e-5)

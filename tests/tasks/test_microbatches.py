@@ -11,13 +11,12 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from tests.tasks.meshes import EIGHT_DEVICES, loss_and_gradient, start, task_of
+from tests.tasks.meshes import EIGHT_DEVICES, KEYS, loss_and_gradient, start, task_of
 from tests.tasks.test_contrastive_task import CONFIG, ENCODER, B, host_batch
 
 EXPERTS = ExpertsConfig(
@@ -64,28 +63,22 @@ def test_microbatches_have_the_gradient_of_the_whole_batch_with_all_negatives(lo
 
 
 @pytest.mark.slow
-def test_a_classifier_that_mixes_rows_has_the_gradient_of_the_whole_batch():
-    assert_equal(ClassificationConfig(CONFIG.image_tower, num_classes=3, mixup=0.2), label=LABELS)
-
-
-@pytest.mark.slow
-def test_embeddings_of_ensemble_members_stay_adjacent():
-    encoder = dataclasses.replace(ENCODER, experts=EXPERTS)
-    config = ClassificationConfig(ViTConfig(8, 4, encoder, pooling="mean", members="apart"), num_classes=3)
-    assert_equal(config, label=LABELS)
+def test_a_classifier_that_mixes_rows_and_keeps_members_adjacent_has_the_gradient_of_the_whole_batch():
+    tower = ViTConfig(8, 4, dataclasses.replace(ENCODER, experts=EXPERTS), pooling="mean", members="apart")
+    assert_equal(ClassificationConfig(tower, num_classes=3, mixup=0.2), label=LABELS)
 
 
 @pytest.mark.slow
 def test_microbatches_need_less_memory():
     deep = EncoderConfig(width=32, depth=4, mlp_width=128, num_heads=2, compute_type="float32", remat="none")
-    config = dataclasses.replace(CONFIG, image_tower=ViTConfig(32, 4, deep, pooling="mean", representation_size=16))
+    tower = ViTConfig(32, 4, deep, pooling="mean", representation_size=16)
+    config = dataclasses.replace(CONFIG, image_tower=tower, head=DeterministicContrastiveConfig())
 
     def temporary_bytes(microbatches):
         task = dataclasses.replace(config, microbatches=microbatches).build()
-        params = jax.eval_shape(task.initialize, jax.random.key(0))
         images = dataclasses.replace(host_batch(), image=np.zeros((B, 32, 32, 3), np.uint8))
         images = jax.tree.map(jnp.asarray, images)
-        step = jax.jit(jax.grad(lambda params: task.loss(params, images, keys_at(0, 0))[0])).lower(params)
+        step = jax.jit(jax.grad(lambda params: task.loss(params, images, KEYS)[0])).lower(task.shapes)
         memory = step.compile().memory_analysis()
         assert memory is not None
         return memory.temp_size_in_bytes

@@ -83,12 +83,12 @@ PREDICTIONS = [
 ]
 
 
-# Every form with experts in the only block; the last ones also with blocks around them, in a row, and the first.
+# With experts in the only block; forms of two kinds with blocks around them, in a row, and the first.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "predictions", "depth", "blocks"),
     [
-        *((*form, 1, (0,)) for form in PREDICTIONS),
+        *((*form, 1, (0,)) for form in PREDICTIONS[:4]),
         *((*form, 4, blocks) for form in PREDICTIONS[-3:] for blocks in ((3,), (1, 2), (0, 1, 3))),
     ],
 )
@@ -98,11 +98,10 @@ def test_a_tower_has_as_many_embeddings_of_an_image_as_its_form_has_predictions(
     params, both = drawn(shapes(tower)), (tower, tower.all_members())
     apart, joined = jax.jit(lambda params: [embed(form, params) for form in both])(params)
     np.testing.assert_array_equal(joined, apart.reshape(4, -1))
+    assert apart.shape == (4 * predictions, 8)
     in_training = 4 * predictions // changes.get("dropout_samples", 1)  # masks are those of evaluation
     for form in (tower, with_encoder(tower, remat="dots")):
-        keys = None, jax.random.key(0)
-        evaluated, trained = (jax.eval_shape(functools.partial(embed, form), params, key).shape for key in keys)
-        assert (evaluated, trained) == ((4 * predictions, 8), (in_training, 8))
+        assert jax.eval_shape(functools.partial(embed, form), params, jax.random.key(0)).shape == (in_training, 8)
 
 
 @pytest.mark.slow
