@@ -22,6 +22,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.errors import UserError, counted, require_at_least
+from lit_het.programs import shared
 from lit_het.runs.opening import open_run
 from lit_het.runs.pretrained import abstract_params, load_pretrained, load_weights
 from lit_het.runs.tower_fingerprints import tower_fingerprint
@@ -196,13 +197,18 @@ def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
     tower = config.task.image_tower
     weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
     placed = jax.device_put(weights, sharding.tree_shardings(weights, mesh))
-    features = jax.jit(FeatureExtractor(tower))
+    features = _features(tower)
 
     def encode(batch: Batch) -> jax.Array:
         with jax.set_mesh(mesh):
             return features(placed, jax.device_put(batch.image, sharding.batch_sharding(mesh)))
 
     return encode
+
+
+@shared
+def _features(tower: ImageTowerConfig) -> Callable[[Params, jax.Array], jax.Array]:
+    return jax.jit(FeatureExtractor(tower))
 
 
 def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Callable[[int], None]) -> int:

@@ -40,7 +40,7 @@ ROWS = [
     (model, {} if k is None else experts(k, m), size, printed, 0.012)
     for (model, k, m), figures in GFLOP.items()
     for size, printed in zip(SIZES, figures, strict=False)
-    if printed is not None and (k in (None, 1) and m < 4 or size in ("b32", SIZES[len(figures) - 1]))
+    if printed is not None and ((k in (None, 1) and m < 4) or size in ("b32", SIZES[len(figures) - 1]))
 ]
 INPUTS, REPETITIONS = {"task.image-tower.num-inputs": 4, "task.num-heads": 4}, {"task.mimo.batch-repetitions": 2}
 ROWS += [
