@@ -185,8 +185,8 @@ def test_variances_that_overflow_are_no_prediction(refit):
 @pytest.mark.devices
 def test_factors_do_not_depend_on_blocks_and_devices(monkeypatch):
     random = np.random.default_rng(0)
-    outputs, others, inputs = (random.normal(size=(30, d)).astype(np.float32) for d in (6, 6, 9))
-    tau = np.float32(0.1)
+    outputs, others, inputs = (jax.device_put(random.normal(size=(30, d)).astype(np.float32)) for d in (6, 6, 9))
+    tau = jax.device_put(np.float32(0.1))
 
     @jax.jit
     def hessian(layer, others, counted):
@@ -264,6 +264,7 @@ def test_selected_samples_are_shards_with_all_members_that_train_and_few_shot_ta
     with tiny.untrained():
         run_command("train", "--config", config_file, "--data.shards", chosen, "--calibration", "None")
     config = load_config(tmp_path / "lit")
+    assert config.tokenizer is not None
     batches = Loader(config.data, config.tokenizer.build()).epoch()
     assert sum(batch.valid.sum() for batch in batches) == 80
     output = tmp_path / "few.json"

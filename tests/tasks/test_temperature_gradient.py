@@ -205,10 +205,11 @@ def test_four_devices_and_microbatches_have_the_gradients_of_one_device():
     _, params, batch = setting(PAIRS)
     mesh = MeshConfig(data=4).build(jax.devices()[:4])
 
-    def of_both_methods(config, *given):
+    def of_both_methods(config, params, batch):
         # One program, whose equal parts are compiled once.
         loss, _, _ = setting(config)
-        return jax.jit(lambda *given: [gradient_of(way, 0.5)(loss, *given, KEYS, STEP) for way in METHODS])(*given)
+        ways = [gradient_of(way, 0.5) for way in METHODS]
+        return jax.jit(lambda params, batch: [way(loss, params, batch, KEYS, STEP) for way in ways])(params, batch)
 
     expected = of_both_methods(PAIRS, params, batch)
     with jax.set_mesh(mesh):
