@@ -1,7 +1,7 @@
 """One policy for every test: one device, strict broadcasting, warnings are errors, shapes are checked.
 
-Tests marked ``devices`` see eight virtual devices. Those marked ``slow`` run with ``scripts/test.sh --all`` only, and
-check no shapes: they call what the others do, and would take a third longer.
+Tests marked ``devices`` see eight virtual devices. Those marked ``slow`` run with ``scripts/test.sh --all`` only. They
+and the tests of commands check no shapes: they call what the others do, and would take a third longer.
 """
 
 import contextlib
@@ -82,7 +82,8 @@ def one_device() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("slow") is not None)
+    is_checked = item.get_closest_marker("slow") is None and item.path.parent.name != "cli"
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
     with contextlib.nullcontext() if item.get_closest_marker("devices") else one_device():
         result = yield
     if nextitem is None or nextitem.path != item.path:
@@ -93,7 +94,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def forget_programs() -> None:
     """Clears what JAX keeps: a program takes about twenty of the 65,530 memory maps that Linux gives a process."""
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # or a worker grows to 9 GB

@@ -53,7 +53,6 @@ ROWS += [
     ("mimo", REPETITIONS | INPUTS, "b32", 198.1, 0.02),
     # Of Table 22, but without dispatch: its way back of several predictions takes less than ours, a product for each.
     ("multi_pred", experts(2, 1), "b32", 96.330, 0.05),
-    ("multi_pred", experts(4, 1), "b32", 122.526, 0.05),
     ("multi_pred", experts(8, 1), "b32", 175.889, 0.05),
 ]
 
@@ -86,9 +85,7 @@ def test_operations_without_dispatch_are_those_that_e3_prints(model, flags, size
 
 # Table 12, for Monte Carlo dropout, which samples in prediction: three times its operations, at a capacity of 1.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("k", "m", "printed"), [(1, 2, 97.2), (1, 4, 135.6), (2, 2, 113.7), (2, 4, 168.6), (4, 2, 146.7)]
-)
+@pytest.mark.parametrize(("k", "m", "printed"), [(1, 2, 97.2), (2, 4, 168.6), (4, 2, 146.7)])
 def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printed):
     flags = {"num-selected": k, "dropout-samples": m, "eval-capacity-factor": 1.0}
     this = step("mc_dropout", "b32", {f"{EXPERTS}.{flag}": value for flag, value in flags.items()})
@@ -104,15 +101,11 @@ def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printe
     ("model", "k", "m", "flags", "printed"),
     [
         ("vmoe", 2, 1, {}, 96.895),
-        ("vmoe", 4, 1, {}, 123.644),
         ("vmoe", 8, 1, {}, 178.133),
         ("e3", 1, 2, {}, 109.781),
-        ("e3", 2, 2, {}, 138.457),
         ("e3", 4, 2, {}, 196.870),
         ("tiling", 2, 2, {}, 138.460),
         ("overlap", 2, 2, {"overlap": 2}, 138.457),
-        ("overlap", 2, 2, {"overlap": 4}, 138.458),
-        ("overlap", 2, 2, {"overlap": 8}, 138.459),
         ("overlap", 2, 2, {"overlap": 16}, 138.460),
         # The table's K of partitioning counts the experts of a token over all members.
         ("partitioning", 1, 2, {}, 97.885),
