@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.programs import shared
 from lit_het.runs.opening import open_run
 from lit_het.runs.predictor import Model
 from lit_het.runs.training import train
+from tests.cli.conftest import changed
 
 
 @pytest.fixture
@@ -40,9 +42,10 @@ def test_a_configuration_that_is_trained_again_compiles_nothing_and_gives_the_sa
 
 @pytest.mark.slow
 def test_another_learning_rate_or_seed_is_another_step(lit_config, tmp_path):
-    faster = dataclasses.replace(lit_config.schedule, learning_rate=0.1)
+    config = changed(lit_config, task__head=DeterministicContrastiveConfig())
+    faster = dataclasses.replace(config.schedule, learning_rate=0.1)
     params = [
-        train(dataclasses.replace(lit_config, run_dir=tmp_path / str(number), **change)).params
+        train(dataclasses.replace(config, run_dir=tmp_path / str(number), **change)).params
         for number, change in enumerate(({}, {"schedule": faster}, {"seed": 1}))
     ]
     words = [tree["text_tower"]["tokens"]["embedding"] for tree in params]

@@ -48,7 +48,7 @@ def small(monkeypatch):
                 towers["text_tower"] = dataclasses.replace(task.text_tower, encoder=small_encoder, embedding_size=64)
             schedule = Schedule(1e-3, Duration(1))
             return dataclasses.replace(
-                config, task=dataclasses.replace(task, **towers), length=Duration(10), schedule=schedule
+                config, task=dataclasses.replace(task, **towers), length=Duration(4), schedule=schedule
             )
 
         return get_small_config
@@ -163,7 +163,13 @@ def test_a_finding_says_better_only_beyond_two_standard_errors():
 
 def report_without_drawings(*arguments):
     """Leaves out the plots that every report has, and no plot of the quickstart itself: those are drawn before."""
-    with mock.patch("lit_het.eval.report.figures._svg", return_value=NOTHING):
+    drawing = mock.MagicMock()
+    with mock.patch.multiple(
+        "lit_het.eval.report.figures",
+        _canvas=lambda *_, **__: (drawing, drawing),
+        _stacked_canvas=lambda *_: (drawing, drawing, drawing),
+        _svg=lambda *_: NOTHING,
+    ):
         report(*arguments)
 
 

@@ -20,6 +20,7 @@ from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.data_pipelines.data_config import Streaming
 from lit_het.durations import Duration
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import open_run
 from lit_het.runs.pretrained import abstract_params
@@ -28,8 +29,20 @@ from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
 from tests import tiny
-from tests.cli.conftest import refusal, write_config_file
+from tests.cli.conftest import changed, refusal, write_config_file
 from tests.training.test_tracking import Service
+
+
+# A training whose steps take so long, once there is a save, that a signal comes before its end.
+SLOW = """
+import sys, time
+from lit_het.cli.main import main
+from lit_het.training.metric_log import MetricLog
+
+write = MetricLog.write
+MetricLog.write = lambda log, step, values: (write(log, step, values), time.sleep(step > 6 and 0.3))
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.mark.slow
@@ -37,18 +50,17 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(
     capsys, lit_config, tmp_path, monkeypatch
 ):
     environment = tiny.environment()
-    config = dataclasses.replace(lit_config, length=Duration(60), cadence=Cadence(log_steps=1, save_steps=5))
+    config = dataclasses.replace(lit_config, length=Duration(24), cadence=Cadence(log_steps=1, save_steps=6))
+    train(config)
     killed = dataclasses.replace(config, run_dir=tmp_path / "killed")
     command = ["train", "--config", str(write_config_file(killed, tmp_path / "killed.py"))]
     metrics = killed.run_dir / "metrics.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lit_het.cli.main", *command], env=environment, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *command], env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 300
-    while len(read_metrics(metrics)) < 7:
+    while len(read_metrics(metrics)) < 8:
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.05)
     process.kill()
     messages = process.communicate()[1].decode()
     assert process.returncode == -signal.SIGKILL, messages
@@ -72,7 +84,6 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(
     assert set(starts[0]["environment"]) <= {name for name in environment if name.startswith(("XLA", "JAX", "LIBTPU"))}
     assert starts[0]["versions"]["jax"] == jax.__version__
 
-    train(config)
     losses = [
         [(record["step"], record["train/loss"]) for record in read_metrics(run / "metrics.jsonl")]
         for run in (config.run_dir, killed.run_dir)
@@ -112,7 +123,8 @@ def test_a_flag_changes_the_field_with_its_dotted_path(config_file, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(lit_config, monkeypatch):
-    config = dataclasses.replace(lit_config, length=Duration(1, "epochs"), average_decay=0.75)
+    head = DeterministicContrastiveConfig()  # whose step is traced in half of the time
+    config = changed(lit_config, length=Duration(1, "epochs"), average_decay=0.75, task__head=head)
     state = train(config)
     assert int(state.step) == tiny.NUM_SAMPLES // config.data.batch_size == 2
     opened = checksums.digest({part: open_run(config.run_dir).params[part] for part in state.params})
