@@ -115,7 +115,7 @@ def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path
 
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(file, tmp_path, trained, monkeypatch):
-    assert main(arguments(file, tmp_path / "whole", budget=12)) == 0
+    assert main(arguments(file, tmp_path / "whole", budget=8)) == 0
     stub = grid_runs.train_unless_done
 
     def interrupted(config, **_):
@@ -126,13 +126,13 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(file, tmp_path, tra
 
     monkeypatch.setattr(grid_runs, "train_unless_done", interrupted)
     starts = 0
-    while main(arguments(file, tmp_path / "parts", budget=12)) == 130:
+    while main(arguments(file, tmp_path / "parts", budget=8)) == 130:
         starts += 1
     assert starts >= 2
     whole, parts = trials_in(tmp_path / "whole"), trials_in(tmp_path / "parts")
     assert [trial["setting"] for trial in parts] == [trial["setting"] for trial in whole]
     assert [trial["value"] for trial in parts] == [trial["value"] for trial in whole]
-    assert len({trial["setting"][RATE] for trial in whole}) == 12
+    assert len({trial["setting"][RATE] for trial in whole}) == 8
 
 
 _PROCESS = """
