@@ -22,7 +22,7 @@ from tests.cli.tiny_decoder import NAMES, pixels
 
 pytestmark = pytest.mark.slow  # the task has tests of its own
 LENGTH = 12  # of the longest name and its end
-STEPS = 60
+STEPS = 100
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def config(data, upstream, tmp_path_factory):
         data__batch_size=8,
         length=Duration(STEPS),
         schedule=Schedule(8e-3, warmup=Duration(5)),
-        cadence=Cadence(log_steps=20, save_steps=STEPS, evaluate_steps=STEPS),
+        cadence=Cadence(log_steps=50, save_steps=STEPS, evaluate_steps=STEPS),
         evaluations=(WriteCaptionsConfig(images),),
     )
     train(config)
