@@ -206,7 +206,7 @@ def pooling(decoder, tmp_path_factory):
 def test_stored_tokens_train_the_same_decoder(decoder, pooling, tmp_path, capsys):
     store = tmp_path / "tokens"
     short = changed(decoder, length=Duration(2), schedule=Schedule(1e-3, warmup=Duration(1)))
-    short = changed(short, task__head=DeterministicConfig())  # whose step is traced in half of the time
+    short = changed(short, task__head=DeterministicConfig())  # whose step is traced sooner
     pretrained = PretrainedConfig(pooling)
     config = changed(short, run_dir=tmp_path / "pixels", data__mixture=(), pretrained=pretrained)
     train(config)

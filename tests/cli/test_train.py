@@ -32,7 +32,6 @@ from tests import tiny
 from tests.cli.conftest import changed, refusal, write_config_file
 from tests.training.test_tracking import Service
 
-
 # A training whose steps take so long, once there is a save, that a signal comes before its end.
 SLOW = """
 import sys, time
@@ -123,7 +122,7 @@ def test_a_flag_changes_the_field_with_its_dotted_path(config_file, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(lit_config, monkeypatch):
-    head = DeterministicContrastiveConfig()  # whose step is traced in half of the time
+    head = DeterministicContrastiveConfig()  # whose step is traced sooner
     config = changed(lit_config, length=Duration(1, "epochs"), average_decay=0.75, task__head=head)
     state = train(config)
     assert int(state.step) == tiny.NUM_SAMPLES // config.data.batch_size == 2
