@@ -34,13 +34,14 @@ def experts(k, m, **others) -> dict[str, Any]:
     return {f"{EXPERTS}.{name.replace('_', '-')}": value for name, value in fields.items()}
 
 
-# Every size of a model without and with experts, and with members; other K and M with two sizes: each row takes a
-# second of tracing, and sizes know nothing of K and M.
+# Every size without experts, some with them, the largest with members; other K and M with B/32: each row takes a second
+# of tracing, and sizes know nothing of K and M.
+TRACED = {("vit", None, 1): SIZES, ("vmoe", 1, 1): ("l16", "h14"), ("e3", 1, 2): ("h14",)}
 ROWS = [
     (model, {} if k is None else experts(k, m), size, printed, 0.012)
     for (model, k, m), figures in GFLOP.items()
     for size, printed in zip(SIZES, figures, strict=False)
-    if printed is not None and ((k in (None, 1) and m < 4) or size in ("b32", SIZES[len(figures) - 1]))
+    if printed is not None and (size in TRACED.get((model, k, m), ()) or size == "b32")
 ]
 INPUTS, REPETITIONS = {"task.image-tower.num-inputs": 4, "task.num-heads": 4}, {"task.mimo.batch-repetitions": 2}
 ROWS += [

@@ -295,13 +295,12 @@ def count_of_the_formula(depth, width):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("depth", "width", "published"),
-    [(50, 1, 25.55), (50, 2, None), (50, 3, 217.32), (101, 1, 44.54), (152, 1, None), (152, 2, 236.34)],
+    [(50, 1, 25.55), (50, 3, 217.32), (101, 1, 44.54), (152, 2, 236.34)],
 )
 def test_published_models_have_the_shapes_and_counts_of_the_formula(depth, width, published):
     config = ResNetConfig(depth, width)
     assert count(depth, width) == count_of_the_formula(depth, width)
-    if published is not None:
-        assert round((count(depth, width) + config.embedding_size * 1000 + 1000) / 1e6, 2) == published
+    assert round((count(depth, width) + config.embedding_size * 1000 + 1000) / 1e6, 2) == published
     embedding, tokens = output_shapes(config)
     assert embedding.shape == (2, config.embedding_size) == (2, 2048 * width)
     assert tokens.shape == (2, 7 * 7, 2048 * width)
