@@ -62,7 +62,7 @@ KINDS = st.sampled_from([b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7"])
 ENTRIES = st.lists(st.tuples(NAMES, KINDS, st.binary(max_size=1500)), min_size=1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(entries=ENTRIES, format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), comment=st.text(max_size=9))
 def test_members_equal_those_of_tarfile(entries: list[tuple[str, bytes, bytes]], format: int, comment: str):
     stream = io.BytesIO()
