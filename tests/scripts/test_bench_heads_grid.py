@@ -22,7 +22,8 @@ def grid(monkeypatch):
 @pytest.mark.slow
 def test_cells_that_do_not_fit_are_not_run_and_maps_are_drawn(grid, tmp_path):
     options = argparse.Namespace(
-        **{"features": 8, "classes": 300, "factors": 3, "block_size": 16, "memory_gib": 1 / 1024},
+        # In which HET-XL fits with one sample; what needs more is not run, which takes a program less.
+        **{"features": 8, "classes": 300, "factors": 3, "block_size": 16, "memory_gib": 150_000 / 2**30},
         **{"grid_batches": [16], "samples": [1, 64], "rounds": 1, "seconds": 5.0, "output": tmp_path},
     )
     grid.map_costs(options, grid.Report(Console(quiet=True), "heads"))
@@ -31,10 +32,10 @@ def test_cells_that_do_not_fit_are_not_run_and_maps_are_drawn(grid, tmp_path):
         for c in json.loads((tmp_path / "bench_heads_grid.json").read_text())["grid"]
     }
     assert len(cells) == 2 * len(grid.FORMS)
+    assert {cell["fit"] for cell in cells.values()} == {"fits", "may not fit", "does not fit"}
+    assert all(bool(cell["seconds"]) == (cell["fit"] == "fits") for cell in cells.values())
     assert cells["HET-XL", 16, 1]["fit"] == "fits"
-    assert cells["HET-XL", 16, 1]["seconds"]
     assert cells["HET-XL", 16, 64]["fit"] == "does not fit"
-    assert not cells["HET-XL", 16, 64]["seconds"]
     assert cells["HET-XL, blocks", 16, 64]["fit"] == "fits", "blocks need no more memory for more samples"
     # Wᵀ φ and its gradients, with the products of the scales of the noise.
     assert cells["HET-XL", 16, 1]["gflop"] == pytest.approx(2e-9 * 16 * (3 * 2 * 8 * 8 + 2 * 3 * 8 + 3 * 8 * 300))
