@@ -24,7 +24,7 @@ def names() -> dict[str, Any]:
     contrastive, classifier = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     found: dict[str, Any] = {}
     # Logits of fewer pairs, which are most of the time.
-    contrastive, batch_size = re.subn("size=128", "size=80", contrastive)
+    contrastive, batch_size = re.subn("size=128", "size=96", contrastive)
     assert batch_size == 1
     # As a user would run it: without this suite's rule that arrays of different rank are never added.
     with jax.numpy_rank_promotion("allow"):

@@ -24,9 +24,7 @@ def data() -> Digits:
 
 @pytest.fixture(scope="module")
 def trained(data: Digits) -> HetXLClassifier:
-    return HetXLClassifier(num_samples=8, num_eval_samples=16, max_iter=20, random_state=0).fit(
-        data.train, data.train_labels
-    )
+    return HetXLClassifier(max_iter=20, num_eval_samples=16, random_state=0).fit(data.train, data.train_labels)
 
 
 def fresh(model: HetXLClassifier) -> HetXLClassifier:

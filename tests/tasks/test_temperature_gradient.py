@@ -125,7 +125,7 @@ CLASSIFIER = ClassificationConfig(
 PAIRS = dataclasses.replace(TASK, head=DeterministicContrastiveConfig(initial_bias=-1.0))
 TASKS = {
     "classes": CLASSIFIER,
-    "pairs, ring": dataclasses.replace(PAIRS, loss=SoftmaxLoss("ring", block_size=4)),
+    "pairs, ring": dataclasses.replace(TASK, loss=SoftmaxLoss("ring", block_size=4)),
     "pairs, sigmoid": dataclasses.replace(PAIRS, loss=SigmoidLoss(block_size=4)),
 }
 

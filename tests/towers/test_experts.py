@@ -155,8 +155,9 @@ def loss_and_gradient(tower, params, images):
 @pytest.mark.parametrize(
     ("num_members", "dispatch", "mesh"),
     [
+        (1, "einsum", MeshConfig(data=2, expert=4)),
         (2, "einsum", MeshConfig(data=2, fsdp=2, expert=2)),
-        (1, "ragged", MeshConfig(data=2, expert=4)),
+        (2, "ragged", MeshConfig(data=2, expert=4)),
     ],
 )
 def test_eight_devices_with_split_experts_equal_one(num_members, dispatch, mesh, capfd, params):
