@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_het import untrusted
+from lit_het import distributed, untrusted
 from lit_het.errors import UserError
 from lit_het.files import completed, write_atomically
 from lit_het.untrusted import Malformed
@@ -124,6 +124,8 @@ def evaluations_folder(run_dir: Path) -> Path:
 def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Mapping[str, Any]) -> Path:
     """Writes ``evaluations/<kind>_<name>.json`` and ``.npz`` into a run's folder, and replaces earlier ones.
 
+    All processes must call it, as they draw together; the main process writes.
+
     Returns:
         The path of the JSON file.
 
@@ -148,6 +150,8 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
     arrays: dict[str, Any] = dict(drawing.arrays)
     folder = evaluations_folder(run_dir)
     path = folder / f"{evaluation.kind}_{evaluation.name}.json"
+    if not distributed.is_main_process():
+        return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with completed(path.with_suffix(".npz")) as partial:

@@ -261,6 +261,26 @@ def _exchange(x: Float[Array, "e g c d"], before: PartitionSpec, after: Partitio
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after)
 
 
+def place(tree: Any, shardings: Any) -> Any:
+    """Returns arrays that every process holds whole, on the devices of all.
+
+    Args:
+        tree: of arrays.
+        shardings: of each array, or one of all.
+    """
+    if isinstance(shardings, NamedSharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(_placed, tree, shardings)
+
+
+def _placed(array: Any, where: NamedSharding) -> jax.Array:
+    if where.is_fully_addressable:
+        return jax.device_put(array, where)
+    # `jax.device_put` refuses arrays on devices of one process, and sends those of NumPy to all others to compare.
+    content = np.asarray(array)
+    return jax.make_array_from_callback(content.shape, where, lambda index: content[index])
+
+
 def place_on_devices(array: np.ndarray, sharding: Any) -> jax.Array:
     """Returns an array on its devices: the default device where ``sharding`` is None."""
     # Waiting for the copy keeps at most one array in both memories.

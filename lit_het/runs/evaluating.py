@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from lit_het import distributed, parameters
+from lit_het import parameters
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
@@ -62,11 +62,12 @@ def opened_evaluations(
 
     def evaluate(trainable: Params, step: int) -> Mapping[str, float]:
         model, metrics = model_of(trainable), {}
-        for evaluation, evaluator in zip(config.evaluations, evaluators, strict=True):
-            found = evaluator(model)
-            metrics |= found.metrics()
-            message(f"step {step}: {line(found)}")
-            if distributed.is_main_process():
+        # Not on the mesh of training: beside the model, a process computes what it needs on its own devices.
+        with jax.set_mesh(None):
+            for evaluation, evaluator in zip(config.evaluations, evaluators, strict=True):
+                found = evaluator(model)
+                metrics |= found.metrics()
+                message(f"step {step}: {line(found)}")
                 _save(found, evaluation, config.run_dir, step, draws=step == num_steps)
         return metrics
 
@@ -74,9 +75,8 @@ def opened_evaluations(
 
 
 def _save(found: Evaluation, evaluation: EvaluationConfig, run_dir: Path, step: int, *, draws: bool) -> None:
-    # Drawings read images and run the model, and a report shows only the last ones. The model of several processes runs
-    # on all of them, and this function on one.
-    if not draws or jax.process_count() > 1:
+    # Drawings read images and run the model, and a report shows only the last ones.
+    if not draws:
         found = dataclasses.replace(found, draw=Drawing)
     try:
         write_record(found, run_dir, step, experiment.to_dict(evaluation))

@@ -87,12 +87,12 @@ def evaluate(
 
     def keep(evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
         found.append(evaluation)
-        if not distributed.is_main_process():
-            return  # all processes have the same results; only the main process prints them
-        console.print(table(evaluation))
+        is_main = distributed.is_main_process()
+        if is_main:  # all processes have the same results
+            console.print(table(evaluation))
         if not is_other:
             write_record(evaluation, run.run_dir, run.step, settings)
-        if output is not None:  # after each evaluation, in case a later one fails
+        if output is not None and is_main:  # after each evaluation, in case a later one fails
             metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
             write_atomically(output, json.dumps(metrics, indent=2) + "\n")
 

@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
@@ -60,7 +59,7 @@ class Run:
             UserError: the file of the temperatures is damaged.
         """
         mesh = mesh or MeshConfig().build()
-        placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
+        placed = sharding.place(self.params, sharding.tree_shardings(self.params, mesh))
         programs = Programs(self.task, mesh, self.tokenizer, self.config.data.prompts)
         return programs.model(placed, self.tower, self._text_tower(), self.calibration if calibrated else None)
 

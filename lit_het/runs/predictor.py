@@ -130,7 +130,7 @@ class Programs:
         return all_blocks
 
     def _arguments(self, params: Params, blocks: Any, seeds: Any, classes: Any) -> tuple[Params, Any, Any]:
-        return params, jax.device_put(classes, sharding.replicated(self._mesh)), self._split((blocks, seeds))
+        return params, sharding.place(classes, sharding.replicated(self._mesh)), self._split((blocks, seeds))
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
         def extract(view: np.ndarray) -> jax.Array:
@@ -157,7 +157,7 @@ class Programs:
     def _split(self, rows: Any) -> Any:
         shards = sharding.num_batch_shards(self._mesh)
         is_even = not jax.tree.leaves(rows)[0].shape[0] % shards
-        return jax.device_put(rows, sharding.batch_sharding(self._mesh) if is_even else sharding.replicated(self._mesh))
+        return sharding.place(rows, sharding.batch_sharding(self._mesh) if is_even else sharding.replicated(self._mesh))
 
     def _call(self, key: Hashable, function: Callable[..., Any], *arguments: Any, **static: Any) -> Any:
         """Runs a function that is compiled once per key; the result is replicated on all devices and processes."""

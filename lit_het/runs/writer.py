@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Key
 
@@ -138,7 +137,7 @@ class Writer:
         for row, of_image in zip(tokens, before, strict=True):
             row[: len(of_image)] = of_image
         program = functools.partial(_generated, self._task, config, self._tokenizer.end_id, samples)
-        rows = features, Prompt(jnp.asarray(tokens), jnp.asarray(lengths)), np.asarray(numbers, np.uint32)
+        rows = features, Prompt(tokens, lengths), np.asarray(numbers, np.uint32)
         texts = self._run(program, rows, self._allowed, key, self._fitted(samples))
         found = []
         for row in range(len(features)):
