@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from lit_het import stopping
 from lit_het.errors import UserError
 
 REFUSED = {
@@ -72,6 +73,7 @@ def with_retries(call: Callable[[], _Result]) -> _Result:
         except PERMANENT_ERRORS:
             raise
         except Exception as error:
+            stopping.check()
             if pause is None:
                 raise OSError(reason(error)) from error
             time.sleep(pause)

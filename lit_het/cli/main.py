@@ -3,14 +3,12 @@
 import argparse
 import contextlib
 import os
-import signal
 import sys
-import threading
 import traceback
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
-from lit_het import __version__, library_logs
+from lit_het import __version__, library_logs, stopping
 from lit_het.cli import (
     add_noise,
     benchmark,
@@ -118,7 +116,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
-        with _signals_as_exceptions():
+        with stopping.signals_as_exceptions():
             if getattr(options, "distributed", None) is not None:
                 from lit_het import distributed
 
@@ -138,7 +136,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"lit-het: interrupted{_left_by(options)}", file=sys.stderr)
         return 130
-    except _Stopped as error:
+    except stopping.Stopped as error:
         with contextlib.suppress(OSError):  # the terminal may be closed
             print(f"lit-het: stopped by {error.signal.name}{_left_by(options)}", file=sys.stderr)
         return 128 + error.signal
@@ -157,36 +155,6 @@ def _left_by(options: argparse.Namespace) -> str:
     return f"; {options.if_stopped}" if hasattr(options, "if_stopped") else ""
 
 
-class _Stopped(BaseException):
-    """The process received a signal to stop."""
-
-    def __init__(self, number: int):
-        self.signal = signal.Signals(number)
-
-
-@contextlib.contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP raise `_Stopped`, so that commands that streams read from are stopped as well."""
-    # Signals that are ignored (nohup) or handled elsewhere stay so. Only the main thread may set handlers.
-    is_main = threading.current_thread() is threading.main_thread()
-    handled = [
-        number for number in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(number) == signal.SIG_DFL
-    ]
-
-    def end(number: int, _: types.FrameType | None) -> None:
-        for other in handled:
-            signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
-        raise _Stopped(number)
-
-    for number in handled:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lit-het",
@@ -201,5 +169,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def run() -> NoReturn:
+    """Ends the process with the code of a command."""
+    code = main()
+    if code:
+        # At once: threads of XLA and Orbax that a stop has left at work may crash while Python exits.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

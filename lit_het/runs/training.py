@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from lit_het import distributed, parameters, sharding
+from lit_het import distributed, parameters, sharding, stopping
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.folders import complete_steps
 from lit_het.checkpoints.native.saving import Checkpoints, Retention
@@ -264,6 +264,7 @@ def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> N
     except SeenByModel as error:
         message(f"not calibrated: {error}")
     except Exception as error:  # of any kind, such as too little memory
+        stopping.check()
         message(f"not calibrated: {error}; after a correction, {by_hand}")
 
 

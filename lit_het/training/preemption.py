@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import jax
 from jax.experimental import multihost_utils
 
+from lit_het import stopping
 from lit_het.errors import TRY_AGAIN, UserError
 
 
@@ -56,6 +57,7 @@ _watch: _Watch | None = None
 def watched() -> Iterator[None]:
     """Defers SIGTERM to the next `is_due` or `leave_if_due`; a second one ends the process at once."""
     global _watch
+    stopping.check()
     # With several processes JAX has its own handler. An ignored signal stays ignored. Only the main thread may set
     # handlers.
     before = signal.getsignal(signal.SIGTERM)

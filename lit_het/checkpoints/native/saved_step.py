@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from lit_het import distributed
+from lit_het import distributed, stopping
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.checksums import Fingerprint
 from lit_het.checkpoints.native.orbax_errors import is_unavailable, reason_of
@@ -146,6 +146,7 @@ class SavedStep:
         except jax.errors.JaxRuntimeError:
             raise
         except Exception as error:  # a damaged file may raise any exception
+            stopping.check()
             # Only the text is stored. The error's frames hold Orbax 0.12's pending coroutines, which would print
             # warnings when they are collected.
             reason, unavailable = reason_of(error), is_unavailable(error)

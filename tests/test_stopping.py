@@ -1,0 +1,69 @@
+"""SIGTERM stops a command wherever it arrives."""
+
+import signal
+import time
+
+import pytest
+
+from lit_het import stopping
+from lit_het.checkpoints.native.saved_step import SavedStep
+from lit_het.stopping import Stopped, signals_as_exceptions
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(stopping, "_AGAIN", 0.05)
+
+
+class Finalized:
+    """Receives SIGTERM where Python drops exceptions."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_in_a_finalizer_is_raised_after_it():
+    def command():
+        Finalized()
+        time.sleep(5)
+
+    with pytest.raises(Stopped) as error, signals_as_exceptions():
+        command()
+    assert error.value.signal == signal.SIGTERM
+
+
+def test_a_stop_interrupts_no_clean_up():
+    cleaned = []
+
+    def command():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            time.sleep(0.2)
+            cleaned.append(True)
+
+    with pytest.raises(Stopped), signals_as_exceptions():
+        command()
+    assert cleaned
+    assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def swallowed(*_):
+    """Stands for a library whose event loop turns an exception of a signal into another one."""
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except Stopped as error:
+        raise ValueError(str(error)) from None
+
+
+def test_what_a_stop_has_made_fail_is_a_stop():
+    with pytest.raises(Stopped), signals_as_exceptions():
+        swallowed()
+
+
+def test_a_checkpoint_is_not_damaged_because_its_reading_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_het.checkpoints.native.saved_step.ocp.load_checkpointables", swallowed)
+    (tmp_path / "1").mkdir()
+    with signals_as_exceptions(), pytest.raises(Stopped):
+        SavedStep(tmp_path / "1").read_info()
