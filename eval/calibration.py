@@ -240,7 +240,7 @@ def fit(
     by_image = slopes if image is None else np.bincount(image, slopes)
     error = temperature**2 * np.sqrt((by_image**2).sum()) / curvatures.sum()
     after = _at_label(scaled(log_probabilities, temperature), labels)
-    means = (-float(values.mean(dtype=np.float64)) for values in (label_log_p, after))
+    means = (0.0 - float(values.mean(dtype=np.float64)) for values in (label_log_p, after))
     return FittedTemperature(temperature, float(error), *means)
 
 

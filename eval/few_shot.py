@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval.calibration import correctness
 from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.significance import standard_error
@@ -87,7 +87,7 @@ def few_shot(
     """
     options = options or FewShotOptions()
     classes, train_targets = np.unique(train_labels, return_inverse=True)
-    test_targets = _targets(test_labels, classes)
+    test_targets = as_trained(test_labels, classes, "few-shot")
     train, test = (_members(features, options.ensemble, name) for features, name in ((train, "train"), (test, "test")))
     shape = (len(options.shots), len(options.seeds), len(options.l2))
     on_test, held_out = np.empty(shape[:2]), np.full(shape, np.nan)
@@ -170,15 +170,19 @@ def _with_bias(features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, "n f_plu
     return np.concatenate([features, np.full((len(features), 1), BIAS, features.dtype)], axis=1)
 
 
-def _targets(test_labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the test labels as indices into the classes."""
+def as_trained(test_labels: np.ndarray, classes: np.ndarray, kind: str) -> np.ndarray:
+    """Returns the test labels as indices into the classes of the training images.
+
+    Raises:
+        UserError: there are no images, or a test label without training images; the message begins with the kind.
+    """
     if not len(classes) or not len(test_labels):
-        raise UserError(f"few-shot: no {'test' if len(classes) else 'training'} images; check the path of the split")
+        raise UserError(f"{kind}: no {'test' if len(classes) else 'training'} images; check the path of the split")
     unknown = np.setdiff1d(test_labels, classes)
     if len(unknown):
         raise UserError(
-            f"few-shot: label {unknown[0]} of the test images has no training image ({len(unknown)} labels have none); "
-            "take both splits from the same data set"
+            f"{kind}: label {unknown[0]} of the test images has no training image ({counted(len(unknown), 'label')} "
+            "without); take both splits from the same data set"
         )
     return np.searchsorted(classes, test_labels)
 

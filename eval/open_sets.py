@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -40,6 +41,7 @@ from lit_het.eval.sets import ImageSet
 from lit_het.types import ImageFeatures
 
 _MEMBERS_PER_READ = 1024
+_Text = TypeVar("_Text")
 
 
 class _OpenShards:
@@ -180,20 +182,29 @@ class OpenSet:
                 raise UserError(f"{where}: {error}; prepare the set again") from error
         return np.stack(found)
 
-    def texts(self, member: str) -> list[str]:
-        """Returns the text member of every sample, for a set opened without labels.
+    def texts(self, member: str, parse: Callable[[str], _Text]) -> list[_Text | None]:
+        """Returns what is in the text member of every sample, for a set opened without labels; None if it is bad.
+
+        Args:
+            member: the kind of the member.
+            parse: a text to its content; raises `Unreadable`.
 
         Raises:
-            UserError: a member is missing or unreadable.
+            UserError: more members are missing or unreadable than ``max_bad_fraction`` allows.
         """
         addresses = [summary.address for summary in self.loader.index.summaries]
-        index, found = ShardIndex(addresses, self.loader.required, [member]), []
+        index, bad = ShardIndex(addresses, self.loader.required, [member]), list[str]()
+        found: list[_Text | None] = []
         for position, content in self._members(index, member):
             try:
-                found.append(text_of(content_or_raise(content)))
+                found.append(parse(text_of(content_or_raise(content))))
             except Unreadable as error:
-                where = f"{index.shard(position)}: {index.key(position)}.{member}"
-                raise MissingText(f"{where}: {error}") from error
+                found.append(None)
+                bad.append(f"{index.shard(position)}: {index.key(position)}.{member}: {error}")
+        if len(bad) > self.config.max_bad_fraction * len(found):
+            raise MissingText(bad[0])
+        if bad:
+            message(f"{self.config.name}: {counted(len(bad), 'sample')} left out, the first is {bad[0]}")
         return found
 
     def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:

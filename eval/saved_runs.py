@@ -10,6 +10,7 @@ from lit_het import untrusted
 from lit_het.checkpoints import manifest
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record, evaluations_folder, read_records
+from lit_het.paths import require_different
 from lit_het.training.metric_log import read_metrics
 from lit_het.untrusted import Malformed
 
@@ -67,10 +68,8 @@ def read_runs(directories: Sequence[Path]) -> list[SavedRun]:
     Raises:
         UserError: a folder is not a run or is listed twice, or a file in it cannot be read.
     """
+    require_different(directories)
     places = [directory.resolve() for directory in directories]
-    for number, place in enumerate(places):
-        if place in places[:number]:
-            raise UserError(f"{directories[number]} is listed twice; list each run once")
     return [_read(directory, name) for directory, name in zip(directories, _short_names(places), strict=True)]
 
 

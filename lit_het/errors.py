@@ -26,7 +26,9 @@ def printable(text: str) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Returns a number and its noun: ``1 sample``, ``2,000 samples``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 class Unwritable(UserError):

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.errors import UserError
@@ -78,6 +79,18 @@ def runs_in(directory: Path) -> list[Path]:
     if not members:
         require_run(directory)
     return members or [directory]
+
+
+def require_different(directories: Sequence[Path]) -> None:
+    """Checks that no run is listed twice, by any of its paths.
+
+    Raises:
+        UserError: one is.
+    """
+    places = [directory.resolve() for directory in directories]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise UserError(f"{directories[number]} is listed twice; list each run once")
 
 
 def require_saved_config(path: Path) -> None:

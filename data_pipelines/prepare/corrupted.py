@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from lit_het.data_pipelines import storage
@@ -69,6 +70,8 @@ class CleanShards:
                     pixels = corrupt(decode_whole(image), corruption, severity, _generator(seed, key, corruption))
                 except (BrokenImage, Unreadable) as error:
                     raise UserError(f"{origin}: {error}; remove it (lit-het data check lists all)") from error
+                except cv2.error as error:  # of a side above 32,766 pixels
+                    raise UserError(f"{origin}: OpenCV cannot corrupt it ({error.err}); cut or remove it") from error
                 yield Sample(encode_jpeg(pixels), origin, dict(zip(kinds, members, strict=True)), key)
 
         source = fingerprint((_VERSION, self._index.digest, corruption, str(severity), str(seed)))

@@ -10,6 +10,7 @@ from lit_het.errors import UserError
 from lit_het.eval.caption_metrics import tokenize
 from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, least_tokens, writer_of
 from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.evaluators.retrieval import with_captions
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.significance import standard_error
 from lit_het.eval.text_scores import TokenResult, caption_figures
@@ -55,7 +56,8 @@ class Captioning:
         written: dict[str, list[Written]] = {part: [] for part in decoders}
         tokens: dict[str, list[TokenResult]] = {part: [] for part in decoders}
         positions: list[int] = []
-        for features in self.opened.stream(writer.features):
+        for of_batch in self.opened.stream(writer.features):
+            features = with_captions(of_batch, self.references)
             captions = [self.references[position] for position in features.positions]
             owner = np.repeat(np.arange(len(captions)), [len(of_image) for of_image in captions])
             texts = [text for of_image in captions for text in of_image]

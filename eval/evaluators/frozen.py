@@ -7,10 +7,10 @@ from scipy import special
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.portions import ALL
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval import scores
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.few_shot import few_shot
+from lit_het.eval.few_shot import as_trained, few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.linear_probe import train_linear_probe
 from lit_het.eval.open_sets import OpenSet, Sets
@@ -44,7 +44,7 @@ class FewShot:
             )
         for shots, count in zip(self.fit.shots, found.short_classes, strict=True):
             if count:
-                message(f"{shots}_shot: {count} classes have fewer training images, and use all of them")
+                message(f"{shots}_shot: {counted(count, 'class')} with fewer training images, of which all are taken")
         if len(self.fit.l2) > 1 and np.isnan(found.held_out).all():
             middle = self.fit.l2[found.chosen.flat[0]]
             message(f"no class has two training images for the choice of l2: it is {middle:g}, the middle of the grid")
@@ -54,7 +54,7 @@ class FewShot:
             name=self.test.config.name,
             figures=dict(zip(names, map(float, found.mean), strict=True)),
             errors=dict(zip(names, map(float, found.standard_error), strict=True)),
-            chance=dict.fromkeys(names, 1 / len(self.test.class_names)),
+            chance=dict.fromkeys(names, 1 / len(np.unique(train.labels))),
         )
 
 
@@ -75,6 +75,8 @@ class Probe:
         Probabilities are the softmax of the logits, although training used a sigmoid per class.
         """
         train, test = self.train.features(model.features), self.test.features(model.features)
+        classes = np.unique(train.labels)
+        as_trained(test.labels, classes, "linear-probe")
         rows, others = (one.joint_embeddings(model.features) for one in (train, test))
         with Bar("probing", self.fit.num_steps(len(train.labels)), "steps") as bar:
             probe = train_linear_probe(rows, train.labels, len(self.train.class_names), self.fit, bar.advance)
@@ -84,7 +86,7 @@ class Probe:
         found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, zeros, zeros))
         setting = dataclasses.asdict(probe.best)
         found |= {f"best/{name}": float(value) for name, value in setting.items()}
-        chance = scores.chance(len(self.train.class_names))
+        chance = scores.chance(len(classes))
         return Evaluation("linear_probe", self.test.config.name, found, errors, chance)
 
 

@@ -8,8 +8,7 @@ from jaxtyping import Float
 
 from lit_het.console import message
 from lit_het.data_pipelines.captions import Question, member_of, questions_in
-from lit_het.data_pipelines.storage import Unreadable
-from lit_het.errors import MissingText, UserError, counted
+from lit_het.errors import UserError, counted
 from lit_het.eval.answer_metrics import AnswerFigure, anls, exact_match, vqa_accuracy
 from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, least_tokens, writer_of
 from lit_het.eval.evaluation import Evaluation
@@ -117,19 +116,15 @@ def read_questions(opened: OpenSet, place: str, at_least: int) -> tuple[tuple[Qu
     """Returns the questions of each image of a set that have so many answers or more.
 
     Raises:
-        UserError: questions are missing or malformed, or none has enough answers.
+        UserError: more are missing or malformed than the set's ``max_bad_fraction`` allows, or none has enough answers.
     """
-    found = []
-    for position, text in enumerate(opened.texts(member_of(place))):
-        try:
-            questions = questions_in(text, place)
-        except Unreadable as error:
-            where = f"{opened.where(position)}.{member_of(place)}"
-            raise MissingText(f"{where}: {error}; 'lit-het data prepare' writes sets with questions") from error
-        found.append(tuple(question for question in questions if len(question.answers) >= at_least))
+    of_images = opened.texts(member_of(place), lambda text: questions_in(text, place))
+    found = tuple(
+        tuple(question for question in questions or () if len(question.answers) >= at_least) for questions in of_images
+    )
     if not any(found):
         raise UserError(
             f"{opened.config.name}: no question has {at_least} answers or more; take a split with answers, or another "
             "--figure"
         )
-    return tuple(found)
+    return found

@@ -1,15 +1,16 @@
 """Evaluates retrieval between the images and captions of a set, such as COCO or Flickr30k."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from lit_het.console import Bar
 from lit_het.data_pipelines.captions import CaptionUnit, captions_in, member_of
-from lit_het.data_pipelines.storage import Unreadable
-from lit_het.errors import MissingText, UserError
+from lit_het.errors import UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.features import Features
 from lit_het.eval.open_sets import OpenSet
 from lit_het.eval.predictions import highest, image_quantity
 from lit_het.eval.recognition import embed_texts
@@ -36,13 +37,12 @@ class Retrieval:
         """
         if model.text is None:
             raise UserError("retrieval needs an image-text model; classifiers and decoders have no text embeddings")
-        for image_captions in self.captions[:1]:
-            model.text.tokenize(list(image_captions))
+        model.text.tokenize([caption for captions in self.captions for caption in captions][:1])
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.retrieval.RetrievalResult`; raises as `check`."""
         self.check(model)
-        features = self.opened.features(model.features)
+        features = with_captions(self.opened.features(model.features), self.captions)
         images = image_quantity(model, quantities.embeddings, features.values)
         # Captions of unreadable images are left out.
         texts = [caption for position in features.positions for caption in self.captions[position]]
@@ -94,13 +94,16 @@ def read_captions(opened: OpenSet, source: str, unit: CaptionUnit = "line") -> t
         source: the member with the captions, see `lit_het.eval.suite.RetrievalConfig`.
         unit: see `lit_het.data_pipelines.captions.captions_in`.
 
+    Returns:
+        No captions for an image that has none, or unreadable ones; `with_captions` leaves it out.
+
     Raises:
-        UserError: an image has no captions, or they are unreadable.
+        UserError: there are more such images than the set's ``max_bad_fraction`` allows.
     """
-    found = []
-    for position, text in enumerate(opened.texts(member_of(source))):
-        try:
-            found.append(tuple(captions_in(text, source, unit)))
-        except Unreadable as error:
-            raise MissingText(f"{opened.where(position)}: no caption in .{source} ({error})") from error
-    return tuple(found)
+    found = opened.texts(member_of(source), lambda text: tuple(captions_in(text, source, unit)))
+    return tuple(captions or () for captions in found)
+
+
+def with_captions(features: Features, captions: Sequence[Sequence[str]]) -> Features:
+    """Returns the features of the images that have captions."""
+    return features.take(np.array([bool(captions[position]) for position in features.positions], bool))

@@ -110,5 +110,5 @@ def _mean(figures: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _calibrated(rescaled: Predictions) -> dict[str, float]:
-    values = -float(rescaled.label_log_p.mean()), rescaled.reliability().expected_calibration_error
+    values = 0.0 - float(rescaled.label_log_p.mean()), rescaled.reliability().expected_calibration_error
     return dict(zip(CALIBRATED, values, strict=True))

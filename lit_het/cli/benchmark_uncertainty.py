@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_het.cli.prepare import positive
 from lit_het.errors import MissingText, TooManyBadSamples, UserError
-from lit_het.paths import runs_in
+from lit_het.paths import require_different, runs_in
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -84,6 +84,7 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
         if name in models:
             raise UserError(f"two models are called {name}; give each its own name, NAME=RUN")
         models[name] = [run for directory in directories for run in runs_in(directory)]
+        require_different(models[name])
     if options.output.suffix != ".html":
         raise UserError(f"--output {options.output}: name a file that ends in .html")
     from lit_het.apps.uncertainty.benchmark import benchmark, options_of

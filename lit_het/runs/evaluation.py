@@ -17,6 +17,7 @@ from lit_het.eval.evaluation import Evaluation, cell, write_record
 from lit_het.eval.open_sets import Sets
 from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
+from lit_het.paths import require_different
 from lit_het.runs.averaging import means_over
 from lit_het.runs.directory import load_config
 from lit_het.runs.experts import with_experts
@@ -122,8 +123,10 @@ def check_members(checkpoints: Sequence[Path]) -> None:
     """Checks, before any of them is opened, that runs can form an ensemble.
 
     Raises:
-        UserError: they preprocess images differently, or are classifiers of different numbers of classes.
+        UserError: one is listed twice, they preprocess images differently, or are classifiers of different numbers of
+            classes.
     """
+    require_different(checkpoints)
     configs = [load_config(checkpoint) for checkpoint in checkpoints]
     first = configs[0]
     for checkpoint, other in zip(checkpoints, configs, strict=True):

@@ -265,7 +265,7 @@ def open_data(options: BenchmarkOptions, sets: Sets) -> OpenData:
 
 def _read_wrong(pairs: OpenSet, field: str) -> Bool[np.ndarray, " n"]:
     try:
-        values = [json.loads(text).get(field) for text in pairs.texts("json")]
+        values = [found.get(field) for found in pairs.texts("json", json.loads) if found is not None]
     except (ValueError, AttributeError) as error:
         raise UserError(f"{pairs.config.shards}: a .json is no JSON object; --wrong names one of its fields") from error
     if any(value not in (0, 1) for value in values) or len(set(values)) < 2:

@@ -69,10 +69,10 @@ def test_captions_are_read_from_json(write_set, sets, encoder):
 @pytest.mark.parametrize(
     ("members", "captions", "message"),
     [
-        ([{"txt": "a cat"}, {"txt": "\n"}], "txt", r"s0000001: no caption in \.txt"),
+        ([{"txt": "a cat"}, {"txt": "\n"}], "txt", r"s0000001\.txt: empty caption"),
         ([{"txt": "a cat"}, {"cls": 0}], "txt", r"s0000001\.txt: missing member"),
-        ([{"json": {"caption": 3}}], "json/caption", r"s0000000: no caption in \.json/caption"),
-        ([{"json": b"{"}], "json/caption", r"s0000000: no caption in \.json/caption"),
+        ([{"json": {"caption": 3}}], "json/caption", r"s0000000\.json: "),
+        ([{"json": b"{"}], "json/caption", r"s0000000\.json: "),
     ],
 )
 def test_an_image_without_captions_is_named(write_set, sets, members, captions, message):
