@@ -33,3 +33,4 @@ def test_numbers_and_nouns_agree():
         "2 images",
         "1,000 images",
     ]
+    assert [counted(number, "class") for number in (1, 2)] == ["1 class", "2 classes"]

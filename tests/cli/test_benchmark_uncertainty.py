@@ -82,14 +82,15 @@ def passes():
 
 @pytest.fixture(scope="module")
 def figures(images, run_dir, passes, tmp_path_factory):
-    """Figures of a HET-XL run, of an ensemble with itself, and of the baselines."""
+    """Figures of a HET-XL run, of an ensemble with its copy, and of the baselines."""
     output = tmp_path_factory.mktemp("benchmark") / "page.html"
+    copy = shutil.copytree(run_dir, output.with_name("copy"))
     with pytest.MonkeyPatch.context() as patched:
         epoch = Loader.epoch
         patched.setattr(
             Loader, "epoch", lambda self, *given: (passes.update(self.config.shards), epoch(self, *given))[1]
         )
-        status = main([*arguments(images, output, f"noisy={run_dir}", f"twice={run_dir}+{run_dir}"), "--baselines"])
+        status = main([*arguments(images, output, f"noisy={run_dir}", f"twice={run_dir}+{copy}"), "--baselines"])
     assert status == 0
     assert output.read_text().count("<table") >= 5
     assert "| noisy |" in output.with_suffix(".md").read_text()

@@ -228,6 +228,9 @@ def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys):
     assert record.figures["kl"] == pytest.approx(0, abs=1e-9)
     assert record.figures["joint_nll"] == pytest.approx(record.figures["individual_nll"])
     assert "several checkpoints are members of an ensemble" in refusal(capsys, "zero-shot", *both)
+    for same in (run, f"{run}/."):
+        line = refusal(capsys, "ensemble", "--checkpoint", run, same, "--data", shapes)
+        assert line.endswith("run is listed twice; list each run once")
 
 
 @pytest.mark.slow

@@ -166,7 +166,8 @@ def test_a_method_is_benchmarked_joined_shifted_shown_and_exported(finished, few
     (method, _, _), run_dir = finished
     page, images = tmp_path / "page.html", {"--corrupted": few / "corrupted", "--training": few / "train"}
     flags = [part for flag in {"--output": page, "--samples": 2, **images}.items() for part in flag]
-    line = ["benchmark-uncertainty", f"two={run_dir}+{run_dir}", "--data", f"few={few}/test", *flags]
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    line = ["benchmark-uncertainty", f"two={run_dir}+{copy}", "--data", f"few={few}/test", *flags]
     assert main(list(map(str, line))) == 0
     two = json.loads(page.with_suffix(".json").read_text())["two"]
     assert ("severity/contrast/noise_norm" in two) == (method != "deterministic")

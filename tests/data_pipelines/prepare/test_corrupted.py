@@ -89,6 +89,12 @@ def test_a_broken_image_a_repeated_key_and_an_unknown_corruption_are_named(tmp_p
     )
 
 
+def test_an_image_that_is_too_long_for_a_corruption_is_named(tmp_path):
+    write_shards(tmp_path / "long", [{"__key__": "x", "png": encode_png(np.zeros((4, 33_000, 3), np.uint8)), "cls": 0}])
+    message = "shard-000000.tar: x: OpenCV cannot corrupt it"
+    assert_refused(message, write, expand(tmp_path / "long"), tmp_path / "out", "glass_blur")
+
+
 def test_whole_images_keep_their_size_and_pixels():
     pixels = make_image(0)
     np.testing.assert_array_equal(decode_whole(encode_png(pixels)), pixels)

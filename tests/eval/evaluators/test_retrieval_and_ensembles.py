@@ -80,6 +80,19 @@ def test_an_image_without_captions_is_named(write_set, sets, members, captions, 
     assert_refused(message, RetrievalConfig(data, captions=captions).build, sets)
 
 
+@pytest.mark.parametrize("bad", [{"cls": 0}, {"txt": " \n"}, {"txt": b"\xff"}])
+def test_images_without_captions_are_left_out_as_far_as_is_allowed(write_set, sets, encoder, bad, capsys):
+    texts = ["a cat\nmy cat\n", bad, "two owls\nan owl\n"]
+    members = [text if isinstance(text, dict) else {"txt": text} for text in texts]
+    data = dataclasses.replace(write_set("some", members), labelled=False, max_bad_fraction=0.34)
+    found = RetrievalConfig(data).build(sets)(encoder)
+    assert found.chance["text_to_image_recall1"] == pytest.approx(1 / 2)
+    assert found.figures["image_to_text_recall1"] == 1
+    assert "some: 1 sample left out, the first is" in capsys.readouterr().err
+    fewer = dataclasses.replace(data, max_bad_fraction=0.3)
+    assert_refused(r"s0000001\.txt", RetrievalConfig(fewer).build, sets)
+
+
 NAMES = ("zero", "one", "two")
 
 
