@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from lit_het import arguments
 from lit_het.errors import UserError
 from lit_het.eval.conformal import prediction_sets
 from lit_het.eval.evaluation import Record
@@ -145,7 +146,8 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
     Raises:
         UserError: a probability is NaN.
     """
-    block = features[None, None], np.array([seed], np.int32)
+    seeds = np.array([arguments.whole(seed, "seed", 0, arguments.MAX_SEED)], np.uint32).view(np.int32)
+    block = features[None, None], seeds
     trained = predictor.quantity(quantities.log_probabilities, *block)
     if np.isnan(trained).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")

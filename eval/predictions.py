@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
+from lit_het import arguments
 from lit_het.console import Bar, message
 from lit_het.errors import UserError
 from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence, scaled
@@ -170,7 +171,7 @@ def samples_of(model: EvaluatedModel | TextWriter, asked: int | None, default: i
         UserError: the head draws samples in pairs, and the number is odd.
     """
     fitted = model.calibration.num_samples if model.calibration is not None else 0
-    samples = asked if asked is not None else fitted or default
+    samples = fitted or default if asked is None else arguments.whole(asked, "samples", 0, arguments.MAX_SAMPLES)
     model.check_samples(samples)
     if samples and fitted not in (0, samples):
         message(

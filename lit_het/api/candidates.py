@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_het import arguments
 from lit_het.errors import UserError
 from lit_het.eval.answers import label_predictor
 from lit_het.eval.conformal import ConformalThresholds, candidates_digest, read_conformal
@@ -51,9 +52,7 @@ def candidates(
     Raises:
         UserError: the labels or prompts cannot be used, or the run has no thresholds for the coverage.
     """
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-        raise UserError(f"labels = {labels!r:.100} is not a list of texts; give one such as ['a cat', 'a dog']")
-    labels, templates = tuple(labels), read_templates(prompts)
+    labels, templates = tuple(arguments.texts(labels, "labels")), read_templates(prompts)
     if prompts is not None and model.text is None:
         raise UserError(f"{run_dir} has no text tower and takes no prompts; leave them out")
     if coverage is None:
@@ -86,8 +85,9 @@ def read_templates(prompts: str | Sequence[str] | None) -> tuple[str, ...]:
         raise UserError(f"--prompts {SET_PROMPTS}: there is no data set; give a file or one of {', '.join(FAMILIES)}")
     if isinstance(prompts, str):
         return read_prompts(prompts)
-    check_templates(prompts)
-    return tuple(prompts)
+    templates = tuple(arguments.texts(prompts, "prompts"))
+    check_templates(templates)
+    return templates
 
 
 def _are_fitted(

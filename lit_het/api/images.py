@@ -1,5 +1,6 @@
 """Images of any kind as squares for an image tower: paths, addresses, bytes, open files, PIL images and arrays."""
 
+import collections
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ class BinaryFile(Protocol):
         ...
 
 
-ImageLike: TypeAlias = str | Path | bytes | BinaryFile | Image.Image | np.ndarray
+ImageLike: TypeAlias = str | Path | bytes | bytearray | BinaryFile | Image.Image | np.ndarray
 """One image: a path, an address such as ``https://...`` or ``gs://...``, the bytes of an image file, an open file, a
 PIL image, or uint8 pixels, grey ``[h w]`` and ``[h w 1]``, RGB ``[h w 3]`` or RGBA ``[h w 4]``."""
 
@@ -59,6 +60,8 @@ class Images:
         self._data = data
         # PIL images and open files are read where they stand: one that is given twice must not be read by two threads.
         self._lock = threading.Lock()
+        files = collections.Counter(id(image) for image in self._images if isinstance(image, BinaryFile))
+        self._repeated: dict[int, Any] = {file: None for file, count in files.items() if count > 1}
 
     def __len__(self) -> int:
         return len(self._images)
@@ -76,15 +79,26 @@ class Images:
         return decode(self._read(image, name), self._data, name)
 
     def _read(self, image: Any, name: str) -> bytes:
-        if isinstance(image, bytes):
-            return image
+        if isinstance(image, bytes | bytearray | memoryview):
+            return bytes(image)
         try:
             if isinstance(image, str | os.PathLike):
                 return storage.read_whole(os.fspath(image))
-            with self._lock:
-                return image.read()
+            content = self._read_file(image)
         except (OSError, ValueError) as error:
             raise UserError(f"{name}: cannot be read ({reason(error)}); check the path") from error
+        if not isinstance(content, bytes):
+            raise UserError(f"{name}: was opened as text; open it with mode 'rb'")
+        return content
+
+    def _read_file(self, file: BinaryFile) -> Any:
+        with self._lock:
+            if id(file) not in self._repeated:
+                return file.read()
+            # One that is given twice stands at its end after the first time.
+            if self._repeated[id(file)] is None:
+                self._repeated[id(file)] = file.read()
+            return self._repeated[id(file)]
 
 
 def decode(data: bytes, trained_on: LoaderConfig, name: str) -> UInt8[np.ndarray, "size size 3"]:
@@ -107,7 +121,7 @@ def decode(data: bytes, trained_on: LoaderConfig, name: str) -> UInt8[np.ndarray
 def _is_image(image: Any) -> bool:
     if isinstance(image, np.ndarray):
         return image.ndim < 4
-    return isinstance(image, str | os.PathLike | bytes | Image.Image | BinaryFile)
+    return isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | BinaryFile)
 
 
 def _name(image: Any) -> str:

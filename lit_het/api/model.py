@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 from PIL import Image
 
-from lit_het import sharding
+from lit_het import arguments, sharding
 from lit_het.api.candidates import candidates
 from lit_het.api.images import BinaryFile, ImageLike, Images
 from lit_het.api.results import Classification, Classifications, classification
@@ -166,8 +166,6 @@ class Model:
                 prediction sets.
         """
         read = self._images(images)
-        if samples is not None and samples < 0:
-            raise UserError(f"samples = {samples} must be at least 0")
         samples = samples_of(self._model, samples)
         rows = features_of(self._model.features, read, len(read))
         first = next(rows)  # a broken image shows before many labels are embedded
@@ -208,9 +206,7 @@ class Model:
         """
         if not isinstance(self.run.task, ContrastiveTask):
             raise UserError(f"{self.run.run_dir} embeds no texts: it is no image-text model")
-        several = [texts] if isinstance(texts, str) else list(texts)
-        if not several:
-            raise UserError("no texts; give at least one")
+        several = [texts] if isinstance(texts, str) else arguments.texts(texts, "texts")
         if len(several) <= BATCH_SIZE:
             found = embed_texts(self._model, several)
         else:
@@ -329,7 +325,7 @@ class Model:
         Raises:
             UserError: the model does not translate, or a text, or prompt and translation, have too many tokens.
         """
-        several = [texts] if isinstance(texts, str) else list(texts)
+        several = [texts] if isinstance(texts, str) else arguments.texts(texts, "texts")
         found = translations(self.run, self._writer, several, prompt, generation, samples=samples, seed=seed)
         return found[0] if isinstance(texts, str) else found
 

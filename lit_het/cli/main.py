@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -171,6 +172,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def run() -> NoReturn:
     """Ends the process with the code of a command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where its encoding lacks a character of a table or a name
     code = main()
     if code:
         # At once: threads of XLA and Orbax that a stop has left at work may crash while Python exits.

@@ -69,6 +69,13 @@ def tokenize(texts, file, length, padding_id, lowercase=False, remove_punctuatio
     return np.array([row + [padding_id] * (length - len(row)) for row in ids], np.int32)
 
 
+def read_labels(labels):
+    """Returns the lines of a file, or what stands between commas, without what is empty, as lit-het classify does."""
+    is_file = Path(labels).is_file()
+    parts = Path(labels).read_text("utf-8-sig").split("\n") if is_file else labels.split(",")
+    return [part.strip() for part in parts if part.strip()]
+
+
 def softmax(logits):
     """Returns probabilities over the last axis."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
@@ -79,15 +86,13 @@ def main():
     """Prints the noise norm of each image, and for each label its probability, without noise and with it."""
     parser = argparse.ArgumentParser(description="Classifies images as lit-het classify does.")
     parser.add_argument("images", nargs="+", help="image files")
-    parser.add_argument("--labels", help="by commas, or a .txt; of a classifier its classes, in order, if not stored")
+    parser.add_argument("--labels", help="by commas, or a file; of a classifier its classes, in order, if not stored")
     parser.add_argument("--samples", type=int, default=0, help="noise samples; 0 for none")
     options, model = parser.parse_args(), json.loads((FOLDER / "model.json").read_text())
     if options.labels is None:
         labels = model.get("classes") or parser.error("--labels is required: the names of the classes are not stored")
-    elif options.labels.endswith(".txt"):
-        labels = Path(options.labels).read_text("utf-8").splitlines()
     else:
-        labels = [label.strip() for label in options.labels.split(",")]
+        labels = read_labels(options.labels)
     if options.samples and not (FOLDER / "covariance.onnx").exists():
         parser.error("--samples: this folder holds no covariance of the noise")
     fitted = model["calibration"]

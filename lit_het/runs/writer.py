@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Key
 
+from lit_het import arguments
 from lit_het.data_pipelines.captions import QUESTION
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
@@ -27,9 +28,7 @@ from lit_het.types import Calibration, ImageFeatures, Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64
-MAX_SEED = 2**32 - 1
 # The standard error of a probability is then at most 0.005, and a token takes as many heads.
-_MOST_SAMPLES = 10_000
 
 
 # Computes a function of parameters, rows that the devices share, and arguments that each device has. The first argument
@@ -107,8 +106,7 @@ class Writer:
 
     def check_samples(self, samples: int) -> int:
         """Returns S, 0 for a head without noise, see `lit_het.texts.TextWriter`."""
-        if not 0 <= samples <= _MOST_SAMPLES:
-            raise UserError(f"samples = {samples} must be from 0 to {_MOST_SAMPLES:,}")
+        arguments.whole(samples, "samples", 0, arguments.MAX_SAMPLES)
         if self._sampling is None or not samples:
             return 0
         in_pairs(self._sampling.antithetic, samples)
@@ -278,9 +276,7 @@ class Writer:
 
 
 def _key(seed: int) -> Key[jax.Array, ""]:
-    if not 0 <= seed <= MAX_SEED:
-        raise UserError(f"seed = {seed} is not in [0, {MAX_SEED}]")
-    return jax.random.key(seed)
+    return jax.random.key(arguments.whole(seed, "seed", 0, arguments.MAX_SEED))
 
 
 def _length(ids: np.ndarray, end_id: int) -> int:

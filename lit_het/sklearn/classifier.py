@@ -10,6 +10,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from lit_het import arguments
 from lit_het.errors import UserError
 from lit_het.eval.calibration import fit_temperature, scaled
 from lit_het.heads import CovarianceConfig, DeterministicConfig, HetXLConfig, SamplingConfig
@@ -138,17 +139,18 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             head=head,
             feature_size=feature_size,
             num_classes=len(self.classes_),
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            batch_size=self.batch_size,
-            max_epochs=self.max_iter,
-            patience=self.n_iter_no_change,
+            learning_rate=arguments.real(self.learning_rate, "learning_rate"),
+            weight_decay=arguments.real(self.weight_decay, "weight_decay"),
+            batch_size=arguments.whole(self.batch_size, "batch_size", 1),
+            max_epochs=arguments.whole(self.max_iter, "max_iter", 1),
+            patience=arguments.whole(self.n_iter_no_change, "n_iter_no_change", 1),
         )
 
     def _fraction(self) -> float:
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(f"validation_fraction = {self.validation_fraction} must be at least 0 and less than 1")
-        return self.validation_fraction
+        fraction = arguments.real(self.validation_fraction, "validation_fraction")
+        if not 0 <= fraction < 1:
+            raise UserError(f"validation_fraction = {fraction} must be at least 0 and less than 1")
+        return fraction
 
     def _temperature(self, held_out: Table, num_samples: int) -> float:
         if not len(held_out.labels):

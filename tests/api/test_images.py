@@ -32,7 +32,9 @@ def path(pixels, tmp_path):
 def test_a_path_bytes_a_file_an_image_and_an_array_of_it_are_equal(preprocessing, pixels, path: Path):
     with path.open("rb") as file, Image.open(path) as opened:
         opaque = np.concatenate([pixels, np.full((40, 30, 1), 255, np.uint8)], axis=2)
-        forms = [path, str(path), f"file://{path}", path.read_bytes(), file, io.BytesIO(path.read_bytes())]
+        content = path.read_bytes()
+        forms = [path, str(path), f"file://{path}", content, file, io.BytesIO(content), file]
+        forms += [bytearray(content), memoryview(content)]
         forms += [opened, Image.fromarray(pixels), pixels, opaque]
         squares = list(Images(forms, LoaderConfig((), SIZE, preprocessing=preprocessing)))
     assert len(squares) == len(forms)

@@ -153,7 +153,7 @@ def test_brackets_in_names_and_texts_are_no_styles(capsys):
         (["caption"], ["--num-tokens", "40"], "need more than the decoder's 24 positions"),
         (["caption"], ["--top-k", "3"], "set a temperature above 0"),
         (["caption"], ["--samples", "-1"], "--samples -1: must be at least 0"),
-        (["caption"], ["--seed", "9" * 20], "seed = 99999999999999999999 is not in [0, 4294967295]"),
+        (["caption"], ["--seed", "9" * 20], "seed = 99999999999999999999 must be from 0 to 4,294,967,295"),
         (["ask", QUESTION], ["--answers", "red,red"], "answer 'red' is repeated; keep one"),
         (["ask", QUESTION], ["--answers", ","], "no answers; give a list of at least one"),
         (["ask", QUESTION], ["--answers", "red,Red"], "answer 'Red' has the tokens of 'red'; keep one"),

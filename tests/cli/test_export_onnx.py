@@ -120,8 +120,9 @@ def test_a_classifier_has_equal_probabilities_of_its_classes_and_noise(capsys, u
     ours = by_classify(capsys, upstream, images, WORDS, "--samples", "0")
     assert ours[0]["noise_norm"] > 0
     assert_equal(ours, by_script(folder, images, WORDS))
-    (folder / "words.txt").write_text("\n".join(WORDS))
-    assert_equal(ours, by_script(folder, images, ["words.txt"]))
+    (folder / "words").write_text("\ufeff" + "\n".join(WORDS) + "\n\n")
+    assert_equal(ours, by_script(folder, images, ["words"]))
+    assert_equal(ours, by_script(folder, images, [*WORDS, " "]))
     assert_equal(ours, by_script(folder, images, []))
     settings = json.loads((folder / "model.json").read_text())
     assert settings.pop("classes") == WORDS

@@ -124,9 +124,17 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"labels": []}, "no labels"),
+        ({"labels": []}, "no labels; give at least one"),
         ({"labels": "a cat,a dog"}, r"labels = 'a cat,a dog' is not a list of texts"),
-        ({"samples": -1}, "samples = -1 must be at least 0"),
+        ({"labels": None}, "labels = None is not a list of texts"),
+        ({"labels": ["a cat", None]}, r"labels\[1\] = None is no text"),
+        ({"labels": [float("nan"), "a cat"]}, r"labels\[0\] = nan is no text"),
+        ({"prompts": ["{c}", 1]}, r"prompts\[1\] = 1 is no text"),
+        ({"samples": -1}, "samples = -1 must be from 0 to 10,000"),
+        ({"samples": 10**9}, "samples = 1000000000 must be from 0 to 10,000"),
+        ({"samples": 1.5}, "samples = 1.5 must be a whole number"),
+        ({"seed": None}, "seed = None must be a whole number"),
+        ({"seed": 2**70}, "seed = 1180591620717411303424 must be from 0 to 4,294,967,295"),
         ({"prompts": ["a photo"]}, "lacks the placeholder"),
         ({"coverage": 2.0}, "coverage 2 has no stored threshold"),
         ({"images": ["nowhere.jpg"]}, "nowhere.jpg: cannot be read"),
@@ -135,6 +143,19 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
 def test_wrong_arguments_are_one_line_errors(model, squares, arguments, message: str):
     with pytest.raises(lit_het.UserError, match=message):
         model.classify(**{"images": squares, "labels": NAMES, **arguments})
+
+
+def test_texts_that_are_none_are_named(model):
+    with pytest.raises(lit_het.UserError, match=r"texts\[1\] = nan is no text"):
+        model.encode_texts(["a cat", float("nan")])
+    with pytest.raises(lit_het.UserError, match="texts = 1 is not a list of texts"):
+        model.encode_texts(1)
+
+
+def test_generators_large_seeds_and_numbers_of_numpy_are_taken(model, squares):
+    found = model.classify(squares[0], NAMES, samples=4, seed=2**32 - 1)
+    again = model.classify(squares[0], (name for name in NAMES), samples=np.int64(4), seed=np.uint32(2**32 - 1))
+    assert again.noisy_mean == found.noisy_mean != model.classify(squares[0], NAMES, samples=4).noisy_mean
 
 
 def test_a_path_without_a_model_is_a_one_line_error(upstream, tmp_path):
