@@ -92,20 +92,22 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("every sample_weight is 0")
         random = check_random_state(self.random_state)
         seed = int(random.randint(np.iinfo(np.int32).max))
+        self._eval_samples()  # before training
         is_held_out = _held_out(labels, self._fraction(), np.random.default_rng(seed))
         self._scaler = StandardScaler().fit(X, sample_weight=weight)
         table = Table(self._standardised(X), labels.astype(np.int32), (weight / weight.mean()).astype(np.float32))
         held_out = table.take(is_held_out)
         self._trained, self.n_iter_ = self._training(X.shape[1]).fit(table.take(~is_held_out), held_out, seed)
         self.noiseless_temperature_ = self._temperature(held_out, 0)
-        self.temperature_ = self._temperature(held_out, self.num_eval_samples)
+        self.temperature_ = self._temperature(held_out, self._eval_samples())
         return self
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n k"]:
         """Returns the probabilities of ``classes_``: the mean over noise samples, scaled by the temperature."""
         X = self._checked(X)
-        temperature = self.temperature_ if self.num_eval_samples else self.noiseless_temperature_
-        log_p = scaled(self._trained.log_probabilities(X, self.num_eval_samples), temperature)
+        samples = self._eval_samples()
+        temperature = self.temperature_ if samples else self.noiseless_temperature_
+        log_p = scaled(self._trained.log_probabilities(X, samples), temperature)
         probabilities = np.exp(log_p.astype(np.float64))
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
@@ -128,9 +130,10 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
     def _training(self, feature_size: int) -> HeadTraining:
         match self.head:
             case "het_xl":
-                covariance = CovarianceConfig(self.num_factors, form="efficient")
+                covariance = CovarianceConfig(arguments.whole(self.num_factors, "num_factors"), form="efficient")
                 # The number of samples of predictions may change after training, and is no part of the head.
-                head = HetXLConfig(covariance, sampling=SamplingConfig(self.num_samples), zero_kernel=True)
+                sampling = SamplingConfig(arguments.whole(self.num_samples, "num_samples", 1))
+                head = HetXLConfig(covariance, sampling=sampling, zero_kernel=True)
             case "deterministic":
                 head = DeterministicConfig(zero_kernel=True)
             case _:
@@ -145,6 +148,9 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             max_epochs=arguments.whole(self.max_iter, "max_iter", 1),
             patience=arguments.whole(self.n_iter_no_change, "n_iter_no_change", 1),
         )
+
+    def _eval_samples(self) -> int:
+        return arguments.whole(self.num_eval_samples, "num_eval_samples", 0, arguments.MAX_SAMPLES)
 
     def _fraction(self) -> float:
         fraction = arguments.real(self.validation_fraction, "validation_fraction")

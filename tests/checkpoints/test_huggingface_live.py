@@ -1,5 +1,7 @@
 """Imports of random models agree with transformers itself; these tests need torch."""
 
+import json
+
 import numpy as np
 import pytest
 import scipy.special
@@ -65,6 +67,8 @@ def normalised(torch, images, mean=(0.5,) * 3, deviation=(0.5,) * 3):
             IMAGENET,
         ),
         ("Dinov2ForImageClassification", "Dinov2", DINO, "pooler_output", IMAGENET),
+        ("Dinov2Model", "Dinov2", DINO | {"qkv_bias": False}, "pooler_output", IMAGENET),
+        ("ViTModel", "ViT", IMAGE | {"qkv_bias": False}, "pooler_output", HALF),
     ],
 )
 def test_an_image_tower(torch, saved, config, model, kind, fields, output, normalization):
@@ -92,6 +96,19 @@ def test_clip(torch, saved, config, end_token, activation):
     text = CLIP_TEXT | {"eos_token_id": end_token, "num_attention_heads": 4, "hidden_act": activation}
     both = config("CLIP", text_config=text, vision_config=IMAGE | {"hidden_act": activation}, projection_dim=16)
     scores_agree(torch, saved("CLIPModel", both), ENDING, OPENAI)
+
+
+@pytest.mark.parametrize("section", ["vision_config", "text_config"])
+def test_clip_is_read_as_transformers_reads_sections_of_early_versions(torch, transformers, tmp_path, config, section):
+    act = {"hidden_act": "gelu"}
+    both = config("CLIP", text_config=CLIP_TEXT | act, vision_config=IMAGE | act, projection_dim=16)
+    randomise(torch, transformers.CLIPModel(both)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    fields |= {"vision_config_dict": None, "text_config_dict": None, f"{section}_dict": fields[section]}
+    path.write_text(json.dumps(fields | {section: fields[section] | {"hidden_act": "quick_gelu"}}))
+    model = transformers.CLIPModel.from_pretrained(tmp_path).eval()
+    scores_agree(torch, (model, *load(tmp_path)), ENDING, OPENAI)
 
 
 def test_clips_text_tower_with_its_projection(torch, saved, config):

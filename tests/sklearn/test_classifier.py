@@ -103,5 +103,10 @@ def test_the_example_in_the_documents_runs():
 
 def test_wrong_parameters_are_named():
     features, labels = np.zeros((4, 2)), np.array([0, 1, 0, 1])
-    for wrong in ({"head": "linear"}, {"validation_fraction": 1.0}, {"batch_size": 0}, {"num_samples": 0}):
-        assert_refused(next(iter(wrong)), HetXLClassifier().set_params(**wrong).fit, features, labels)
+    wrong = [("head", "linear"), ("validation_fraction", 1.0), ("validation_fraction", "0.1"), ("learning_rate", "1")]
+    wrong += [
+        (name, value) for name in ("batch_size", "max_iter", "n_iter_no_change", "num_samples") for value in (0, "5")
+    ]
+    wrong += [("num_eval_samples", 1.5), ("num_eval_samples", 10**9), ("num_factors", None), ("weight_decay", np.nan)]
+    for name, value in wrong:
+        assert_refused(rf"^{name} = ", HetXLClassifier().set_params(**{name: value}).fit, features, labels)

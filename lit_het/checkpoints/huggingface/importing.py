@@ -109,6 +109,8 @@ def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
     if kind in text_towers.FAMILIES:
         return None, _Part(kind, section(config, "text_config", config))
     image, text = section(config, "vision_config", {}), section(config, "text_config", {})
+    if kind == "clip":
+        image, text = (_newest(config, field, old) for field, old in (("vision_config", image), ("text_config", text)))
     if kind in _PAIRS:
         return _Part(_PAIRS[kind][0], image), _Part(_PAIRS[kind][1], text)
     if kind != _DUAL:
@@ -125,6 +127,14 @@ def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
         message(f"{folder}: the text tower, {parts[1].kind!r:.100}, cannot be imported; the image tower is, alone")
         return parts[0], None
     return parts
+
+
+def _newest(config: Json, field: str, found: Json) -> Json:
+    """Returns a section of CLIP's configuration as transformers reads it.
+
+    Early versions wrote it as ``vision_config_dict``, which replaces the other one whole.
+    """
+    return found if config.get(f"{field}_dict") is None else section(config, f"{field}_dict", {})
 
 
 def _refuse(folder: Path, field: str, value: str, known: Iterable[str]) -> NoReturn:

@@ -1,6 +1,7 @@
 """Reads one tower of a Hugging Face model: its arrays, and its sizes from arrays and configuration."""
 
 import dataclasses
+import re
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
+_QUERY_KEY_VALUE = re.compile(r"/attention/(query|key|value)/kernel$")
 # A larger number in a configuration is refused.
 _LARGEST = 2**31 - 1
 
@@ -62,6 +64,8 @@ class Tower:
         self.arrays, self.family, self.config, self.path = arrays, family, config, path
         self.compute_type: ComputeType = compute_type
         self.sources = names.parameter_sources(arrays, family.table, self.prefix, path)
+        if config.get("qkv_bias") is False:
+            self.sources += [_zeros(one) for one in self.sources if _QUERY_KEY_VALUE.search(one.target)]
         self.array_names = {one.target.removeprefix(path): one.array_names[0] for one in self.sources}
 
     def find(self, *candidates: str) -> str | None:
@@ -106,6 +110,15 @@ class Tower:
             layer_scale="encoder/blocks/0/mlp_scale" in self.array_names,
             compute_type=self.compute_type,
         )
+
+
+def _zeros(kernel: ParameterSource) -> ParameterSource:
+    """Returns the source of the bias of a dense layer without one."""
+
+    def zeros(*arrays: np.ndarray) -> np.ndarray:
+        return np.zeros(kernel.combine(*arrays).shape[-1], np.float32)
+
+    return ParameterSource(kernel.target.removesuffix("kernel") + "bias", kernel.array_names, zeros)
 
 
 def without_bias(name: str, path: str) -> list[ParameterSource]:
