@@ -117,8 +117,8 @@ class LayerPosterior(nnx.Module):
     """Factors of the posterior of a layer, see `lit_het.heads.laplace.Posterior`."""
 
     def __init__(self, num_inputs: int, num_outputs: int):
-        self.input_root = nnx.Param(jnp.zeros((num_inputs, num_inputs)))
-        self.output_variance = nnx.Param(jnp.zeros(num_outputs))
+        self.input_root = nnx.Param(jnp.zeros((num_inputs, num_inputs), jnp.float32))
+        self.output_variance = nnx.Param(jnp.zeros(num_outputs, jnp.float32))
 
     def __call__(self, layer: LastLayer) -> Gaussians:
         """Returns ``N(g, (φᵀ A⁻¹ φ) diag B⁻¹)``."""

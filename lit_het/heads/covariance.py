@@ -224,7 +224,7 @@ class Covariance(nnx.Module):
         elif r:
             self.scale_of_factors = nnx.Linear(feature_size, noise_size, kernel_init=kernel, rngs=rngs)
             shared = nnx.initializers.normal(1 / math.sqrt(r))
-            self.shared_factors = nnx.Param(shared(rngs.params(), (r, noise_size)))
+            self.shared_factors = nnx.Param(shared(rngs.params(), (r, noise_size), jnp.float32))
         bias_init = nnx.initializers.constant(bias)
         self.diagonal = nnx.Linear(feature_size, noise_size, kernel_init=second_kernel, bias_init=bias_init, rngs=rngs)
 

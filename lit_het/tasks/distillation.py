@@ -109,7 +109,7 @@ class PrototypeHead(nnx.Module):
         self.second = linear(config.hidden, config.hidden, "float32", rngs)
         self.bottleneck = linear(config.hidden, config.bottleneck, "float32", rngs)
         normal = nnx.initializers.normal(1.0)
-        self.prototypes = nnx.Param(normal(rngs.params(), (config.bottleneck, config.num_prototypes)))
+        self.prototypes = nnx.Param(normal(rngs.params(), (config.bottleneck, config.num_prototypes), jnp.float32))
 
     def __call__(self, features: Float[Array, "n width"]) -> Float[Array, "n d"]:
         """Returns unit vectors."""
@@ -131,7 +131,7 @@ class Distillation(nnx.Module):
             self.image_head = PrototypeHead(tower.embedding_size, config, rngs)
         if config.masked_weight:
             self.patch_head = PrototypeHead(width, config, rngs)
-            self.mask_token = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (width,)))
+            self.mask_token = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (width,), jnp.float32))
 
 
 def distillation_loss(

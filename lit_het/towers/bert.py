@@ -93,7 +93,7 @@ class Bert(nnx.Module):
             return nnx.Embed(number, encoder.width, embedding_init=init, rngs=rngs)
 
         self.tokens = embedding(config.vocabulary_size)
-        self.positions = nnx.Param(init(rngs.params(), (config.length, encoder.width)))
+        self.positions = nnx.Param(init(rngs.params(), (config.length, encoder.width), jnp.float32))
         self.segments = embedding(config.num_segments)
         self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
         self.encoder = Encoder(encoder, rngs)

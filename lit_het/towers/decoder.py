@@ -153,7 +153,7 @@ class Decoder(nnx.Module):
         scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
         self.tokens = nnx.Embed(config.vocabulary_size, encoder.width, embedding_init=scale, rngs=rngs)
         if config.positions == "learned":
-            self.positions = nnx.Param(scale(rngs.params(), (config.length, encoder.width)))
+            self.positions = nnx.Param(scale(rngs.params(), (config.length, encoder.width), jnp.float32))
 
         self.blocks = stack(lambda rngs: DecoderBlock(encoder, source_width, rngs), encoder.depth, rngs)
         if encoder.norm_placement == "before":

@@ -13,7 +13,7 @@ class AttentionPooling(nnx.Module):
     """A learned probe attends to all tokens, then an MLP with a residual connection (MAP, Zhai et al. 2022)."""
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width)))
+        self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width), jnp.float32))
         self.attention = config.build_attention(rngs)
         self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
         self.mlp = config.build_mlp(rngs)

@@ -35,7 +35,7 @@ class RankOneConfig:
         """Returns r or s of all experts."""
         if self.initial == "signs":
             return nnx.Param(jax.random.rademacher(rngs.params(), (num_experts, size), jnp.float32))
-        return nnx.Param(1 + nnx.initializers.normal(0.5)(rngs.params(), (num_experts, size)))
+        return nnx.Param(1 + nnx.initializers.normal(0.5)(rngs.params(), (num_experts, size), jnp.float32))
 
 
 class RankOneLinear(nnx.Module):
@@ -51,8 +51,8 @@ class RankOneLinear(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.dtype = jnp.dtype(dtype)
-        self.kernel = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (size_in, size_out)))
-        self.bias = nnx.Param(jnp.zeros((num_experts, size_out)))
+        self.kernel = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (size_in, size_out), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((num_experts, size_out), jnp.float32))
         self.vectors = RankOneVectors(config, num_experts, size_in, size_out, rngs)
 
     def __call__(self, x: Float[Array, "n i"], expert: Int[Array, " n"]) -> Float[Array, "n o"]:

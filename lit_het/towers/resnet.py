@@ -101,7 +101,7 @@ class StandardizedConv(nnx.Module):
     def __init__(self, size_in: int, size_out: int, size: int, stride: int, dtype: ComputeType, rngs: nnx.Rngs):
         self.stride, self.dtype = stride, dtype
         # The initial scale does not change outputs, only the relative size of optimizer steps.
-        kernel = nnx.initializers.lecun_normal()(rngs.params(), (size, size, size_in, size_out))
+        kernel = nnx.initializers.lecun_normal()(rngs.params(), (size, size, size_in, size_out), jnp.float32)
         self.kernel = nnx.Param(kernel)
 
     def __call__(self, x: Float[Array, "b h_in w_in c_in"]) -> Float[Array, "b h_out w_out c_out"]:

@@ -128,11 +128,11 @@ class TextTransformer(nnx.Module):
             rngs=rngs,
         )
         if config.positions == "learned":
-            self.positions = nnx.Param(scale(rngs.params(), (config.length, width)))
+            self.positions = nnx.Param(scale(rngs.params(), (config.length, width), jnp.float32))
         if config.pooling == "class_token":
-            self.class_token = nnx.Param(scale(rngs.params(), (width,)))
+            self.class_token = nnx.Param(scale(rngs.params(), (width,), jnp.float32))
         if config.uncertainty_token:
-            self.uncertainty_token = nnx.Param(scale(rngs.params(), (width,)))
+            self.uncertainty_token = nnx.Param(scale(rngs.params(), (width,), jnp.float32))
         self.encoder = Encoder(config.encoder, rngs)
         if config.pooling == "attention":
             self.pooling = AttentionPooling(config.encoder, rngs)

@@ -123,8 +123,8 @@ class Block(nnx.Module):
         self.mlp_norm = layer_norm(config.width, config.norm_epsilon, rngs)
         self.mlp = config.build_mlp(rngs) if experts is None else None
         self.mixture = None if experts is None else Experts(experts, config.width, config.build_mlp, rngs)
-        self.attention_scale = nnx.Param(jnp.ones(config.width)) if config.layer_scale else None
-        self.mlp_scale = nnx.Param(jnp.ones(config.width)) if config.layer_scale else None
+        self.attention_scale = nnx.Param(jnp.ones(config.width, jnp.float32)) if config.layer_scale else None
+        self.mlp_scale = nnx.Param(jnp.ones(config.width, jnp.float32)) if config.layer_scale else None
 
     def __call__(
         self,

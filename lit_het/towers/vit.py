@@ -226,15 +226,15 @@ class ViT(nnx.Module):
         self.patches = linear(config.patch_size**2 * 3 * config.num_inputs, encoder.width, dtype, rngs)
         if config.positions == "learned":
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
-            self.positions = nnx.Param(scale(rngs.params(), (config.num_patches, encoder.width)))
+            self.positions = nnx.Param(scale(rngs.params(), (config.num_patches, encoder.width), jnp.float32))
         if config.has_class_token:
-            self.class_token = nnx.Param(jnp.zeros(encoder.width))
+            self.class_token = nnx.Param(jnp.zeros(encoder.width, jnp.float32))
         if config.num_registers:
             scale = nnx.initializers.normal(0.02)
-            self.registers = nnx.Param(scale(rngs.params(), (config.num_registers, encoder.width)))
+            self.registers = nnx.Param(scale(rngs.params(), (config.num_registers, encoder.width), jnp.float32))
         if config.uncertainty_token:
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
-            self.uncertainty_token = nnx.Param(scale(rngs.params(), (encoder.width,)))
+            self.uncertainty_token = nnx.Param(scale(rngs.params(), (encoder.width,), jnp.float32))
             self.uncertainty = log_variances(encoder.width, config._mean_size, rngs)
         # CLIP's "pre-LayerNorm".
         if config.input_norm:

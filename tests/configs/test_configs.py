@@ -103,6 +103,24 @@ def test_every_config_survives_a_round_trip_through_json(path, tmp_path):
     saved(experiment.load_module_config(path), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "imagenet21k_het_xl.py:tower=resnet152",
+        "siglip2_b16.py",
+        "prolip_b16.py",
+        "translation_base.py:data=/data/wmt14",
+        "fine_tune_experts.py:model=batch_ensemble",
+        "lit_e3_b32_het_xl.py",
+    ],
+)
+def test_parameters_are_float32_also_where_jax_counts_in_float64(name):
+    task = load(name).task.build()
+    with jax.enable_x64(True):
+        shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype(np.float32)}
+
+
 HEADS = [
     DeterministicConfig(initial_bias=-6.9),
     HetConfig(CovarianceConfig(2, "full", "diagonal")),
