@@ -128,6 +128,10 @@ def check_names(names: Iterable[str], path: Path) -> None:
             raise UserError(f"{path} holds an array named {name!r:.100}, which cannot be the name of a parameter")
 
 
+# What torch.compile and DataParallel put before the names of all arrays, in this order from outside.
+_WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
+
+
 def safetensors_names(folder: Path) -> tuple[str, ...]:
     """Returns the names of a folder's safetensors files: a single file, or those in the index.
 
@@ -157,14 +161,24 @@ def open_safetensors(folder: Path) -> dict[str, StoredArray]:
     arrays: dict[str, StoredArray] = {}
     for name in safetensors_names(folder):
         path = folder / name
+        if not path.exists() and (pickles := sorted(folder.glob("*.bin"))):
+            raise UserError(
+                f"{pickles[0]} is a pickle, which may run any code, and is not read; save the model again with "
+                "save_pretrained of a recent transformers, as model.safetensors"
+            )
         try:
             with path.open("rb") as file:
                 headers, _ = untrusted.parse_safetensors_header(functools.partial(_bytes, file), path.stat().st_size)
         except (OSError, Malformed) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         for key, header in headers.items():
+            if header.dtype.startswith("F8"):
+                raise UserError(f"{path}: {key} is in float8, a quantised precision; save the model in bfloat16")
             arrays[key] = StoredArray(header.shape, functools.partial(_read_tensor, path, key))
         validated(arrays, path)
+    for prefix in _WRAPPERS:
+        if all(name.startswith(prefix) for name in arrays):
+            arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
     return arrays
 
 

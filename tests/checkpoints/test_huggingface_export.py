@@ -287,6 +287,11 @@ def test_every_classifier_has_the_same_logits_in_transformers(transformers, tmp_
     ours = (np.asarray(run(image, params["image_tower"], UINT8).embedding) @ head["kernel"] + head["bias"]) / 0.5
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
     assert model.config.id2label == dict(enumerate(NAMES))
+    imported, again = load(tmp_path)
+    assert imported.num_classes == 3
+    head = again["head"]["logits"]
+    found = np.asarray(run(imported.image_tower, again["image_tower"], UINT8).embedding) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(found, ours, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("is_sigmoid", "kind"), [(True, "multi_label"), (False, "single_label")])

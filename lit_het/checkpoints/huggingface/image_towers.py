@@ -69,6 +69,9 @@ class _ImageTower(Tower):
         self.first_bias = self.find("embeddings.patch_embedding.bias", "embeddings.patch_embeddings.projection.bias")
         self.positions = self.require("embeddings.position_embedding.weight", "embeddings.position_embeddings")
         self.class_token = self.find("embeddings.class_embedding", "embeddings.cls_token")
+        self.has_head = bool(config.get("vision_use_head", True))
+        if not self.has_head:
+            self.sources = [one for one in self.sources if not one.target.startswith("image_tower/pooling/")]
 
     def read(
         self, normalization: Float[np.ndarray, "2 c"], image_size: int | None, patch_size: int | None
@@ -90,7 +93,7 @@ class _ImageTower(Tower):
             side * old_size if image_size is None else image_size,
             old_size if patch_size is None else patch_size,
             self.encoder(),
-            pooling="class_token" if self.class_token else "attention",
+            pooling="class_token" if self.class_token else "attention" if self.has_head else "mean",
             num_registers=self.shape("registers", 2, 3)[-2] if "registers" in self.array_names else 0,
             input_norm="input_norm/scale" in self.array_names,
             representation_size=self.shape("pre_logits/kernel", 2)[0] if has_pre_logits else None,

@@ -16,7 +16,7 @@ from lit_het.checkpoints.huggingface.tokenizer import find_tokenizer
 from lit_het.checkpoints.huggingface.tower import section, shape_of
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.rename import ParameterSource, Rule, translate
-from lit_het.checkpoints.sources import open_safetensors
+from lit_het.checkpoints.sources import Arrays, open_safetensors
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.towers.layers import ComputeType
@@ -37,6 +37,10 @@ _PAIRS = {
     "clip": ("clip_vision_model", "clip_text_model"),
 }
 _DUAL = "vision-text-dual-encoder"
+# Image towers whose classifier is a dense layer of the embedding.
+_WITH_CLASSIFIER = ("vit", "siglip_vision_model", "siglip2_vision_model")
+# SigLIP's attention pooling, where the mean of the patches is taken instead.
+_UNUSED_POOLING = Rule(r"vision_model\.head\..*", None)
 
 
 class _Part(NamedTuple):
@@ -83,8 +87,10 @@ def read_huggingface(
         ignored = (*family.ignored, *ignored)
         if text is None:
             ignored = (*ignored, _OTHER_SIDE)
-        if image.kind == "vit" and "classifier.weight" in arrays:
-            sources += names.parameter_sources(arrays, names.dense("classifier", "logits"), "", "head/")
+        if tower.pooling == "mean":
+            ignored = (*ignored, _UNUSED_POOLING)
+        if head := _classifier(arrays, image.kind, tower.embedding_size, folder):
+            sources += head
             imported = dataclasses.replace(imported, num_classes=shape_of(arrays, "classifier.weight", 2)[0])
     if text is not None:
         tower, found = text_towers.read_text_tower(arrays, *text, length=text_length, compute_type=compute_type)
@@ -95,6 +101,22 @@ def read_huggingface(
         sources = sources + names.parameter_sources(arrays, names.HEAD, "", "head/")
         imported = dataclasses.replace(imported, has_bias=text.kind.startswith("siglip"))
     return dataclasses.replace(imported, parameter_sources=translate(arrays, ignored, sources))
+
+
+def _classifier(arrays: Arrays, kind: str, size: int, folder: Path) -> list[ParameterSource]:
+    """Returns the sources of a classifier's head; none without one, or of one that reads more than the embedding."""
+    if "classifier.weight" not in arrays:
+        return []
+    if kind in _WITH_CLASSIFIER:
+        return names.parameter_sources(arrays, names.dense("classifier", "logits"), "", "head/")
+    if not kind.startswith("dinov2") or arrays["classifier.weight"].read()[:, size:].any():
+        message(f"{folder}: its classifier reads more than the embedding, and is left out; the image tower is imported")
+        return []
+    # As our exports write it: the half that reads the mean of the patches is zero.
+    return [
+        ParameterSource("head/logits/kernel", ("classifier.weight",), lambda kernel: kernel[:, :size].T),
+        ParameterSource("head/logits/bias", ("classifier.bias",), lambda bias: bias),
+    ]
 
 
 def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
@@ -111,6 +133,14 @@ def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
     image, text = section(config, "vision_config", {}), section(config, "text_config", {})
     if kind == "clip":
         image, text = (_newest(config, field, old) for field, old in (("vision_config", image), ("text_config", text)))
+    if kind in _PAIRS and str(config.get("architectures")).endswith("ForImageClassification']"):
+        if kind == "clip":
+            raise UserError(
+                f"{folder}: CLIP's image classifier reads the mean of patches before the last norm, which no tower "
+                "here computes; import a CLIP, or a classifier of a ViT or of SigLIP"
+            )
+        # It takes the mean of the patches, whether or not there is a head with attention.
+        return _Part(_PAIRS[kind][0], image | {"vision_use_head": False}), None
     if kind in _PAIRS:
         return _Part(_PAIRS[kind][0], image), _Part(_PAIRS[kind][1], text)
     if kind != _DUAL:
