@@ -27,12 +27,15 @@ _NOT_JOINED = (RuntimeError, ValueError, TypeError, KeyError, OSError)
 _abort_handler: Any = None
 
 
-def join(place: str = "") -> None:
+def join(place: str = "", *, stops_together: bool = True) -> None:
     """Connects this process to the others that share every batch. Call it before any computation.
 
     Args:
         place: ``HOST:PORT,I/N``: the address of process 0, the index of this process and the number of processes. If
             empty, JAX detects them on a TPU slice, Slurm, Kubernetes or MPI.
+        stops_together: whether JAX takes SIGTERM and tells all processes when they ask, see
+            `lit_het.training.preemption`. Where nobody asks, a signal would be lost: without it a process ends by
+            itself, and the others find that they have lost it.
 
     Raises:
         UserError: ``place`` is malformed, nothing was detected, or the processes cannot connect.
@@ -42,6 +45,7 @@ def join(place: str = "") -> None:
         raise UserError(
             f"--distributed {place} is malformed; the first of two processes is HOST:PORT,0/2, the second HOST:PORT,1/2"
         )
+    jax.config.update("jax_enable_preemption_service", stops_together)
     address, number, count = (found[1], int(found[2]), int(found[3])) if found else (None, None, None)
     try:
         jax.distributed.initialize(address, count, number, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)

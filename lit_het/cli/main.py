@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
             if getattr(options, "distributed", None) is not None:
                 from lit_het import distributed
 
-                distributed.join(options.distributed)
+                distributed.join(options.distributed, stops_together=getattr(options, "stops_together", False))
             options.command(options, rest)
     except UserError as error:
         if getattr(options, "distributed", None) is not None:

@@ -1,6 +1,5 @@
 """Runs commands of ``lit-het`` in a process that joins the others once: ``python -m tests.cli.commands_run FILE``."""
 
-import functools
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,9 @@ from lit_het import distributed
 from lit_het.cli.main import main
 
 if __name__ == "__main__":
-    with mock.patch.object(distributed, "join", functools.cache(distributed.join)):
-        for command in json.loads(Path(sys.argv[1]).read_text()):
-            if code := main(command):
-                sys.exit(code)
+    first, *others = json.loads(Path(sys.argv[1]).read_text())
+    code = main(first)
+    with mock.patch.object(distributed, "join"):
+        for command in others if code == 0 else ():
+            code = code or main(command)
+    sys.exit(code)
