@@ -201,8 +201,8 @@ class OpenSet:
             except Unreadable as error:
                 found.append(None)
                 bad.append(f"{index.shard(position)}: {index.key(position)}.{member}: {error}")
-        if len(bad) > self.config.max_bad_fraction * len(found):
-            raise MissingText(bad[0])
+                if len(bad) > self.config.max_bad_fraction * len(self.loader.numbers):
+                    raise MissingText(bad[0]) from error
         if bad:
             message(f"{self.config.name}: {counted(len(bad), 'sample')} left out, the first is {bad[0]}")
         return found

@@ -136,7 +136,7 @@ def test_a_score_that_knows_the_answer_finds_all_that_scores_are_asked_for(monke
     def knowing(method, opened, *given):
         found = whole(method, opened, *given)
         best, name = found.sampled or found.quiet, opened.config.name
-        wrong = np.array([json.loads(text)["is_wrong"] for text in opened.texts("json")]) if name == "pairs" else None
+        wrong = np.array([found["is_wrong"] for found in opened.texts("json", json.loads)]) if name == "pairs" else None
         if wrong is not None:
             known = wrong[best.positions].astype(float)
         elif name == "outside/other":

@@ -148,9 +148,9 @@ def test_portions_of_one_split_choose_and_report(command, capsys):
     assert "reading shapes (test): 24/24" in capsys.readouterr().err
 
 
-def test_a_run_that_no_other_helps_is_no_ensemble(ensemble, command, capsys):
+def test_a_run_that_no_other_helps_is_no_ensemble(ensemble, command, tmp_path, capsys):
     run = str(run_of(ensemble, 0))
-    command[2:3] = [run, run]
+    command[2:3] = [run, str(shutil.copytree(run, tmp_path / "copy"))]
     capsys.readouterr()
     assert main([*command, "--select", "2", "--select-split", "val"]) == 1
     said = capsys.readouterr().err

@@ -93,4 +93,4 @@ def test_a_portion_has_its_own_labels_texts_and_images(digits, sets):
     for ours, theirs in zip(minival.images([0, 1]), whole.images([2, 3]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     unlabelled = sets.open(dataclasses.replace(digits, portion=Portion(50), labelled=False))
-    assert unlabelled.texts("txt") == ["?", "?"]
+    assert unlabelled.texts("txt", str) == ["?", "?"]

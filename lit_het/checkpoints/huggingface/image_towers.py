@@ -83,7 +83,7 @@ class _ImageTower(Tower):
             raise UserError(
                 f"{self.positions} holds {num_patches} patches, which form no square; only square images are supported"
             )
-        if self.config.get("pooler_act", "tanh") != "tanh":
+        if "pre_logits/kernel" in self.array_names and self.config.get("pooler_act", "tanh") != "tanh":
             raise UserError(f"config.json: pooler_act = {self.config['pooler_act']!r:.100} is not 'tanh'")
         shape = shape_of(self.arrays, self.first, 2, 4)
         # Either a convolution [d, c, p, p] or a dense layer over flattened patches [d, p·p·c].
