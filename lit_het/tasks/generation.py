@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het.errors import UserError
@@ -45,8 +46,8 @@ class Prompt(NamedTuple):
         length: of the ids that count.
     """
 
-    tokens: Int[Array, "b p"]
-    length: Int[Array, " b"]
+    tokens: Int[Array | np.ndarray, "b p"]
+    length: Int[Array | np.ndarray, " b"]
 
 
 def generate(

@@ -41,18 +41,21 @@ def test_few_shot_figures_are_those_of_the_fit_to_features(splits, sets, encoder
     assert found.chance == {"1_shot": 0.5, "3_shot": 0.5}
 
 
-@pytest.mark.parametrize("kind", [FewShotConfig, LinearProbeConfig])
-def test_chance_counts_the_classes_with_training_images_and_others_cannot_be_tested(write_set, sets, encoder, kind):
+@pytest.mark.parametrize(
+    "config_of", [lambda data: FewShotConfig(data, fit=FewShotOptions(shots=(1,))), LinearProbeConfig]
+)
+def test_chance_counts_the_classes_with_training_images_and_others_cannot_be_tested(
+    write_set, sets, encoder, config_of
+):
     names = ("zero", "one", "two", "three")
     write_set("few", [{"cls": number % 2} for number in range(12)], names, split="train")
     data = write_set("few", [{"cls": number % 2} for number in range(12)], names)
-    fit = {"fit": FewShotOptions(shots=(1,))} if kind is FewShotConfig else {}
-    found = kind(data, **fit).build(sets)(encoder)
+    found = config_of(data).build(sets)(encoder)
     assert next(iter(found.chance.values())) == 0.5
     write_set("more", [{"cls": number % 2} for number in range(12)], names, split="train")
     more = write_set("more", [{"cls": number % 4} for number in range(12)], names)
     message = r"label 2 of the test images has no training image \(2 labels without\)"
-    assert_refused(message, kind(more, **fit).build(sets), encoder)
+    assert_refused(message, config_of(more).build(sets), encoder)
 
 
 def test_members_of_an_ensemble_are_fitted_jointly_or_separately(splits, sets, encoder):
