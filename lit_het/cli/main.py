@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Where the reader of the output has gone, such as ``head``, the command ends quietly with exit code 1.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where its encoding lacks a character of a table or a name
     try:
         try:
             return _main(arguments)
@@ -172,8 +174,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def run() -> NoReturn:
     """Ends the process with the code of a command."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where its encoding lacks a character of a table or a name
     code = main()
     if code:
         # At once: threads of XLA and Orbax that a stop has left at work may crash while Python exits.
