@@ -158,11 +158,6 @@ class OpenSet:
         """Returns the key of every sample, in the order of the set."""
         return [self.loader.index.key(number) for number in self.loader.numbers]
 
-    def where(self, position: int) -> str:
-        """Returns the shard and the key of a sample, for messages."""
-        index, number = self.loader.index, self.loader.numbers[position]
-        return f"{index.shard(number)}: {index.key(number)}"
-
     def soft_labels(self) -> Float[np.ndarray, "n k"] | None:
         """Returns the distribution of human answers of every sample of a single-label set, None if it has none.
 

@@ -277,8 +277,7 @@ def _placed(array: Any, where: NamedSharding) -> jax.Array:
     if where.is_fully_addressable:
         return jax.device_put(array, where)
     # `jax.device_put` refuses arrays on devices of one process, and sends those of NumPy to all others to compare.
-    content = np.asarray(array)
-    return jax.make_array_from_callback(content.shape, where, lambda index: content[index])
+    return place_on_devices(np.asarray(array), where)
 
 
 def place_on_devices(array: np.ndarray, sharding: Any) -> jax.Array:

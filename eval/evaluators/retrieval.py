@@ -1,6 +1,7 @@
 """Evaluates retrieval between the images and captions of a set, such as COCO or Flickr30k."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +38,8 @@ class Retrieval:
         """
         if model.text is None:
             raise UserError("retrieval needs an image-text model; classifiers and decoders have no text embeddings")
-        model.text.tokenize([caption for captions in self.captions for caption in captions][:1])
+        for captions in itertools.islice(filter(None, self.captions), 1):
+            model.text.tokenize(list(captions))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.retrieval.RetrievalResult`; raises as `check`."""

@@ -132,7 +132,7 @@ def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
         return None, _Part(kind, section(config, "text_config", config))
     image, text = section(config, "vision_config", {}), section(config, "text_config", {})
     if kind == "clip":
-        image, text = (_newest(config, field, old) for field, old in (("vision_config", image), ("text_config", text)))
+        image, text = (_clip_section(config, field) for field in ("vision_config", "text_config"))
     if kind in _PAIRS and str(config.get("architectures")).endswith("ForImageClassification']"):
         if kind == "clip":
             raise UserError(
@@ -159,12 +159,12 @@ def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
     return parts
 
 
-def _newest(config: Json, field: str, found: Json) -> Json:
+def _clip_section(config: Json, field: str) -> Json:
     """Returns a section of CLIP's configuration as transformers reads it.
 
     Early versions wrote it as ``vision_config_dict``, which replaces the other one whole.
     """
-    return found if config.get(f"{field}_dict") is None else section(config, f"{field}_dict", {})
+    return section(config, field if config.get(f"{field}_dict") is None else f"{field}_dict", {})
 
 
 def _refuse(folder: Path, field: str, value: str, known: Iterable[str]) -> NoReturn:

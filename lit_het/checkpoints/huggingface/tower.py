@@ -123,10 +123,8 @@ def _zeros(kernel: ParameterSource) -> ParameterSource:
 
 def without_bias(name: str, path: str) -> list[ParameterSource]:
     """Returns the sources of a dense layer from its only array; it has no bias, so ours is zero."""
-    return [
-        ParameterSource(f"{path}/kernel", (name,), np.transpose),
-        ParameterSource(f"{path}/bias", (name,), lambda weight: np.zeros(len(weight), np.float32)),
-    ]
+    kernel = ParameterSource(f"{path}/kernel", (name,), np.transpose)
+    return [kernel, _zeros(kernel)]
 
 
 def shape_of(arrays: Arrays, name: str, *ranks: int) -> tuple[int, ...]:
