@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 
 from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels
@@ -108,7 +108,7 @@ def rank_test(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " m"]) -
     statistic, p_value = first.size * second.size / 2, 1.0
     # A deterministic head gives one value everywhere: the variance of the test is zero, and SciPy's p is undefined.
     if np.ptp(np.concatenate([first, second])) > 0:
-        outcome = stats.mannwhitneyu(first, second, alternative="two-sided")
+        outcome = scipy.stats.mannwhitneyu(first, second, alternative="two-sided")
         statistic, p_value = float(outcome.statistic), float(outcome.pvalue)
     return RankTest(
         statistic=statistic,

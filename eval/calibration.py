@@ -8,8 +8,8 @@ chance, and not the luck of the lowest index.
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy import optimize, sparse, special
 
 from lit_het.errors import UserError
 from lit_het.eval.rows import row_blocks
@@ -146,7 +146,7 @@ def calibration_standard_error(
     # One sparse product sums the gaps of all predictors: predictor p has the rows from p * bins on.
     members += bins * np.arange(len(members))[:, None]
     example = np.broadcast_to(np.arange(size), members.shape)
-    gap_by_bin = sparse.csr_array(
+    gap_by_bin = scipy.sparse.csr_array(
         (gap.ravel(), (members.ravel(), example.ravel())), shape=(bins * len(by_predictor), size)
     )
 
@@ -202,7 +202,7 @@ def fit_temperature(
         return LOWEST_TEMPERATURE
     if at_hottest >= 0:
         return HIGHEST_TEMPERATURE
-    root = optimize.root_scalar(slope, bracket=(hottest, coldest), method="brentq", xtol=1e-9).root
+    root = scipy.optimize.root_scalar(slope, bracket=(hottest, coldest), method="brentq", xtol=1e-9).root
     return float(np.exp(-root))
 
 
@@ -255,7 +255,7 @@ def scaled(log_probabilities: Float[np.ndarray, "n k"], temperature: float) -> F
     check_log_probabilities(log_probabilities)
     result = np.empty(log_probabilities.shape, np.float32)
     for rows in row_blocks(*log_probabilities.shape):
-        result[rows] = special.log_softmax(log_probabilities[rows].astype(np.float64) / temperature, axis=1)
+        result[rows] = scipy.special.log_softmax(log_probabilities[rows].astype(np.float64) / temperature, axis=1)
     return result
 
 

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy import special
 
 from lit_het.errors import UserError
 from lit_het.eval.drawings import TextPart, draw_texts
@@ -118,7 +118,7 @@ class Decoder:
     def _chosen(self, candidates: tuple[str, ...], features: Float[np.ndarray, " f"], prompt: str) -> Written:
         """Returns the most probable candidate, with its share of the probability of all."""
         ranked = self.writer.rank(features, prompt, candidates, samples=self.samples, seed=self.seed, bands=False)
-        shares = special.log_softmax([text.log_p for text in ranked])
+        shares = scipy.special.log_softmax([text.log_p for text in ranked])
         return dataclasses.replace(ranked[0], log_p=float(shares[0]))
 
     def _blocks(self, count: int) -> Iterator[tuple[Int[np.ndarray, " size"], int]]:

@@ -3,8 +3,8 @@
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy import special
 
 from lit_het.eval.significance import ratio_of_means, standard_error
 
@@ -68,7 +68,7 @@ class Members:
     def of(cls, log_probabilities: Float[np.ndarray, "b m k"]) -> "Members":
         """Returns the predictions with these log-probabilities, in float64."""
         probabilities = np.exp(log_probabilities)
-        return cls(log_probabilities, probabilities, special.entr(probabilities).sum(axis=2))
+        return cls(log_probabilities, probabilities, scipy.special.entr(probabilities).sum(axis=2))
 
     def diversity(self) -> Diversity:
         """Returns the measures of e3, Table 15 and Sec. 2.2, over pairs of different members, and both entropies.
@@ -113,4 +113,4 @@ class Members:
 def mutual_information(mean: Float[np.ndarray, "b k"], entropies: Float[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
     """Returns `Diversity.mutual_information`, from the mean probabilities in float64 and the entropies of members."""
     # In float64 the difference of two entropies is exact enough.
-    return (special.entr(mean).sum(axis=1) - entropies.mean(axis=1)).clip(min=0)
+    return (scipy.special.entr(mean).sum(axis=1) - entropies.mean(axis=1)).clip(min=0)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy import special
 
 from lit_het.errors import UserError
 from lit_het.eval.calibration import (
@@ -237,7 +237,7 @@ def _score_smaller(members: Members, of_size: Int[np.ndarray, "g size"], labels:
     for group in of_size:
         # Without logarithms of all classes, which would take several times as long.
         mean = members.probabilities[:, group].mean(axis=1)
-        label_log_probability = special.logsumexp(of_label[:, group], axis=1) - np.log(len(group))
+        label_log_probability = scipy.special.logsumexp(of_label[:, group], axis=1) - np.log(len(group))
         joint.append(
             Scores(
                 label_log_probability,

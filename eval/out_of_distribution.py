@@ -6,8 +6,8 @@ A higher score ``[n]`` means that the image is more likely out of distribution. 
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
-from scipy import linalg, special, stats
 
 from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels, check_log_probabilities
@@ -41,7 +41,7 @@ def entropy_score(log_probabilities: Float[np.ndarray, "n k"]) -> Float[np.ndarr
     check_log_probabilities(log_probabilities)
     result = np.empty(len(log_probabilities))
     for rows in row_blocks(*log_probabilities.shape):
-        result[rows] = special.entr(np.exp(log_probabilities[rows].astype(np.float64))).sum(axis=1)
+        result[rows] = scipy.special.entr(np.exp(log_probabilities[rows].astype(np.float64))).sum(axis=1)
     return result
 
 
@@ -149,7 +149,7 @@ def detection_figures(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray
     if np.isnan(scores).any():
         raise UserError("out of distribution: a score is not a number; training diverged, use an earlier checkpoint")
     is_outside = np.arange(scores.size) >= inside.size
-    rank_sum = stats.rankdata(scores)[is_outside].sum()
+    rank_sum = scipy.stats.rankdata(scores)[is_outside].sum()
     # AUROC is the Mann-Whitney statistic; mid-ranks count ties half.
     wins = rank_sum - outside.size * (outside.size + 1) / 2
     # The lowest threshold that at least 95 % pass. Integer arithmetic, as 0.95 * n can round above an integer.
@@ -174,8 +174,8 @@ def detection_errors(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray,
     is_outside = np.arange(scores.size) >= inside.size
     # For images outside: the share of the other set with lower scores, ties counting half. For images inside: the same
     # share, which differs from the share with higher scores by sign and a constant, so the variance is the same.
-    own_rank = np.concatenate([stats.rankdata(inside), stats.rankdata(outside)])
-    lower = (stats.rankdata(scores) - own_rank) / np.where(is_outside, inside.size, outside.size)
+    own_rank = np.concatenate([scipy.stats.rankdata(inside), scipy.stats.rankdata(outside)])
+    lower = (scipy.stats.rankdata(scores) - own_rank) / np.where(is_outside, inside.size, outside.size)
     influences = {
         "auroc": lower,
         "aupr_out": _influence_on_precision(scores, is_outside),
@@ -209,7 +209,7 @@ def _error_of_fpr95(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, 
     rank = -(-19 * inside.size // 20)
     # In a resample of n indices, the rank-th lowest is at most i if at least `rank` of them are: a binomial tail, which
     # the regularised incomplete beta function gives exactly.
-    at_most = special.betainc(rank, inside.size - rank + 1, np.arange(inside.size + 1) / inside.size)
+    at_most = scipy.special.betainc(rank, inside.size - rank + 1, np.arange(inside.size + 1) / inside.size)
     probability = np.diff(at_most)
     passing = np.searchsorted(np.sort(outside), np.sort(inside), side="right") / outside.size
     threshold_variance = probability @ (passing - probability @ passing) ** 2
@@ -228,7 +228,7 @@ def _fit(features: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"]) -> 
         centred = features[rows] - means[classes[rows]]
         covariance += centred.T @ centred / size
         fourth += float(((centred**2).sum(axis=1) ** 2).sum()) / size
-    factor = linalg.cholesky(_shrunk(covariance, fourth, size), lower=True)
+    factor = scipy.linalg.cholesky(_shrunk(covariance, fourth, size), lower=True)
     return Gaussians(factor, _whitened(means, factor))
 
 
@@ -250,7 +250,7 @@ def _shrunk(covariance: Float[np.ndarray, "d d"], fourth: float, size: int) -> F
 
 def _whitened(vectors: Float[np.ndarray, "n d"], factor: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "n d"]:
     """Returns ``factor⁻¹ v`` for each vector: a covariance with this Cholesky factor becomes the identity."""
-    return linalg.solve_triangular(factor, vectors.T, lower=True).T
+    return scipy.linalg.solve_triangular(factor, vectors.T, lower=True).T
 
 
 def _check_finite(features: np.ndarray) -> None:

@@ -13,8 +13,8 @@ In nats.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Array, Float
-from scipy import special
 
 from lit_het.eval.ensembles import mean_prediction
 
@@ -26,7 +26,7 @@ def entropy(
     log_probabilities: Float[np.ndarray, "n s k"], weights: Float[np.ndarray, " s"] | None = None
 ) -> Float[np.ndarray, " n"]:
     """Returns the entropy of the mean over samples; by default all have equal weights."""
-    return special.entr(np.exp(mean_prediction(log_probabilities, weights), dtype=np.float64)).sum(axis=1)
+    return scipy.special.entr(np.exp(mean_prediction(log_probabilities, weights), dtype=np.float64)).sum(axis=1)
 
 
 def bald(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy import stats
 
 from lit_het.errors import UserError
 from lit_het.eval.rows import row_blocks
@@ -84,7 +84,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
     with warnings.catch_warnings():
         # SciPy warns if one group varies by rounding only; Welch's test is valid as long as the other group varies.
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
-        test: Any = stats.ttest_ind(one, other, equal_var=False)
+        test: Any = scipy.stats.ttest_ind(one, other, equal_var=False)
     bounds = test.confidence_interval(0.95)
     return WelchTest(
         *estimates,

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import scipy
 from jaxtyping import Float, UInt8
-from scipy import stats
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
@@ -165,7 +165,7 @@ def severity_correlation(by_severity: Sequence[Float[np.ndarray, " n"]]) -> tupl
         return 0.0, False
     severity = np.concatenate([np.full(len(scores), number) for number, scores in enumerate(by_severity)])
     means = [float(scores.mean()) for scores in by_severity]
-    ranks = stats.rankdata(severity), stats.rankdata(together)
+    ranks = scipy.stats.rankdata(severity), scipy.stats.rankdata(together)
     return float(np.corrcoef(*ranks)[0, 1]), bool(np.all(np.diff(means) > 0))
 
 

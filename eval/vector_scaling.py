@@ -3,8 +3,8 @@
 import dataclasses
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy import optimize, special
 
 from lit_het.eval.calibration import check_labels, check_log_probabilities, fit_temperature
 from lit_het.eval.rows import row_blocks
@@ -28,7 +28,7 @@ class VectorScaling:
         """Returns ``log softmax(factor * logits + bias)`` in float32."""
         scaled = np.empty_like(logits, np.float32)
         for rows in row_blocks(*logits.shape):
-            scaled[rows] = special.log_softmax(logits[rows] * self.factor + self.bias, axis=1)
+            scaled[rows] = scipy.special.log_softmax(logits[rows] * self.factor + self.bias, axis=1)
         return scaled
 
 
@@ -44,17 +44,17 @@ def fit_vector_scaling(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray,
     check_log_probabilities(logits)
     n, k = logits.shape
     check_labels(labels, k)
-    temperature = fit_temperature(special.log_softmax(logits, axis=1).astype(np.float32), labels)
+    temperature = fit_temperature(scipy.special.log_softmax(logits, axis=1).astype(np.float32), labels)
     logits, rows = np.maximum(logits.astype(np.float64), -1e4), np.arange(n)
 
     def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         scores = logits * parameters[:k] + parameters[k:]
-        log_p = special.log_softmax(scores, axis=1)
+        log_p = scipy.special.log_softmax(scores, axis=1)
         error = np.exp(log_p)
         error[rows, labels] -= 1
         gradient = np.concatenate([(error * logits).sum(axis=0), error.sum(axis=0)]) / n
         return float(-log_p[rows, labels].mean()), gradient
 
     start = np.concatenate([np.full(k, 1 / temperature), np.zeros(k)])
-    found = optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MAX_ITERATIONS})
+    found = scipy.optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MAX_ITERATIONS})
     return VectorScaling(found.x[:k], found.x[k:])

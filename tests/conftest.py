@@ -28,6 +28,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # would look at every file of the cache whenever it writes one.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+# Where an operation was written is looked up for each of them, and shown by no test.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Processes that tests start need no PyTorch, whose import takes seconds wherever it is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent / "without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -94,7 +96,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def forget_programs() -> None:
     """Clears what JAX keeps: a program takes about twenty of the 65,530 memory maps that Linux gives a process."""
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 50_000:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # or a worker grows to 9 GB

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from scipy import special
+import scipy
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.portions import ALL
@@ -82,7 +82,7 @@ class Probe:
             probe = train_linear_probe(rows, train.labels, len(self.train.class_names), self.fit, bar.advance)
         logits = probe.logits(others)
         zeros = np.zeros(len(logits), np.float32)
-        log_p = special.log_softmax(logits, axis=1)
+        log_p = scipy.special.log_softmax(logits, axis=1)
         found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, zeros, zeros))
         setting = dataclasses.asdict(probe.best)
         found |= {f"best/{name}": float(value) for name, value in setting.items()}

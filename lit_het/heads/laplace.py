@@ -10,8 +10,8 @@ on the units of φ otherwise. In float64, on the host.
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy import optimize
 
 from lit_het.errors import UserError
 
@@ -88,7 +88,7 @@ def fit(factors: Factors, squared_norm: float, pseudo_count: float, side: str) -
     balance = np.sqrt(a.mean() / b.mean())
     a, b = a / balance, b * balance
     most = np.log(len(a) * len(b) / squared_norm)  # at the maximum λ |W|² is at most the number of weights
-    found: optimize.OptimizeResult = optimize.minimize_scalar(
+    found: scipy.optimize.OptimizeResult = scipy.optimize.minimize_scalar(
         lambda log: -log_marginal_likelihood(a, b, squared_norm, np.exp(log)),
         bounds=(most + np.log(_LEAST), most),
         method="bounded",

@@ -57,11 +57,19 @@ def intermediate_bytes(loss: Callable[..., Any], params: Any, rest: Callable[[in
 
 def _memory(loss: Callable[..., Any], params: Any, rest: Any) -> tuple[int, int, int]:
     """Returns bytes that the forward pass saves, and the peaks of the forward pass alone and of both passes."""
-    residuals = jax.make_jaxpr(lambda params, *rest: jax.vjp(lambda p: loss(p, *rest), params)[1])(params, *rest).jaxpr
+    forward = jax.make_jaxpr(loss)(params, *rest)
+
+    def traced(params: Any, *rest: Any) -> Any:
+        # The gradients of what is traced already: to trace the model again would take longer.
+        return core.jaxpr_as_fun(forward)(*jax.tree.leaves((params, *rest)))[0]
+
+    residuals = jax.make_jaxpr(lambda params, *rest: jax.vjp(lambda p: traced(p, *rest), params)[1])(
+        params, *rest
+    ).jaxpr
     inputs = set(map(id, residuals.invars)) | set(map(id, residuals.constvars))
     saved = sum(_bytes(v.aval) for v in _distinct(residuals.outvars) if id(v) not in inputs)
-    forward, both = (jax.make_jaxpr(function)(params, *rest).jaxpr for function in (loss, jax.grad(loss)))
-    return saved, _peak(forward), _peak(both)
+    both = jax.make_jaxpr(jax.grad(traced))(params, *rest).jaxpr
+    return saved, _peak(forward.jaxpr), _peak(both)
 
 
 def tree_bytes(tree: Any) -> int:
