@@ -35,7 +35,7 @@ def signals_as_exceptions() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP raise `Stopped`, so that commands that streams read from are stopped as well.
 
     Python prints and drops an exception that is raised in a weak reference's callback, in ``__del__`` or while garbage
-    is collected. So it is raised again and again, until it is on its way.
+    is collected. So it is not printed there, and raised again and again, until it is on its way.
     """
     # Signals that are ignored (nohup) or handled elsewhere stay so. Only the main thread may set handlers.
     is_main = threading.current_thread() is threading.main_thread()
@@ -57,6 +57,13 @@ def signals_as_exceptions() -> Iterator[None]:
         if not _is_stopping(sys.exception()):
             check()
 
+    report = sys.unraisablehook
+
+    def unraisable(dropped: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(dropped.exc_value, Stopped):
+            report(dropped)
+
+    sys.unraisablehook = unraisable
     for number in handled:
         signal.signal(number, end)
     if has_alarm:
@@ -68,6 +75,7 @@ def signals_as_exceptions() -> Iterator[None]:
         raise
     finally:
         _forget(handled, has_alarm)
+        sys.unraisablehook = report
 
 
 def _forget(handled: list[signal.Signals], has_alarm: bool) -> None:

@@ -22,8 +22,7 @@ class Finalized:
         signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_in_a_finalizer_is_raised_after_it():
+def test_a_signal_in_a_finalizer_is_raised_after_it_and_not_printed():
     def command():
         Finalized()
         time.sleep(5)
