@@ -141,7 +141,14 @@ def require_weights(address: str) -> None:
     """
     file = re.sub(r"(\.npz):.*", r"\1", address)
     if _is_local(address) and _is_missing(file) and _is_missing(f"{file}.index"):
-        raise UserError(f"{file} does not exist; give a file, a folder or an address such as hf://owner/model")
+        raise no_weights(file)
+
+
+def no_weights(address: str) -> UserError:
+    """Returns the error of a local source of weights that does not exist, which may be the name of a repository."""
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", address) and _is_missing(address.partition("/")[0]):
+        return UserError(f"{address} does not exist; did you mean hf://{address}, of the Hugging Face hub?")
+    return UserError(f"{address} does not exist; give a file, a folder or an address such as hf://owner/model")
 
 
 def named_folder(argument: str) -> tuple[str, str]:

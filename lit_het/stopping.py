@@ -4,11 +4,12 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 
-# Seconds between attempts to raise the exception.
-_AGAIN = 1.0
+# Seconds between attempts to raise the exception, and after which it is raised within an import as well.
+_AGAIN, _LONGEST_IMPORT = 0.5, 10.0
 
 _received: signal.Signals | None = None
 
@@ -35,7 +36,8 @@ def signals_as_exceptions() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP raise `Stopped`, so that commands that streams read from are stopped as well.
 
     Python prints and drops an exception that is raised in a weak reference's callback, in ``__del__`` or while garbage
-    is collected. So it is not printed there, and raised again and again, until it is on its way.
+    is collected. So it is not printed there, and raised again and again, until it is on its way. The initialization of
+    extension modules such as NumPy's and XLA's prints it or crashes, so that a stop waits for the end of an import.
     """
     # Signals that are ignored (nohup) or handled elsewhere stay so. Only the main thread may set handlers.
     is_main = threading.current_thread() is threading.main_thread()
@@ -44,17 +46,22 @@ def signals_as_exceptions() -> Iterator[None]:
     ]
     has_alarm = bool(handled) and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
-    def end(number: int, _: types.FrameType | None) -> None:
+    latest = 0.0
+
+    def end(number: int, frame: types.FrameType | None) -> None:
         global _received
-        _received = signal.Signals(number)
+        nonlocal latest
+        _received, latest = signal.Signals(number), time.monotonic() + _LONGEST_IMPORT
         for other in handled:
             signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         if has_alarm:
             signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
-        raise Stopped(number)
+            again(number, frame)
+        else:
+            check()
 
-    def again(*_: int | types.FrameType | None) -> None:
-        if not _is_stopping(sys.exception()):
+    def again(_: int, frame: types.FrameType | None) -> None:
+        if not _is_stopping(sys.exception()) and (time.monotonic() > latest or not _is_importing(frame)):
             check()
 
     report = sys.unraisablehook
@@ -86,6 +93,14 @@ def _forget(handled: list[signal.Signals], has_alarm: bool) -> None:
     for number in handled:
         signal.signal(number, signal.SIG_DFL)
     _received = None
+
+
+def _is_importing(frame: types.FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_stopping(error: BaseException | None) -> bool:

@@ -1,6 +1,8 @@
 """SIGTERM stops a command wherever it arrives."""
 
+import importlib
 import signal
+import sys
 import time
 
 import pytest
@@ -30,6 +32,31 @@ def test_a_signal_in_a_finalizer_is_raised_after_it_and_not_printed():
     with pytest.raises(Stopped) as error, signals_as_exceptions():
         command()
     assert error.value.signal == signal.SIGTERM
+
+
+def test_a_stop_waits_for_the_end_of_an_import_which_extension_modules_do_not_survive(tmp_path, monkeypatch):
+    code = "import signal, time; signal.raise_signal(signal.SIGTERM); time.sleep(0.2); is_whole = True"
+    (tmp_path / "stopped_module.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def command():
+        importlib.import_module("stopped_module")
+        time.sleep(5)
+
+    with pytest.raises(Stopped), signals_as_exceptions():
+        command()
+    assert sys.modules.pop("stopped_module").is_whole
+
+
+def test_an_import_that_takes_long_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "_LONGEST_IMPORT", 0.1)
+    (tmp_path / "long_module.py").write_text(
+        "import signal, time; signal.raise_signal(signal.SIGTERM); time.sleep(5); is_whole = True"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Stopped), signals_as_exceptions():
+        importlib.import_module("long_module")
+    assert "long_module" not in sys.modules
 
 
 def test_a_stop_interrupts_no_clean_up():

@@ -17,6 +17,7 @@ import safetensors
 from lit_het import stores, untrusted
 from lit_het.errors import UserError
 from lit_het.files import cache_folder, completed
+from lit_het.paths import no_weights
 from lit_het.untrusted import Malformed
 
 
@@ -64,7 +65,7 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
     """
     if "://" not in address:
         if not Path(address).exists():
-            raise UserError(f"{address} does not exist; give a file, a folder or an address such as hf://owner/model")
+            raise no_weights(address)
         return Path(address)
     try:
         filesystem, path = stores.filesystem(address)

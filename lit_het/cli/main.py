@@ -2,12 +2,15 @@
 
 import argparse
 import contextlib
+import difflib
 import io
 import os
+import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lit_het import __version__, library_logs, stopping
 from lit_het.cli import (
@@ -35,28 +38,17 @@ from lit_het.cli import (
 from lit_het.errors import TRY_AGAIN, DataError, UserError
 
 # In the order of --help.
-_COMMANDS = (
-    quickstart,
-    new,
-    train,
-    tune,
-    add_noise,
-    plan,
-    shape,
-    embed,
-    checkpoint,
-    calibrate,
-    evaluate,
-    benchmark,
-    benchmark_uncertainty,
-    report,
-    classify,
-    caption,
-    demo,
-    data,
-    tokenizer,
-    convert,
-)
+_COMMANDS = {
+    "start": (quickstart, new, demo),
+    "data": (data, tokenizer, embed),
+    "train": (train, tune, add_noise, calibrate, checkpoint, plan, shape),
+    "evaluate": (evaluate, benchmark, benchmark_uncertainty, report),
+    "use": (classify, caption),
+    "convert": (convert,),
+}
+
+# Columns of the list of commands, and of their names in it.
+_HELP_WIDTH, _NAME_WIDTH = 80, 24
 
 # JAX and the other heavy packages are imported only when a command runs, so that --help is fast.
 
@@ -158,17 +150,48 @@ def _left_by(options: argparse.Namespace) -> str:
     return f"; {options.if_stopped}" if hasattr(options, "if_stopped") else ""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors propose the choice that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        if wrong := re.match(r"argument (.*): invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL):
+            meant = difflib.get_close_matches(wrong[2], re.findall(r"[\w-]+", wrong[3]), n=1)
+            message = f"{message}; did you mean {meant[0]}?" if meant else message
+        super().error(message)
+
+
+class _Group:
+    """Commands that are listed together in --help, in place of one list of all."""
+
+    def __init__(self, commands: Any):
+        self._commands = commands
+        self.lines: list[str] = []
+
+    def add_parser(self, name: str, *, help: str, **options: Any) -> argparse.ArgumentParser:
+        """Adds a command, as that of `argparse` does."""
+        first, *more = textwrap.wrap(help, width=_HELP_WIDTH - _NAME_WIDTH)
+        between = "\n" + " " * _NAME_WIDTH if len(name) > _NAME_WIDTH - 4 else " " * (_NAME_WIDTH - 2 - len(name))
+        self.lines += [f"  {name}{between}{first}", *(" " * _NAME_WIDTH + line for line in more)]
+        return self._commands.add_parser(name, **options)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="lit-het",
+        usage="lit-het COMMAND ... [--help]",
         allow_abbrev=False,
         description="Image-text models with uncertainty: LiT with HET-XL heads, in JAX.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lit-het {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    for command in _COMMANDS:
-        command.add_to(commands)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="lit-het", help=argparse.SUPPRESS)
+    groups = []
+    for title, modules in _COMMANDS.items():
+        group = _Group(commands)
+        for module in modules:
+            module.add_to(group)
+        groups.append("\n".join([f"{title}:", *group.lines]))
+    parser.epilog = "\n\n".join(groups)
     return parser
 
 

@@ -81,7 +81,8 @@ def add_distributed(parser: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace, flags: list[str]) -> None:
     if options.config is None:
         if not options.help:
-            raise UserError("train needs --config FILE, such as --config quickstart_upstream")
+            file = flags[0] if flags and not flags[0].startswith("-") else "quickstart_upstream"
+            raise UserError(f"train needs --config FILE, such as --config {file}")
         options.parser.print_help()
         return
     if options.resume and options.start_or_resume:

@@ -1,5 +1,6 @@
 """The training loop: when to step, log, evaluate, save and stop."""
 
+import collections
 import dataclasses
 import math
 import time
@@ -171,7 +172,8 @@ def train(
                     if not saves:
                         keep(done)
                     raise leave(done) from None
-            bar.advance(1, note)
+            bar.advance(pending.finished(), note)
+        bar.advance(pending.finished(wait=True))
     return state
 
 
@@ -201,6 +203,8 @@ class _Pending:
         self._skipped = 0  # in a row
         self._isotropic = IsotropicNoise(read_metrics(log.path))
         self._metrics: list[Metrics] = []
+        # One array of each step that the devices have not finished yet, as far as it is known.
+        self._unfinished = collections.deque[jax.Array]()
         self.restart()
 
     def restart(self) -> None:
@@ -209,6 +213,15 @@ class _Pending:
 
     def add(self, metrics: Metrics) -> None:
         self._metrics.append(metrics)
+        self._unfinished.append(metrics["loss"])
+
+    def finished(self, *, wait: bool = False) -> int:
+        """Returns how many steps were finished since the last call; with ``wait`` all that are left are."""
+        count = 0
+        while self._unfinished and (wait or self._unfinished[0].is_ready()):
+            self._unfinished.popleft().block_until_ready()
+            count += 1
+        return count
 
     def write(self, done: int) -> str:
         """Writes a record of the steps up to ``done``, if there are any; returns a note for the progress bar."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from lit_het.eval.suite import EVALUATIONS
 from lit_het.runs import parsing
 from lit_het.runs import training as train
 from lit_het.sharding import MeshConfig
+from tests.cli.conftest import refusal
 
 
 @pytest.fixture
@@ -160,3 +162,33 @@ def test_compiled_programs_are_cached_on_accelerators_unless_the_user_sets_a_cac
     with pytest.raises(UserError, match="mesh data x fsdp"):  # by then it is decided
         train.train(dataclasses.replace(quickstart_upstream.get_config(), mesh=MeshConfig(data=999)))
     assert told.get("jax_compilation_cache_dir") == cache
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("trian", "train"),
+        ("data prepar", "prepare"),
+        ("export --to huggingfac --checkpoint x --output y", "huggingface"),
+    ],
+)
+def test_a_misspelt_choice_is_answered_with_the_one_that_was_meant(capsys, line, meant):
+    with pytest.raises(SystemExit, match="2"):
+        main(line.split())
+    assert capsys.readouterr().err.rstrip().endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize("line", ["new project --tower {} --data x --captions txt", "import --from {} --to x"])
+def test_the_name_of_a_repository_is_answered_with_its_address(capsys, line):
+    assert "did you mean hf://google/siglip-base" in refusal(capsys, *line.format("google/siglip-base").split())
+
+
+def test_train_repeats_a_file_that_was_given_without_its_flag(capsys):
+    assert refusal(capsys, "train", "mine.py").endswith("such as --config mine.py")
+
+
+def test_help_lists_every_command_in_one_group(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    listed = re.findall(r"^  ([a-z][a-z-]+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
+    assert len(listed) == len(set(listed)) == 33

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -368,3 +369,14 @@ def test_a_resumed_run_compares_with_the_noise_before_the_interruption(monkeypat
     log.close()
     assert [line for line in lines if "has grown from 0.1 to" in line] == lines
     assert len(lines) == warns
+
+
+def test_the_progress_bar_counts_steps_that_the_devices_have_finished(tmp_path):
+    log = MetricLog(tmp_path, first_step=0)
+    pending = loop._Pending(log)
+    log.close()
+    arrays = (mock.Mock(**{"is_ready.return_value": is_ready}) for is_ready in (True, False, True))
+    pending._unfinished.extend(arrays)
+    assert pending.finished() == 1
+    assert pending.finished() == 0  # the third is not asked before the second
+    assert pending.finished(wait=True) == 2
