@@ -21,7 +21,23 @@ from lit_het.errors import UserError
 IMAGE = "image"
 """The kind of member for an image with any of the ``IMAGE_EXTENSIONS``."""
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+IMAGE_EXTENSIONS = (
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "jpe",
+    "jfif",
+    "gif",
+    "bmp",
+    "tif",
+    "tiff",
+    "ppm",
+    "pgm",
+    "pbm",
+    "pnm",
+)
+"""In order of preference; the content decides the format."""
 
 MAX_ALTERNATIVES = 2**18
 """The most addresses that the braces of a pattern may expand to."""
