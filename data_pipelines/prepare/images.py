@@ -10,10 +10,13 @@ from PIL import Image
 from lit_het.data_pipelines.image_headers import BrokenImage, format_of
 from lit_het.data_pipelines.images import UNKNOWN_WHITE, decode, decode_whole, open_with_pillow
 from lit_het.data_pipelines.memory import DECODING
-from lit_het.data_pipelines.shards import IMAGE_EXTENSIONS
+from lit_het.data_pipelines.shards import IMAGE_EXTENSIONS, OTHER_IMAGES
 
-SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
+SUFFIXES = tuple(f".{extension}" for extension in (*IMAGE_EXTENSIONS, *OTHER_IMAGES))
 """Suffixes of image files, in lower case; the content decides the format."""
+
+UNREAD_SUFFIXES = frozenset((".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".ico", ".psd", ".tga", ".exr", ".dng"))
+"""Suffixes of images in formats that are not read."""
 
 _STORED = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 
