@@ -193,7 +193,7 @@ def _next_member(read_at: _ReadAt, position: int) -> tuple[Member, int] | None:
         block = read_at(position, _BLOCK_BYTES)
         # Zeros end an archive, but not between an extension header and its member. Another archive may follow, as after
         # `cat a.tar b.tar`; anything else is ignored, as by GNU tar.
-        while position == start and block and not block.strip(b"\0"):
+        while position == start and block == bytes(_BLOCK_BYTES):
             start = position = position + _BLOCK_BYTES
             block, is_ended = read_at(position, _BLOCK_BYTES), True
         if is_ended and block[_MAGIC] != b"ustar":
