@@ -25,12 +25,16 @@ MAX_PARTS = 2**17
 MAX_PREAMBLE_BYTES = 2**20
 """The latest start of a GIF's first frame: Pillow reads the comments before it in quadratic time."""
 
-_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAMES = (0xC0, 0xC1, 0xC9), (0xC2, 0xCA)
+_STARTS = {b"\xff\xd8": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP"}
+_STARTS |= {b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+SEQUENTIAL_FRAMES, PROGRESSIVE_FRAMES = (0xC0, 0xC1, 0xC9), (0xC2, 0xCA)
 # A marker that a segment follows, or the end of the image; not fill bytes, stuffed bytes or restart markers.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]", re.DOTALL)
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
-_ORIENTATION = 0x0112
+_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+_ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 0x0112, 0x0142, 0x0143
+_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}  # bytes, by type
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 
 
@@ -46,6 +50,24 @@ class BrokenImage(ValueError):
         self.cause = cause
 
 
+def format_of(data: bytes) -> str:
+    """Returns the format of an image by its first bytes, with Pillow's name.
+
+    Raises:
+        BrokenImage: none that is read.
+    """
+    for start, name in _STARTS.items():
+        if data.startswith(start):
+            return name
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data[:2] in (b"P4", b"P5", b"P6") and data[2:3].isspace():
+        return "PPM"
+    if data[4:8] == b"ftyp":
+        raise BrokenImage("AVIF or HEIC", "is not read; save it as JPEG, PNG or WebP")
+    raise BrokenImage("not an image", f"{len(data)} bytes that start with {data[:8]!r}")
+
+
 def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
     """Checks the size of an image.
 
@@ -59,16 +81,17 @@ def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
 
 
 def check_parts(data: bytes, max_pixels: int) -> None:
-    """Checks the parts of a PNG, GIF or WebP before it is opened; `check_size` follows after it was opened.
+    """Checks the parts of a GIF, TIFF or WebP before it is opened; `check_size` follows after it was opened.
 
     Raises:
         BrokenImage: it exceeds a limit of this module.
     """
-    if data.startswith(b"\x89PNG"):
-        _check_chunks(data)
-    elif data.startswith(b"GIF8"):
+    found = format_of(data)
+    if found == "GIF":
         _check_preamble(data)
-    elif data.startswith(b"RIFF"):
+    elif found == "TIFF":
+        _check_fields(data)
+    elif found == "WEBP":
         # Pillow's WebP decoder allocates all pixels when it opens the file.
         check_size(*_webp_size(data), min(max_pixels, MAX_WEBP_PIXELS))
 
@@ -80,12 +103,12 @@ def is_progressive(data: bytes) -> bool:
         BrokenImage: it has more than `MAX_SCANS`, or too many segments.
     """
     num_components, num_scans, progressive = b"", 0, False
-    for marker, start in _segments(data):
-        if marker in _SEQUENTIAL_FRAMES:
+    for marker, start in segments(data):
+        if marker in SEQUENTIAL_FRAMES:
             num_components = data[start + 7 : start + 8]
-        elif marker in _PROGRESSIVE_FRAMES:
+        elif marker in PROGRESSIVE_FRAMES:
             num_components, progressive = b"", True
-        elif marker == _START_OF_SCAN:
+        elif marker == START_OF_SCAN:
             num_scans += 1
             if num_scans > MAX_SCANS:
                 raise BrokenImage("too many scans", f"more than {MAX_SCANS}")
@@ -98,8 +121,8 @@ def is_progressive(data: bytes) -> bool:
 def jpeg_orientation(data: bytes) -> int:
     """Returns the EXIF orientation of a JPEG, from 1 (upright) to 8."""
     exif, xmp = b"", b""
-    for marker, start in _segments(data):
-        if marker == _START_OF_SCAN:
+    for marker, start in segments(data):
+        if marker == START_OF_SCAN:
             break
         end = start + int.from_bytes(data[start : start + 2])
         if not exif and data.startswith(_EXIF, start + 2):
@@ -114,23 +137,46 @@ def orientation(exif: bytes, xmp: bytes = b"") -> int:
 
     No other field is parsed. Libraries parse all fields, and 65,000 of them may point to the same megabytes.
     """
-    exif = exif.removeprefix(_EXIF)
-    orders: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
-    order = orders.get(exif[:4], "little")
-    first = int.from_bytes(exif[4:8], order) + 2
-    last = min(first + 12 * int.from_bytes(exif[first - 2 : first], order), len(exif) - 11)
-    # Entries have 12 bytes: tag, type, count, value.
-    for entry in range(first, last if exif[:4] in orders else 0, 12):
-        if int.from_bytes(exif[entry : entry + 2], order) == _ORIENTATION:
-            width = {1: 1, 3: 2, 4: 4}.get(int.from_bytes(exif[entry + 2 : entry + 4], order), 0)
-            found = int.from_bytes(exif[entry + 8 : entry + 8 + width], order)
-            return found if 1 <= found <= 8 else 1
+    for tag, _, _, value in _fields(exif.removeprefix(_EXIF)):
+        if tag == _ORIENTATION:
+            return value if 1 <= value <= 8 else 1
     in_xmp = _XMP_ORIENTATION.search(xmp)
     return int(in_xmp[1]) if in_xmp else 1
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields each marker of a JPEG and the offset of the segment length after it; skips entropy-coded data."""
+def _fields(tiff: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Yields tag, bytes per value, number of values and value of the fields of a TIFF, such as EXIF."""
+    order = _ORDERS.get(tiff[:4])
+    if order is None:
+        return
+    first = int.from_bytes(tiff[4:8], order) + 2
+    last = min(first + 12 * int.from_bytes(tiff[first - 2 : first], order), len(tiff) - 11)
+    # Entries have 12 bytes: tag, type, count, value.
+    for entry in range(first, last, 12):
+        tag, kind = (int.from_bytes(tiff[at : at + 2], order) for at in (entry, entry + 2))
+        width = _WIDTHS.get(kind, 0)
+        value = int.from_bytes(tiff[entry + 8 : entry + 8 + width], order) if kind in (1, 3, 4) else 0
+        yield tag, width, int.from_bytes(tiff[entry + 4 : entry + 8], order), value
+
+
+def _check_fields(data: bytes) -> None:
+    """Checks the fields of a TIFF, which Pillow reads all, and its tiles, which libtiff allocates."""
+    size, tile = 0, {_TILE_WIDTH: 1, _TILE_LENGTH: 1}
+    for tag, width, count, value in _fields(data):
+        size += width * count
+        if tag in tile:
+            tile[tag] = value
+    if size > len(data):
+        raise BrokenImage("damaged TIFF", f"fields of {size:,} bytes in a file of {len(data):,}")
+    check_size(*tile.values())
+
+
+def segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields each marker of a JPEG and the offset of the segment length after it; skips entropy-coded data.
+
+    Raises:
+        BrokenImage: there are more than `MAX_PARTS`.
+    """
     place = 2
     for _ in range(MAX_PARTS):
         found = _MARKER.search(data, place)
@@ -141,15 +187,6 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
         yield data[start - 1], start
         place = start + int.from_bytes(data[start : start + 2])
     raise BrokenImage("too many segments", f"more than {MAX_PARTS}")
-
-
-def _check_chunks(data: bytes) -> None:
-    place = 8
-    for _ in range(MAX_PARTS):
-        if place >= len(data):
-            return
-        place += 12 + int.from_bytes(data[place : place + 4])
-    raise BrokenImage("too many chunks", f"more than {MAX_PARTS}")
 
 
 def _check_preamble(data: bytes) -> None:

@@ -15,6 +15,7 @@ scaled DCT, so that the box is still at least twice as large as the square.
 import contextlib
 import io
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
@@ -22,7 +23,15 @@ import cv2
 import numpy as np
 import simplejpeg
 from jaxtyping import UInt8
-from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 from PIL.ImageFile import ImageFile
 
 from lit_het.data_pipelines.image_headers import (
@@ -30,10 +39,12 @@ from lit_het.data_pipelines.image_headers import (
     BrokenImage,
     check_parts,
     check_size,
+    format_of,
     is_progressive,
     jpeg_orientation,
     orientation,
 )
+from lit_het.data_pipelines.image_mending import mended_jpeg, mended_png
 from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
@@ -41,11 +52,22 @@ Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 Box: TypeAlias = tuple[float, float, float, float]
 """A part of an image in its pixels: left, top, right, bottom."""
 
-# libjpeg reports its first warning only. If that is this one, all pixels were read before: the image is complete.
-_JUNK_BEFORE_END = "extraneous bytes before marker 0xd9"
+UNKNOWN_WHITE = "levels whose white is not known"
+"""The cause of images of 32 bits per channel."""
+
+_READERS: dict[str, type[ImageFile]] = {
+    "PNG": PngImagePlugin.PngImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+    "PPM": PpmImagePlugin.PpmImageFile,
+}
+_JUNK_BEFORE_END = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
+_MAX_JUNK = 32  # bytes of several values
 # Measured bytes of memory per pixel while an image is decoded and resized: simplejpeg at full size; simplejpeg with
-# scaled DCT; the additional coefficients of a progressive JPEG; Pillow; Pillow's WebP decoder.
-_JPEG_BYTES, _SHRUNK_BYTES, _PROGRESSIVE_BYTES, _PILLOW_BYTES, _WEBP_BYTES = 7, 1, 6, 12, 20
+# scaled DCT; what a JPEG takes in addition if it is progressive, turned, or CMYK; Pillow; Pillow's WebP decoder.
+_JPEG_BYTES, _SHRUNK_BYTES, _COPY_BYTES, _PILLOW_BYTES, _WEBP_BYTES = 7, 1, 6, 12, 20
 _STRIP_PIXELS = 2**20
 _MAX_MARGIN = 12  # pixels read beside a box that does not start at a whole pixel
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -69,9 +91,10 @@ def decode(
 ) -> UInt8[np.ndarray, "size size 3"]:
     """Decodes an image to RGB and resizes a part of it to ``size`` x ``size`` pixels.
 
-    The first bytes decide the format. simplejpeg decodes JPEG. Pillow decodes PNG, WebP, GIF, and JPEG that is CMYK or
-    has an EXIF orientation: the first frame of an animation, upright, the upper 8 of 16 bits, transparency over white.
-    Threads wait while all together would exceed `memory.DECODING`.
+    The first bytes decide the format. simplejpeg decodes JPEG, Pillow decodes PNG, WebP, GIF, BMP, TIFF and PPM: the
+    first frame of an animation, upright, the upper 8 of 16 bits, transparency over white. What decodes whole is read,
+    whatever lies around the pixels (`lit_het.data_pipelines.image_mending`); what lacks pixels is broken. Threads wait
+    while all together would exceed `memory.DECODING`.
 
     Args:
         data: the encoded image.
@@ -84,16 +107,15 @@ def decode(
         BrokenImage: unknown format, damaged bytes, or beyond the limits of `lit_het.data_pipelines.image_headers`.
     """
     with _out_of_memory_as_broken():
-        if data.startswith(b"\xff\xd8\xff"):
-            height, width, memory = _jpeg_header(data, max_pixels)
-            if memory is not None:
-                box = choose_box(height, width)
-                min_side = _min_side(box, height, width, size, filter)
-                with DECODING.reserve(memory + height * width * (_SHRUNK_BYTES if min_side else _JPEG_BYTES)):
-                    pixels = _decode_jpeg(data, min_side, fast=filter == "fast")
-                    return resize(pixels, size, filter, _scaled(box, (height, width), pixels.shape[:2]))
-        with _decoded_with_pillow(data, max_pixels) as pixels:
-            return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
+        if format_of(data) != "JPEG":
+            with _decoded_with_pillow(data, max_pixels) as pixels:
+                return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
+        jpeg = _Jpeg(data, max_pixels)
+        box = choose_box(*jpeg.upright)
+        min_side = _min_side(box, *jpeg.upright, size, filter)
+        with DECODING.reserve(jpeg.memory(shrunk=min_side > 0)):
+            pixels = jpeg.decode(min_side, fast=filter == "fast")
+            return resize(pixels, size, filter, _scaled(box, jpeg.upright, pixels.shape[:2]))
 
 
 def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
@@ -103,13 +125,12 @@ def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
         BrokenImage: as `decode`.
     """
     with _out_of_memory_as_broken():
-        if data.startswith(b"\xff\xd8\xff"):
-            height, width, memory = _jpeg_header(data, MAX_PIXELS)
-            if memory is not None:
-                with DECODING.reserve(memory + height * width * _JPEG_BYTES):
-                    return _decode_jpeg(data, 0, fast=False)
-        with _decoded_with_pillow(data, MAX_PIXELS) as pixels:
-            return pixels
+        if format_of(data) != "JPEG":
+            with _decoded_with_pillow(data, MAX_PIXELS) as pixels:
+                return pixels
+        jpeg = _Jpeg(data, MAX_PIXELS)
+        with DECODING.reserve(jpeg.memory(shrunk=False)):
+            return jpeg.decode(0, fast=False)
 
 
 @contextlib.contextmanager
@@ -182,17 +203,64 @@ def _resize_by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return image
 
 
-def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, int | None]:
-    """Returns height, width, and the memory for coefficients in bytes, or None for it if Pillow has to decode."""
-    try:
-        rows, columns, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError as error:
-        raise BrokenImage("damaged JPEG", str(error)) from error
-    height, width = int(rows), int(columns)
-    check_size(width, height, max_pixels)
-    memory = height * width * _PROGRESSIVE_BYTES * is_progressive(data)
-    is_plain = colorspace in ("YCbCr", "Gray", "RGB") and jpeg_orientation(data) == 1
-    return height, width, memory if is_plain else None
+class _Jpeg:
+    """The header of a JPEG; simplejpeg decodes all of them, by the same rule.
+
+    Attributes:
+        upright: height and width of the upright image.
+    """
+
+    def __init__(self, data: bytes, max_pixels: int):
+        self._data = mended_jpeg(data)
+        try:
+            rows, columns, colorspace, _ = simplejpeg.decode_jpeg_header(self._data)
+        except ValueError as error:
+            raise BrokenImage("damaged JPEG", str(error)) from error
+        height, width = int(rows), int(columns)
+        check_size(width, height, max_pixels)
+        self._is_cmyk, self._turn = colorspace in ("CMYK", "YCCK"), jpeg_orientation(self._data)
+        self._copies = is_progressive(self._data) + self._is_cmyk + (self._turn != 1)
+        self.upright = (width, height) if self._turn >= 5 else (height, width)
+
+    def memory(self, *, shrunk: bool) -> int:
+        """Returns the bytes of memory for decoding, at full size or by scaled DCT."""
+        bytes_per_pixel = (_SHRUNK_BYTES if shrunk else _JPEG_BYTES) + self._copies * _COPY_BYTES
+        return self.upright[0] * self.upright[1] * bytes_per_pixel
+
+    def decode(self, min_side: int, *, fast: bool) -> UInt8[np.ndarray, "h w 3"]:
+        """Returns upright RGB whose sides have at least this length; 0 for full size."""
+        pixels = self._decode((min_side, min_side, 2 if min_side else 1), fast)
+        return _turned(_in_strips(pixels, _cmyk_to_rgb) if self._is_cmyk else pixels, self._turn)
+
+    def _decode(self, size: tuple[int, int, int], fast: bool) -> np.ndarray:
+        mode = "CMYK" if self._is_cmyk else "RGB"
+        try:
+            return simplejpeg.decode_jpeg(self._data, mode, fast, fast, *size)
+        except ValueError as error:
+            if self._ends_with_junk(str(error)):
+                return simplejpeg.decode_jpeg(self._data, mode, fast, fast, *size, strict=False)
+            raise BrokenImage("damaged JPEG", str(error)) from error
+
+    def _ends_with_junk(self, warning: str) -> bool:
+        """Returns whether the first warning, the only one that libjpeg reports, came after all pixels were read."""
+        if (found := _JUNK_BEFORE_END.search(warning)) is None:
+            return False
+        # More is coded pixels that are left over: damage let the decoder lose its place.
+        end = self._data.rfind(b"\xff\xd9")
+        return int(found[1]) <= _MAX_JUNK or len(set(self._data[end - int(found[1]) : end])) == 1
+
+
+def _cmyk_to_rgb(strip: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(255 - strip, "CMYK").convert("RGB"))  # stored inverted, as by Adobe
+
+
+def _in_strips(image: np.ndarray, convert: Callable[[np.ndarray], np.ndarray]) -> UInt8[np.ndarray, "h w 3"]:
+    """Converts pixels ``[h w c]`` to RGB in strips, because conversions make several copies."""
+    pixels = np.empty((*image.shape[:2], 3), np.uint8)
+    rows = max(1, _STRIP_PIXELS // image.shape[1])
+    for top in range(0, len(image), rows):
+        pixels[top : top + rows] = convert(image[top : top + rows])
+    return pixels
 
 
 def _min_side(box: Box, height: int, width: int, size: int, filter: Filter) -> int:
@@ -206,16 +274,6 @@ def _min_side(box: Box, height: int, width: int, size: int, filter: Filter) -> i
     return math.ceil(2 * size * min(height, width) / shorter)
 
 
-def _decode_jpeg(data: bytes, min_side: int, *, fast: bool) -> np.ndarray:
-    size = (min_side, min_side, 2 if min_side else 1)
-    try:
-        return simplejpeg.decode_jpeg(data, "RGB", fast, fast, *size)
-    except ValueError as error:
-        if _JUNK_BEFORE_END in str(error):
-            return simplejpeg.decode_jpeg(data, "RGB", fast, fast, *size, strict=False)
-        raise BrokenImage("damaged JPEG", str(error)) from error
-
-
 def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
     """Returns the box after the image was scaled; multiplies before it divides, so that a whole image stays whole."""
     left, top, right, bottom = box
@@ -226,10 +284,9 @@ def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
 @contextlib.contextmanager
 def _decoded_with_pillow(data: bytes, max_pixels: int) -> Iterator[np.ndarray]:
     """Yields RGB pixels and keeps their memory reserved until the context ends."""
-    reader = _reader(data)
-    check_parts(data, max_pixels)
-    image = _open(data, reader)
-    check_size(image.width, image.height, max_pixels)
+    image = open_with_pillow(data, max_pixels)
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        raise BrokenImage(UNKNOWN_WHITE, f"{image.format} in mode {image.mode}; save it with 8 or 16 bits")
     with DECODING.reserve(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
         try:
             pixels = upright_rgb(image)
@@ -265,24 +322,25 @@ def _turned(pixels: np.ndarray, turn: int) -> np.ndarray:
     return pixels if axis is None else cv2.flip(pixels, axis)
 
 
-def _reader(data: bytes) -> type[ImageFile]:
-    if data.startswith(b"\xff\xd8\xff"):
-        return JpegImagePlugin.JpegImageFile
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return PngImagePlugin.PngImageFile
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return GifImagePlugin.GifImageFile
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return WebPImagePlugin.WebPImageFile
-    raise BrokenImage("not an image", f"{len(data)} bytes that start with {data[:8]!r}")
+def open_with_pillow(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile:
+    """Opens an image other than JPEG, whose pixels are decoded later.
 
-
-def _open(data: bytes, reader: type[ImageFile]) -> ImageFile:
+    Raises:
+        BrokenImage: an unknown format, a damaged header, or beyond the limits of
+            `lit_het.data_pipelines.image_headers`.
+    """
+    reader, info = _READERS[format_of(data)], {}
+    check_parts(data, max_pixels)
+    if reader is PngImagePlugin.PngImageFile:
+        data, info = mended_png(data)
     # Not Image.open of Pillow 13.0: it tries 40 formats, and warns about large images before they are rejected.
     try:
-        return reader(io.BytesIO(data))
+        image = reader(io.BytesIO(data))
     except Exception as error:
-        raise BrokenImage("damaged header", str(error)) from error
+        raise BrokenImage(f"damaged {reader.format}", str(error)) from error
+    check_size(image.width, image.height, max_pixels)
+    image.info |= info
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

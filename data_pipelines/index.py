@@ -18,7 +18,7 @@ import numpy as np
 
 from lit_het.data_pipelines import seals, storage
 from lit_het.data_pipelines.scan import scan
-from lit_het.data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions
+from lit_het.data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions, missing_member
 from lit_het.data_pipelines.storage import Span, Unreadable
 from lit_het.data_pipelines.tables import MISSING_MEMBER, Fault, ShardTable, from_bytes, to_bytes
 from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, too_large
@@ -178,8 +178,10 @@ def _unreadable(span: Span | None) -> Unreadable | None:
 def _missing_member_fault(table: ShardTable, kind: str) -> Fault:
     name = "/".join(extensions(kind))
     lacking = ~table.has([kind])
-    key = table.keys[int(lacking.argmax())].decode("utf-8", "surrogateescape")
-    example = f"{table.address}: key {key} has no .{name}; add the member or remove the sample"
+    row = int(lacking.argmax())
+    key = table.keys[row].decode("utf-8", "surrogateescape")
+    way_out = missing_member(kind, key, (other for other in table.offsets if table.offsets[other][row] >= 0))
+    example = f"{table.address}: key {key} has no .{name}; {way_out}"
     return Fault(f"{MISSING_MEMBER}{name}", int(lacking.sum()), example)
 
 

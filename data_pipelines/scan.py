@@ -4,7 +4,7 @@ import collections
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
@@ -24,6 +24,7 @@ MAX_KEY_BYTES = 1024
 
 DAMAGED = "truncated or damaged shard"
 REPEATED = "repeated key"
+APART = "members apart"
 NO_TAR = "not an uncompressed tar"
 EMPTY = "shard without samples"
 LONG_KEY = "key too long"
@@ -48,6 +49,19 @@ def scan(address: str) -> ShardTable:
     return samples.table(address, digest.hexdigest()[:16])
 
 
+def returning(key: str, kind: str, present: Container[str]) -> tuple[str, str]:
+    """Returns the cause and the way out for a key that returns after others, with another kind of member or the same.
+
+    Members of one sample are adjacent (webdataset): a stream cannot wait for those that come later.
+    """
+    if kind in present:
+        return REPEATED, f"key {key} occurs twice; write the shard again with distinct keys"
+    return (
+        APART,
+        f"key {key}: its .{kind} does not follow its other members; write the shard again with tar --sort=name",
+    )
+
+
 class _Samples:
     """Groups consecutive members with the same key into samples."""
 
@@ -63,14 +77,13 @@ class _Samples:
             return
         if len(self._kinds | {kind}) > MAX_KINDS or (len(self.found) >= MAX_SAMPLES and key not in self.found):
             most = f"at most {MAX_SAMPLES:,} samples with {MAX_KINDS} kinds of members are read"
-            self._faults.add(TOO_MANY, f"key {key}: {most}; split the shard")
+            dots = "a key ends at the first dot of a name, so rename the files without further dots"
+            self._faults.add(TOO_MANY, f"key {key}: {most}; {dots if '.' in kind else 'split the shard'}")
             return
         if key != self._previous:
-            # Members of one sample are adjacent (webdataset), so a key that returns later is another sample with the
-            # same key.
             self._is_repeated = key in self.found
             if self._is_repeated:
-                self._faults.add(REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")
+                self._faults.add(*returning(key, kind, self.found[key]))
         elif not self._is_repeated and kind in self.found[key]:
             self._faults.add(REPEATED, f"key {key} has two members .{kind}; write the shard again with one")
             return

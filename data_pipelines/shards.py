@@ -16,12 +16,16 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 
 from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.tars import is_hidden
 from lit_het.errors import UserError
 
 IMAGE = "image"
 """The kind of member for an image with any of the ``IMAGE_EXTENSIONS``."""
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+
+OTHER_IMAGES = ("jpe", "jfif", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
+"""Extensions of images that can be decoded too, but do not make a member the image of its sample."""
 
 MAX_ALTERNATIVES = 2**18
 """The most addresses that the braces of a pattern may expand to."""
@@ -40,12 +44,24 @@ def extensions(kind: str) -> tuple[str, ...]:
     return IMAGE_EXTENSIONS if kind == IMAGE else (kind,)
 
 
+def missing_member(kind: str, key: str, present: Iterable[str]) -> str:
+    """Returns what to do about a sample without a kind of member, whose others have the given extensions."""
+    ends = tuple(f".{extension}" for extension in extensions(kind))
+    for other in present:
+        if other.endswith(ends):
+            return f"a key ends at the first dot of a name, so {key}.{other} is another kind of member; rename it"
+        if kind == IMAGE and other in OTHER_IMAGES:
+            return f"rename {key}.{other} to {key}.jpg, as the content decides the format"
+    return "add the member or remove the sample"
+
+
 def key_and_extension(name: str) -> tuple[str, str] | None:
     """Splits a member's name into sample key and extension; None for hidden files and files without extension."""
     folder, _, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
-    if not stem or not dot:
-        return None  # webdataset ignores these files too
+    # webdataset ignores hidden files too; others of hidden folders are copies, such as .ipynb_checkpoints.
+    if not stem or not dot or (folder and is_hidden(folder)):
+        return None
     return (f"{folder}/{stem}" if folder else stem), extension.lower()
 
 

@@ -23,8 +23,8 @@ from lit_het.data_pipelines.batches import RawSample, Tokenizer, batch_maker, in
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.pipes import Pipe
-from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
-from lit_het.data_pipelines.shards import extensions, key_and_extension
+from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED, returning
+from lit_het.data_pipelines.shards import extensions, key_and_extension, missing_member
 from lit_het.data_pipelines.storage import SequentialFile, Unreadable
 from lit_het.data_pipelines.tars import DamagedTar, streamed_members
 from lit_het.errors import UserError
@@ -192,13 +192,12 @@ class _ShardReader:
         raise UserError(f"{example}; none of {len(empty)} shards holds a readable sample: check --data.shards")
 
     def _shard(self, address: str) -> Iterator[RawSample]:
-        keys: set[str] = set()
+        keys: dict[str, tuple[str, ...]] = {}
         for key, members in itertools.groupby(self._members(address), lambda member: member[0]):
             # `groupby` joins adjacent members only: a key that returns later is a repetition.
             if key in keys:
-                self._skip(address, REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")
+                self._skip(address, *returning(key, next(members)[1], keys[key]))
                 continue
-            keys.add(key)
             found: dict[str, bytes | Unreadable] = {}
             for _, extension, content in members:
                 if extension in found:
@@ -206,7 +205,8 @@ class _ShardReader:
                     self._skip(address, REPEATED, f"key {key} has two members .{extension}; {way_out}")
                 else:
                     found[extension] = content
-            yield RawSample(address, key, {kind: _first_member(found, kind) for kind in self._kinds})
+            keys[key] = tuple(found)
+            yield RawSample(address, key, {kind: _first_member(found, kind, key) for kind in self._kinds})
 
     def _members(self, address: str) -> Iterator[tuple[str, str, bytes | Unreadable]]:
         """Yields key, extension and content; counts a shard that is truncated or damaged."""
@@ -263,9 +263,9 @@ def _counted(samples: Iterator[RawSample], count: int, advance: Callable[[int], 
     yield from samples
 
 
-def _first_member(found: dict[str, bytes | Unreadable], kind: str) -> bytes | Unreadable:
+def _first_member(found: dict[str, bytes | Unreadable], kind: str, key: str) -> bytes | Unreadable:
     names = extensions(kind)
     for extension in names:
         if extension in found:
             return found[extension]
-    return Unreadable(f"no .{'/'.join(names)}", "add the member or remove the sample")
+    return Unreadable(f"no .{'/'.join(names)}", missing_member(kind, key, found))

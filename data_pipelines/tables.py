@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_het.untrusted import Malformed, parse_json, read_npz_array
 
-_VERSION = 4
+_VERSION = 5
 MISSING_MEMBER = "no ."
 """The start of the cause of a `Fault` for samples that lack a member."""
 

@@ -21,11 +21,15 @@ MAX_EXTENSIONS = 16
 """The most extension headers of one member; more count as damage. Writers use four at most."""
 
 _BLOCK_BYTES = 512
+_MAGIC = slice(257, 262)  # of a header
 _READ_BYTES = 2**16  # the capacity of a pipe
 _END_BYTES = 1024  # hashed at each end of a member, to distinguish members of equal size
 _ATTRIBUTES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSION_TYPES = (*_ATTRIBUTES, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _MAX_DIGITS = 18  # of a number in attributes
+
+# What desktops, editors and file servers leave in folders, beside hidden files.
+_HIDDEN_FOLDERS = frozenset(("__MACOSX", "@eaDir", "lost+found"))
 
 _ReadAt = Callable[[int, int], bytes]
 
@@ -58,6 +62,12 @@ class DamagedTar(Exception):
     def __init__(self, offset: int):
         super().__init__(f"truncated or damaged at byte {offset}")
         self.offset = offset
+
+
+def is_hidden(path: str) -> bool:
+    """Returns whether a file or folder is hidden, or lies in a hidden folder such as ``__MACOSX``."""
+    parts = path.split("/")
+    return any(part in _HIDDEN_FOLDERS or (part.startswith(".") and part not in (".", "..")) for part in parts)
 
 
 def whole_members(file: Any, start: int, end: int) -> Iterator[Member]:
@@ -176,12 +186,17 @@ def _members(read_at: _ReadAt, start: int) -> Iterator[Member]:
 
 def _next_member(read_at: _ReadAt, position: int) -> tuple[Member, int] | None:
     """Returns the member whose headers start at a position, and the next position; None at the end of the archive."""
-    extensions: dict[str, str] = {}
+    extensions, is_ended = dict[str, str](), False
     # A loop with a limit instead of recursion: a chain of headers in a hostile file must not exhaust the stack.
+    start = position
     for _ in range(MAX_EXTENSIONS + 1):
         block = read_at(position, _BLOCK_BYTES)
-        # A block of zeros ends an archive, but not between an extension header and its member.
-        if block == bytes(_BLOCK_BYTES) and not extensions:
+        # Zeros end an archive, but not between an extension header and its member. Another archive may follow, as after
+        # `cat a.tar b.tar`; anything else is ignored, as by GNU tar.
+        while position == start and block == bytes(_BLOCK_BYTES):
+            start = position = position + _BLOCK_BYTES
+            block, is_ended = read_at(position, _BLOCK_BYTES), True
+        if is_ended and block[_MAGIC] != b"ustar":
             return None
         try:
             header = _header(block)

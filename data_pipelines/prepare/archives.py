@@ -1,4 +1,7 @@
-"""Random access by name to the files of a folder, a tar or a zip archive, which is never extracted."""
+"""Random access by name to the files of a folder, a tar or a zip archive, which is never extracted.
+
+Hidden files and folders, and what desktops leave (``__MACOSX``), are ignored in all of them.
+"""
 
 import gzip
 import hashlib
@@ -14,7 +17,7 @@ from typing import IO, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, DamagedTar, Member, whole_members
+from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, DamagedTar, Member, is_hidden, whole_members
 from lit_het.errors import UserError
 
 MAX_EXPANSION = 100
@@ -26,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FolderFiles:
-    """The files below a folder; links are followed, hidden files ignored.
+    """The files below a folder; links are followed.
 
     Attributes:
         path: the folder.
@@ -42,11 +45,11 @@ class FolderFiles:
         self.folders: set[str] = set()
         found: dict[str, int] = {}
         for folder, folders, names in os.walk(path, followlinks=True, onerror=_refuse):
-            folders[:] = [name for name in folders if not name.startswith(".")]
+            folders[:] = [name for name in folders if not is_hidden(name)]
             below = Path(folder).relative_to(path)
             self.folders |= {(below / name).as_posix() for name in folders}
             for name in names:
-                if not name.startswith("."):
+                if not is_hidden(name):
                     found[(below / name).as_posix()] = _size(Path(folder) / name)
         self.sizes = dict(sorted(found.items()))
 
@@ -129,9 +132,11 @@ class TarFiles:
     def _scan(self, prefix: str, start: int, end: int, nested: bool) -> Iterator[tuple[str, int, int]]:
         for member in self._members(start, end):
             name = prefix + member.name.removeprefix("./")
+            if is_hidden(name):
+                continue
             if member.is_folder:
                 self.folders.add(name)
-            elif not member.is_file or name.rpartition("/")[2].startswith("."):
+            elif not member.is_file:
                 continue
             elif nested and name.endswith(".tar"):
                 inner = f"{name.removesuffix('.tar')}/"
@@ -167,10 +172,10 @@ class ZipFiles:
         found: dict[str, zipfile.ZipInfo] = {}
         for member in self._archive.infolist():
             name = member.filename.removeprefix("./")
+            if is_hidden(name):
+                continue
             if name.endswith("/"):  # is_dir() fails for an empty name
                 self.folders.add(name.rstrip("/"))
-                continue
-            if name.rpartition("/")[2].startswith("."):
                 continue
             if name in found:
                 raise UserError(f"{path}: holds {name:.200} twice; download it again")

@@ -1,5 +1,6 @@
 """The interface between a source and the writer: splits whose samples can be read in any order."""
 
+import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
+from lit_het.console import message
 from lit_het.data_pipelines.prepare.archives import Files
-from lit_het.data_pipelines.prepare.images import SUFFIXES
+from lit_het.data_pipelines.prepare.images import SUFFIXES, UNREAD_SUFFIXES
 from lit_het.errors import UserError
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
@@ -116,8 +118,19 @@ def split_of_files(
 
 
 def images_in(files: Files) -> list[str]:
-    """Returns the sorted names of the files with an image suffix."""
+    """Returns the sorted names of the files with an image suffix; a message counts images that cannot be read."""
+    suffixes = (f".{name.rpartition('.')[2].lower()}" for name in files.sizes)
+    unread = collections.Counter(suffix for suffix in suffixes if suffix in UNREAD_SUFFIXES)
+    if unread:
+        counts = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items()))
+        message(f"{files.path}: left out {counts}; to use them, save them as JPEG, PNG or WebP")
     return [name for name in files.sizes if name.lower().endswith(SUFFIXES)]
+
+
+def files_beside(files: Files, images: Sequence[str], suffix: str) -> dict[str, str]:
+    """Returns the file beside each image with its name and this suffix, in any case: ``A.TXT`` of ``A.JPG``."""
+    stems = {name[: -len(suffix)]: name for name in files.sizes if name.lower().endswith(suffix)}
+    return {name: stems[stem] for name in images if (stem := name.rpartition(".")[0]) in stems}
 
 
 def fingerprint(parts: Iterable[str | bytes]) -> str:

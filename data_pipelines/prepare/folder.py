@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.data_pipelines.prepare.archives import Files, open_files
-from lit_het.data_pipelines.prepare.dataset import DataSet, Split, images_in, select_splits, split_of_files
+from lit_het.data_pipelines.prepare.dataset import (
+    DataSet,
+    Split,
+    files_beside,
+    images_in,
+    select_splits,
+    split_of_files,
+)
 from lit_het.errors import UserError
 
 SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test"})
@@ -45,8 +52,8 @@ def _captioned(files: Files, images: Sequence[str], root: str) -> Split:
         raise UserError(
             f"{files.where(stray)}: lies in a subfolder, other images do not; put each into the folder of its class"
         )
-    captions = {name: f"{name.rpartition('.')[0]}.txt" for name in images}
-    captioned = [name for name in images if files.sizes.get(captions[name], 0)]
+    captions = files_beside(files, images, ".txt")
+    captioned = [name for name in images if files.sizes.get(captions.get(name, ""), 0)]
     if not captioned:
         raise UserError(
             f"{files.path}: its images have neither class folders nor captions in .txt files; add one of them"

@@ -90,7 +90,7 @@ def images() -> Iterator[Files]:
     frames = [Image.new("P", (9, 9), number) for number in range(3)]
     yield {"image": encoded("GIF", "P", save_all=True, append_images=frames, transparency=0)}
     yield {"image": encoded("PNG", save_all=True, append_images=[Image.new("RGB", (9, 9), "red")])}
-    yield {"image": encoded("BMP")}
+    yield from ({"image": encoded(kind)} for kind in ("BMP", "PPM"))
     yield from ({"image": encoded("TIFF", compression=kind)} for kind in ("raw", "tiff_lzw", "tiff_deflate", "jpeg"))
 
 

@@ -1,10 +1,12 @@
 """Any bytes decode to an image or raise `BrokenImage`: no other exception, no crash, no hang."""
 
 import io
+import re
 import struct
 import time
 import warnings
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from lit_het.data_pipelines import images
 from lit_het.data_pipelines.image_headers import MAX_SCANS, BrokenImage
+from lit_het.data_pipelines.image_mending import mended_jpeg
 from lit_het.data_pipelines.images import Filter, decode, decode_whole
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from tests.data_pipelines.conftest import FILTERS, encoded
@@ -139,11 +142,28 @@ def claiming(data: bytes, width: int, height: int) -> bytes:
     return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
 
 
-SOI, LONG_TEXT = b"\xff\xd8", zlib.compress(bytes(10**7))
+def tiff(*fields: tuple[int, int, int, int]) -> bytes:
+    """The header of a TIFF with fields of tag, type, count and value."""
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(fields)) + b"".join(struct.pack("<HHII", *f) for f in fields)
+
+
+def with_wrong_checksum(kind: bytes) -> bytes:
+    """A PNG with a palette, and one chunk whose checksum is wrong."""
+    data = bytearray(FILES["palette PNG"])
+    at = data.index(kind)
+    data[at + 4 + int.from_bytes(data[at - 4 : at])] ^= 1
+    return bytes(data)
+
+
+SOI = b"\xff\xd8"
 BROKEN = {
     "nothing": (b"", "not an image"),
     "text": (b"<html>404</html>", "not an image"),
-    "a TIFF": (encoded(scene(), "TIFF"), "not an image"),
+    "an AVIF": (b"\0\0\0 ftypavif" + bytes(40), "AVIF or HEIC"),
+    "a TIFF whose fields share bytes": (tiff((256, 7, 2**20, 8), (257, 7, 2**20, 8)), "damaged TIFF"),
+    "a TIFF of one huge tile": (tiff((322, 4, 1, 2**16), (323, 4, 1, 2**16)), "too many pixels"),
+    "a TIFF of 32 bits": (encoded(scene().convert("F"), "TIFF"), "levels whose white is not known"),
+    "a BMP cut short": (encoded(scene(), "BMP")[:-100], "damaged BMP"),
     "a WAVE": (b"RIFF1234WAVE", "not an image"),
     "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "damaged JPEG"),
     "a JPEG's first three bytes": (b"\xff\xd8\xff", "damaged JPEG"),
@@ -154,12 +174,15 @@ BROKEN = {
     "a PNG of 1 x 67 million": (png(1, 2**26, zlib.compress(bytes(2**20))), "side too long"),
     "a PNG of 67 million x 1": (png(2**26, 1, zlib.compress(bytes(2**20))), "side too long"),
     "a PNG of a million chunks": (png(8, 8, between=chunk(b"abCd", b"") * 2**18), "too many chunks"),
-    "a PNG with text of megabytes": (png(8, 8, between=chunk(b"zTXt", b"a\0\0" + LONG_TEXT)), "damaged header"),
     "a JPEG of a million segments": (SOI + b"\xff\xfe\0\2" * 2**18 + FILES["JPEG"][2:], "too many segments"),
     "a GIF with a comment of megabytes": (with_comment(FILES["GIF"], 2**21), "too much before the pixels"),
     "a WebP that claims 16,384 x 16,384": (webp(b"VP8X", bytes(4) + b"\xff\x3f\0" * 2), "too many pixels"),
     "a lossless WebP that claims as many": (webp(b"VP8L", b"\x2f\xff\xff\xff\x0f"), "too many pixels"),
     "a lossy WebP that claims as many": (webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a\xff\x3f\xff\x3f"), "too many pixels"),
+    "a PNG without end": (FILES["PNG"][:-12], "damaged PNG"),
+    "a PNG with a wrong checksum of its pixels": (with_wrong_checksum(b"IDAT"), "damaged PNG"),
+    "a PNG with a wrong checksum of its palette": (with_wrong_checksum(b"PLTE"), "damaged PNG"),
+    "a PNG with a wrong checksum of its transparency": (with_wrong_checksum(b"tRNS"), "damaged PNG"),
     "a PNG without pixels": (png(10, 10), "damaged PNG"),
     "a PNG that ends within its pixels": (png(10, 10, zlib.compress(bytes(310))[:-8]), "damaged PNG"),
 }
@@ -207,6 +230,106 @@ def test_junk_before_the_end_of_a_jpeg_is_ignored_but_truncation_is_not(name: st
     for cut in (*cuts, data[:scan] + start + end, data[:scan] + start, data[:scan] + junk + start + end):
         with pytest.raises(BrokenImage, match="damaged"):
             decode(cut, SIZE, filter=filter)
+
+
+def before(marker: bytes, junk: bytes = b"\0\1\2") -> Callable[[bytes], bytes]:
+    return lambda data: data[: data.index(marker)] + junk + data[data.index(marker) :]
+
+
+def with_scan(data: bytes, coefficients: bytes) -> bytes:
+    at = data.index(b"\xff\xda") + 2
+    end = at + int.from_bytes(data[at : at + 2])
+    return data[: end - 3] + coefficients + data[end:]
+
+
+HARMLESS: dict[str, Callable[[bytes], bytes]] = {
+    "stray bytes before the first marker": lambda data: SOI + b"\0\1" + data[2:],
+    "stray bytes before tables": before(b"\xff\xdb"),
+    "stray bytes before the frame": lambda data: before(b"\xff\xc2" if b"\xff\xc2" in data else b"\xff\xc0")(data),
+    "stray bytes before the scan": before(b"\xff\xda"),
+    "the scan of a phone": lambda data: data if b"\xff\xc2" in data else with_scan(data, bytes(3)),
+    "JFIF 2.01": lambda data: data.replace(b"JFIF\0\1", b"JFIF\0\2"),
+    "an unknown transform of Adobe": lambda data: re.sub(b"(?s)(?<=Adobe.{6}).", b"\7", data),
+    "padding before the end": lambda data: data[:-2] + bytes(500) + data[-2:],
+}
+JPEGS = {
+    "upright": {},
+    "grey": {"mode": "L"},
+    "turned": {"exif": EXIF},
+    "progressive": {"progressive": True},
+    "progressive and turned": {"progressive": True, "exif": EXIF},
+    "CMYK": {"mode": "CMYK"},
+    "CMYK and turned": {"mode": "CMYK", "exif": EXIF},
+    "with restarts": {"restart_marker_rows": 1},
+}
+
+
+def jpeg(kind: str) -> bytes:
+    options = dict(JPEGS[kind])
+    return encoded(scene(256, 384).convert(options.pop("mode", "RGB")), "JPEG", quality=90, **options)
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_faults_around_the_pixels_of_a_jpeg_change_none(name: str, kind: str):
+    data = jpeg(kind)
+    if "unknown transform" in name and "CMYK" in kind:
+        data = data.replace(b"Adobe\0d\0\0\0\0\0", b"Adobe\0d\0\0\0\0\2")  # libjpeg's guess is YCCK
+    np.testing.assert_array_equal(decode_whole(HARMLESS[name](data)), decode_whole(data))
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("name", ["none", *sorted({*HARMLESS} - {"padding before the end"})])
+def test_damage_is_refused_in_every_kind_of_jpeg_also_behind_a_harmless_fault(name: str, kind: str):
+    data = HARMLESS.get(name, bytes)(jpeg(kind))
+    middle = (data.index(b"\xff\xda") + len(data)) // 2
+    for damaged in (data[:middle] + bytes(400) + data[middle + 400 :], data[:middle] + data[-2:], data[:middle]):
+        with pytest.raises(BrokenImage, match="damaged JPEG"):
+            decode(damaged, SIZE)
+
+
+def test_coded_pixels_that_are_left_over_are_damage():
+    data, rng = encoded(scene(256, 384), "JPEG", quality=95), np.random.default_rng(0)
+    end_of_pixels = data[:-2] + rng.integers(0, 255, 200, np.uint8).tobytes() + data[-2:]
+    with pytest.raises(BrokenImage, match="bytes before marker 0xd9"):
+        decode(end_of_pixels, SIZE)
+
+
+def test_a_valid_jpeg_is_not_copied():
+    for kind in JPEGS:
+        assert mended_jpeg(data := jpeg(kind)) is data
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("kind", ["turned", "CMYK", "CMYK and turned"])
+def test_turned_and_cmyk_jpegs_have_the_pixels_of_pillow(kind: str, filter: Filter):
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(jpeg(kind)))).convert("RGB")
+    np.testing.assert_array_equal(decode_whole(jpeg(kind)), np.asarray(image))
+    expected = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(decode(jpeg(kind), SIZE, filter=filter) - expected).mean() < 14
+
+
+LONG = b"<x>" * 500_000
+ODD_CHUNKS = {
+    "a comment with a wrong checksum": chunk(b"tEXt", b"a\0b")[:-1] + b"!",
+    "megabytes of packed text": chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(10**7))),
+    "megabytes of packed XMP": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(LONG)),
+    "XMP that cannot be unpacked": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LONG[:99]),
+    "megabytes of a profile": chunk(b"iCCP", b"a\0\0" + zlib.compress(LONG)),
+    "a profile packed in an unknown way": chunk(b"iCCP", b"a\0\7"),
+    **{
+        f"an empty {kind}": chunk(kind.encode(), b"")
+        for kind in ("cHRM", "gAMA", "sRGB", "iCCP", "pHYs", "eXIf", "acTL", "fcTL", "tIME")
+    },
+}
+
+
+@pytest.mark.parametrize("place", ["before the pixels", "after them"])
+@pytest.mark.parametrize("name", ODD_CHUNKS)
+def test_no_chunk_that_pixels_do_not_need_makes_a_png_broken(name: str, place: str):
+    data, at = FILES["palette PNG"], 33 if place == "before the pixels" else -12
+    found = decode_whole(data[:at] + ODD_CHUNKS[name] + data[at:])
+    np.testing.assert_array_equal(found, decode_whole(data))
 
 
 def test_scans_of_a_thumbnail_do_not_count():
@@ -303,7 +426,8 @@ def test_too_little_memory_for_an_image_masks_it_and_does_not_stop_the_run(monke
         raise MemoryError
 
     for name in ("JPEG", "PNG"):
-        monkeypatch.setattr(images, "_decode_jpeg" if name == "JPEG" else "upright_rgb", refuse)
+        place = (images._Jpeg, "decode") if name == "JPEG" else (images, "upright_rgb")
+        monkeypatch.setattr(*place, refuse)
         for read in (lambda name=name: decode(FILES[name], SIZE), lambda name=name: decode_whole(FILES[name])):
             with pytest.raises(BrokenImage, match="too large for the memory"):
                 read()

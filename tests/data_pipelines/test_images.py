@@ -28,10 +28,10 @@ def test_a_jpeg_is_shrunk_to_the_mean_of_its_areas_and_a_grey_one_has_three_equa
     assert_close(decode(encode_jpeg(grey), 16), np.repeat(grey, 3, axis=2))
 
 
-@pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF"])
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
 def test_lossless_formats_and_first_frames_of_animations_are_exact(format: str):
     animation = {"save_all": True, "append_images": [Image.new("RGB", (16, 16), "black")]}
-    for options in ({}, animation):
+    for options in ({},) if format in ("BMP", "PPM") else ({}, animation):
         data = encoded(quarters(), format, lossless=True, **options)
         np.testing.assert_array_equal(decode(data, 16), quarters())
 
@@ -44,7 +44,8 @@ def test_every_mode_of_png_becomes_rgb(mode: str):
 
 def test_sixteen_bits_are_scaled_not_clipped_and_cmyk_is_converted_to_rgb():
     levels = (np.arange(256, dtype=np.uint16) * 256 + 130).reshape(16, 16)
-    np.testing.assert_array_equal(decode(encoded(levels, "PNG"), 16)[..., 0], np.arange(256).reshape(16, 16))
+    for format in ("PNG", "TIFF", "PPM"):
+        np.testing.assert_array_equal(decode(encoded(levels, format), 16)[..., 0], np.arange(256).reshape(16, 16))
     image = Image.fromarray(quarters()).convert("CMYK")
     assert_close(decode(encoded(image, "JPEG", quality=100, subsampling=0), 16), quarters())
 
@@ -85,7 +86,7 @@ def test_shrinking_averages_over_areas(height: int, width: int, size: int):
     np.testing.assert_array_equal(resize(stripes, size), np.full((size, size, 3), 100))
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])
 def test_too_many_pixels_are_refused(format: str):
     data = encoded(Image.new("RGB", (40, 30)), format)
     decode(data, 8, max_pixels=1200)
@@ -93,7 +94,7 @@ def test_too_many_pixels_are_refused(format: str):
         decode(data, 8, max_pixels=1199)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])
 def test_an_image_cut_short_is_broken(format: str):
     data = encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), format)
     for length in (12, 40, len(data) // 2):

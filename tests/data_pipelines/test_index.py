@@ -17,6 +17,7 @@ from lit_het.data_pipelines.shards import IMAGE, write_shards, write_tar
 from lit_het.data_pipelines.tables import Fault, ShardTable, from_bytes, to_bytes
 from lit_het.untrusted import Malformed
 from tests.data_pipelines.conftest import cause_of, sample
+from tests.data_pipelines.prepare.conftest import make_tar
 from tests.refusals import assert_refused
 
 
@@ -76,7 +77,7 @@ def test_samples_without_a_member_are_left_out_and_counted(tmp_path: Path):
     no_image, no_text = of_shard.faults
     assert (no_text.cause, no_text.count) == ("no .txt", 1)
     assert no_text.example.endswith("shard-000000.tar: key b has no .txt; add the member or remove the sample")
-    assert "key d has no .jpg/jpeg/png/webp" in no_image.example
+    assert "key d has no .jpg/jpeg/png/webp; rename d.gif to d.jpg" in no_image.example
     found = ShardIndex([path], [IMAGE, "txt"])
     assert [found.key(i) for i in range(2)] == ["a", "c"]
     assert found.read([1], ["txt"]) == [[b"text of c"]]
@@ -132,6 +133,26 @@ def test_a_key_that_occurs_twice_is_taken_once(tmp_path: Path, again: list[str])
     assert only_fault(path).cause == "repeated key"
     assert f"{path}: key a" in only_fault(path).example
     assert keys(index_shard(path)) == ["a", "b"]
+
+
+def test_members_apart_and_names_with_dots_are_told_from_other_defects(tmp_path: Path):
+    members = [(f"{key}.{kind}", b"x") for kind in ("jpg", "txt") for key in "ab"]
+    (tmp_path / "apart.tar").write_bytes(make_tar(dict(members)))
+    fault = only_fault(tmp_path / "apart.tar")
+    assert (fault.cause, fault.count) == (scan.APART, 2)
+    assert (
+        "key a: its .txt does not follow its other members; write the shard again with tar --sort=name" in fault.example
+    )
+    (tmp_path / "dots.tar").write_bytes(make_tar({f"IMG.{number:03}.jpg": b"x" for number in range(80)}))
+    too_many, no_image = ShardIndex([tmp_path / "dots.tar"], [IMAGE]).summaries[0].faults
+    assert "rename the files without further dots" in too_many.example
+    assert "first dot of a name, so IMG.000.jpg is another kind of member; rename it" in no_image.example
+
+
+def test_members_of_hidden_folders_are_no_samples(tmp_path: Path):
+    names = ["./a.jpg", "b/c.jpg", ".ipynb_checkpoints/a-checkpoint.jpg", "__MACOSX/b/._c.jpg", "./@eaDir/a.jpg"]
+    (tmp_path / "x.tar").write_bytes(make_tar(dict.fromkeys(names, b"x")))
+    assert keys(index_shard(tmp_path / "x.tar")) == ["./a", "b/c"]
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, Weighted
 from lit_het.data_pipelines.images import decode
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
+from lit_het.data_pipelines.scan import APART, DAMAGED, EMPTY, NO_TAR, REPEATED
 from lit_het.data_pipelines.shards import expand, write_shards
 from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.stream import Stream
@@ -35,6 +35,7 @@ from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.errors import UserError
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, take
+from tests.data_pipelines.prepare.conftest import make_tar
 from tests.refusals import assert_refused
 
 
@@ -162,11 +163,13 @@ def test_every_defect_of_a_shard_is_counted(tmp_path: Path, make_shards: Callabl
     (directory / "cut-between.tar").write_bytes(shard[: shard.index(b"s1.")])
     (directory / "damaged.tar").write_bytes(shard.replace(b"s2.jpg", b"s2.jqg", 1))  # the checksum is another one
     (directory / "twice.tar").write_bytes(shard[: shard.index(b"s3.")] + shard)
+    apart = {f"s1.{kind}": b"x" for kind in ("jpg", "cls")} | {"s2.0.jpg": b"x", "s2.0.txt": b"x", "s1.txt": b"x"}
+    (directory / "apart.tar").write_bytes(make_tar(apart))
     (directory / "text.tar").write_bytes(b"<html>404</html>")
     (directory / "nothing.tar").write_bytes(b"")
     (directory / "zeros.tar").write_bytes(bytes(10240))
     write_shards(directory, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="y")
-    names = ["shard-000000", "cut", "cut-between", "damaged", "twice", "text", "nothing", "zeros", "y-000000"]
+    names = ["shard-000000", "cut", "cut-between", "damaged", "twice", "apart", "text", "nothing", "zeros", "y-000000"]
     addresses = [form.format(directory / f"{name}.tar") for name in names]
     stream = stream_of(*addresses, max_bad_fraction=0.9)
     take(stream, 100)
@@ -180,6 +183,7 @@ def test_every_defect_of_a_shard_is_counted(tmp_path: Path, make_shards: Callabl
         "cut-between": {DAMAGED},
         "damaged": {DAMAGED, "no .jpg/jpeg/png/webp"},  # of the sample that the damage parts
         "twice": {REPEATED, *of_samples},
+        "apart": {APART, "no .jpg/jpeg/png/webp", "no .txt"},
         "text": {NO_TAR},
         "nothing": {NO_TAR},
         "zeros": {EMPTY},

@@ -144,3 +144,24 @@ def test_unwanted_members_are_not_read():
     content = FIRST + header("b.jpg", 1) + b"2".ljust(512, b"\0") + END
     wanted = streamed_members(OneWay(content), lambda name: "b" in name)
     assert dict(wanted) == {"first.txt": b"", "b.jpg": b"2"}
+
+
+def whole_tar(*names: str) -> bytes:
+    return b"".join(map(header, names)) + bytes(1024)
+
+
+AFTER = {
+    "another archive": (whole_tar("b.txt"), ["b.txt", "end"]),
+    "more zeros and another archive": (bytes(9 * 512) + whole_tar("b.txt"), ["b.txt", "end"]),
+    "another archive that is cut": (whole_tar("b.txt")[:512], ["b.txt", "damage"]),
+    "a damaged archive": (whole_tar("b.txt").replace(b"b.txt", b"c.txt"), ["damage"]),
+    "what is no archive": (b"y\n" * 600, ["end"]),
+    "part of a block": (bytes(100), ["end"]),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.parametrize("read", [with_jumps, from_end_to_end])
+def test_archives_behind_the_end_of_another_one_are_read(name: str, read: Callable[[bytes], Iterator[str]]):
+    content, members = AFTER[name]
+    assert outcome(lambda: read(whole_tar("a.txt") + content)) == ["a.txt", *members]

@@ -152,3 +152,17 @@ def test_a_published_archive_is_found_packed_unpacked_or_in_its_folder(tmp_path,
     files = archives.open_published(packed, tmp_path, "other.tar", "", "other")
     message = r"packed: holds no c\.txt; give other\.tar, or the folder unpacked from it"
     assert_refused(message, archives.root_of, files, "c.txt", "other.tar")
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
+def test_what_desktops_leave_is_ignored_in_folders_and_archives(tmp_path, kind):
+    left = [".DS_Store", "cat/.a.jpg", ".ipynb_checkpoints/1.jpg", "__MACOSX/cat/._1.jpg", "@eaDir/cat/1.jpg"]
+    contents = {"cat/1.jpg": b"cat", **dict.fromkeys(left, b"x")}
+    source = tmp_path / "source"
+    if kind == "folder":
+        unpack(contents, source)
+    else:
+        source.write_bytes(make_tar(contents) if kind == "tar" else make_zip({"__MACOSX/": b"", **contents}))
+    files = archives.open_files(source, tmp_path)
+    assert list(files.sizes) == ["cat/1.jpg"]
+    assert not files.folders - {"cat"}

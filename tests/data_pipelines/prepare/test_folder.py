@@ -66,3 +66,9 @@ def test_a_source_without_splits_has_the_requested_name_and_no_empty_class(tmp_p
     assert list(read_folder(source, tmp_path, "test").splits) == ["test"]
     (source / "b").mkdir()
     assert_refused("class b has no images", read_folder, source, tmp_path)
+
+
+def test_suffixes_have_any_case_and_images_that_are_not_read_are_counted(tmp_path, make, capsys):
+    source = make("A.JPG", "A.TXT", "b.JPE", "b.txt", "c.Jfif", "c.Txt", "d.avif", "e.HEIC", "f.heic")
+    assert read_folder(source, tmp_path).splits["train"].num_samples == 3
+    assert "left out 1 .avif, 2 .heic; to use them, save them as JPEG, PNG or WebP" in capsys.readouterr().err

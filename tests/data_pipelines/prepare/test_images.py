@@ -22,7 +22,17 @@ def test_formats_of_shards_are_not_converted(format, extension):
 
 @pytest.mark.parametrize(
     ("format", "mode"),
-    [("GIF", "P"), ("GIF", "RGB"), ("BMP", "RGB"), ("BMP", "L"), ("TIFF", "RGB"), ("TIFF", "CMYK"), ("TIFF", "I;16")],
+    [
+        ("GIF", "P"),
+        ("GIF", "RGB"),
+        ("BMP", "RGB"),
+        ("BMP", "L"),
+        ("TIFF", "RGB"),
+        ("TIFF", "CMYK"),
+        ("TIFF", "I;16"),
+        ("PPM", "RGB"),
+        ("PPM", "I;16"),
+    ],
 )
 def test_other_formats_become_png_with_the_same_pixels(format, mode):
     data = make_image(9, format, mode)

@@ -1,0 +1,112 @@
+"""Takes out of JPEG and PNG files what decoders refuse although no pixel depends on it.
+
+All decoders are strict: libjpeg reports only its first warning, so that a harmless one would hide the damage behind it.
+"""
+
+import zlib
+
+from lit_het.data_pipelines.image_headers import (
+    MAX_PARTS,
+    PROGRESSIVE_FRAMES,
+    SEQUENTIAL_FRAMES,
+    START_OF_SCAN,
+    BrokenImage,
+    segments,
+)
+
+MAX_TEXT_BYTES = 2**20
+"""The most that is unpacked of a text of a PNG: only its orientation is looked for."""
+
+_JFIF, _ADOBE = 0xE0, 0xEE
+_ALL_COEFFICIENTS = b"\0\x3f\0"  # of a scan that is not progressive: from 0 to 63, of all bits
+_EXIF_TEXT, _XMP_TEXT = "Raw profile type exif", "XML:com.adobe.xmp"
+
+
+def mended_jpeg(data: bytes) -> bytes:
+    """Returns a JPEG without stray bytes among its headers, and with valid fields in them; itself if it is valid.
+
+    Mended are JFIF versions other than 1, unknown colour transforms of Adobe, and the range of coefficients in scans
+    that have no range, as libjpeg takes them after a warning.
+
+    Raises:
+        BrokenImage: it has too many segments.
+    """
+    edits: list[tuple[int, int, bytes]] = []  # start, end, what replaces these bytes
+    end, transform, is_sequential, num_components = 2, 0, False, 0
+    for marker, start in segments(data):
+        # Between a scan and the next marker lies the coded image; fill bytes are valid.
+        if end and data[end : start - 2].strip(b"\xff"):
+            edits.append((end, start - 2, b""))
+        end = start + int.from_bytes(data[start : start + 2])
+        if marker == _JFIF and data.startswith(b"JFIF\0", start + 2):
+            edits.append((start + 7, start + 8, b"\1"))
+        elif marker == _ADOBE and data.startswith(b"Adobe", start + 2):
+            transform = start + 13
+        elif marker in SEQUENTIAL_FRAMES or marker in PROGRESSIVE_FRAMES:
+            is_sequential, num_components = marker in SEQUENTIAL_FRAMES, data[start + 7] if start + 7 < len(data) else 0
+            valid = {3: b"\1\0", 4: b"\2\0"}.get(num_components)  # the first is what libjpeg assumes
+            if transform and valid and data[transform : transform + 1] not in (valid[:1], valid[1:]):
+                edits.append((transform, transform + 1, valid[:1]))
+        elif marker == START_OF_SCAN:
+            of_scan = data[start + 2] if start + 2 < len(data) else 0
+            if is_sequential:
+                edits.append((end - 3, end, _ALL_COEFFICIENTS))
+            if not is_sequential or of_scan == num_components:
+                break
+            end = 0
+    edits = [edit for edit in edits if data[edit[0] : edit[1]] != edit[2]]
+    if not edits:
+        return data
+    parts, place = list[bytes](), 0
+    for start, end, replacement in sorted(edits):
+        parts += data[place:start], replacement
+        place = end
+    return b"".join((*parts, data[place:]))
+
+
+def mended_png(data: bytes) -> tuple[bytes, dict[str, bytes | str]]:
+    """Returns a PNG of only the chunks that its pixels need, and what its other chunks say of the orientation.
+
+    Returns:
+        The file, and entries of Pillow's ``Image.info``.
+
+    Raises:
+        BrokenImage: a chunk that the pixels need is damaged, the end is missing, or there are too many chunks.
+    """
+    parts, info, place = [data[:8]], dict[str, bytes | str](), 8
+    for _ in range(MAX_PARTS):
+        kind, end = data[place + 4 : place + 8], place + 12 + int.from_bytes(data[place : place + 4])
+        if end > len(data) or len(kind) < 4:
+            raise BrokenImage("damaged PNG", f"ends within the chunk at byte {place}")
+        is_whole = zlib.crc32(data[place + 4 : end - 4]) == int.from_bytes(data[end - 4 : end])
+        if kind[:1].isupper() or kind == b"tRNS":
+            if not is_whole:
+                raise BrokenImage("damaged PNG", f"wrong checksum of {kind!r} at byte {place}")
+            parts.append(data[place:end])
+        elif is_whole:
+            info |= _orientation_in(kind, data[place + 8 : end - 4])
+        if kind == b"IEND":
+            return b"".join(parts), info
+        place = end
+    raise BrokenImage("too many chunks", f"more than {MAX_PARTS}")
+
+
+def _orientation_in(kind: bytes, content: bytes) -> dict[str, bytes | str]:
+    """Returns EXIF or XMP of a chunk."""
+    if kind == b"eXIf":
+        return {"exif": content}
+    keyword, _, text = content.partition(b"\0")
+    name = keyword.decode("latin-1")
+    if kind not in (b"tEXt", b"zTXt", b"iTXt") or name not in (_EXIF_TEXT, _XMP_TEXT):
+        return {}
+    is_packed = kind == b"zTXt" or (kind == b"iTXt" and text[:1] == b"\1")
+    if kind == b"iTXt":
+        text = b"".join(text[2:].split(b"\0", 2)[2:])  # behind the language and the translated keyword
+    elif kind == b"zTXt":
+        text = text[1:]
+    if is_packed:
+        try:
+            text = zlib.decompressobj().decompress(text, MAX_TEXT_BYTES)
+        except zlib.error:
+            return {}
+    return {name: text.decode("latin-1")}
