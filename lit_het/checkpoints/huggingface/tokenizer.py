@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from lit_het import untrusted
 from lit_het.checkpoints.huggingface.processor import Json, read_json
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
@@ -20,6 +21,15 @@ SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
 """SentencePiece models, by the names that transformers and sentencepiece give them."""
 
 TOKENIZER_JSON = "tokenizer.json"
+
+JSON_FILES = ((TOKENIZER_JSON,), ("vocab.json", "merges.txt"))
+"""Files of the `tokenizers` library, and of CLIP's tokenizer before it; the first one is the tokenizer's path."""
+
+MAX_TOKENIZER_BYTES = 40_000_000
+"""The largest ``tokenizer.json`` that is read."""
+
+# Classes of transformers that pad on the left if nothing else is configured.
+_PADDED_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")
 
 _WORD_BOUNDARY = "▁"  # as SentencePiece writes it
 _PUNCTUATION = Regex(r"[!-/:-@\[-`{-~]")  # ASCII only
@@ -218,14 +228,52 @@ def _followed_by(number: int, piece: str, times: int = 1) -> processors.Template
 
 
 def find_tokenizer(folder: Path, *, reads_json: bool) -> Path | None:
-    """Returns the tokenizer beside a model's weights, or None: a SentencePiece model, or else ``tokenizer.json``.
+    """Returns the tokenizer beside a model's weights, or None.
+
+    It is a SentencePiece model, or else ``tokenizer.json``, or else CLIP's ``vocab.json`` with its ``merges.txt``.
 
     Args:
         folder: of the model.
-        reads_json: False ignores ``tokenizer.json``: `transformers` lowercases in code what it tokenises for SigLIP.
+        reads_json: False takes only a SentencePiece model.
     """
-    names = SENTENCEPIECE_FILES + (TOKENIZER_JSON,) * reads_json
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    found = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
+    if found is not None or not reads_json:
+        return found
+    names = next((names for names in JSON_FILES if all((folder / name).is_file() for name in names)), None)
+    if names is None:
+        return None
+    settings = _read_if_present(folder / "tokenizer_config.json")
+    default = "left" if settings.get("tokenizer_class") in _PADDED_LEFT else "right"
+    if settings.get("padding_side", default) != "right":
+        message(f"{folder / names[0]} is not read: texts are padded on the right, and its padding_side is not")
+        return None
+    return folder / names[0]
+
+
+def lowercases(folder: Path) -> bool:
+    """Returns whether lower case is a step of the ``tokenizer.json`` of a folder.
+
+    For SigLIP, `transformers` 5 writes it there, where earlier versions did it in code.
+
+    Raises:
+        UserError: the file is not a JSON object.
+    """
+    path = folder / TOKENIZER_JSON
+    return path.is_file() and '"Lowercase"' in json.dumps(read_json(path, MAX_TOKENIZER_BYTES).get("normalizer"))
+
+
+def padding_token(model: Path) -> str | None:
+    """Returns the padding token that the folder of a ``tokenizer.json`` or ``vocab.json`` names, or None.
+
+    Raises:
+        UserError: a file is not a JSON object.
+    """
+    return _text_of(_read_if_present(model.with_name("tokenizer_config.json")).get("pad_token"))
+
+
+def _text_of(token: Any) -> Any:
+    """Returns the text of a token, which may be stored with its properties."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def read_settings(model: Path) -> Settings:
@@ -246,7 +294,7 @@ def read_settings(model: Path) -> Settings:
         raise UserError(f"{model} cannot be read ({error}); give a SentencePiece model") from error
     names = proto.trainer_spec
     padding = settings.get("pad_token") or (names.eos_piece if names.eos_piece == "</s>" else names.pad_piece)
-    padding = padding.get("content") if isinstance(padding, dict) else padding
+    padding = _text_of(padding)
     pieces = [piece.piece for piece in proto.pieces]
     if padding not in pieces:
         raise UserError(f"{path}: pad_token = {padding!r:.100} is not in {model.name}")
