@@ -9,7 +9,7 @@ import safetensors.numpy
 import scipy.special
 
 from lit_het.checkpoints.huggingface.importing import read_huggingface
-from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, HuggingFaceTokenizerConfig
 from lit_het.errors import UserError
 from lit_het.runs.importing import tokenizer_config
 from tests.checkpoints.importing import GOLDEN, assert_close, golden, load, logits, run, unit
@@ -113,7 +113,7 @@ def test_clips_vocabulary_is_found_beside_the_weights(edited, old_clip):
 def test_a_vocabulary_that_is_not_clips_is_refused(old_clip, content):
     with_name = old_clip / "vocab.json"
     with_name.write_text(content)
-    assert_refused(r"vocab\.json: .*give the tokenizer\.json of the model", tokenizer_config, with_name, 8)
+    assert_refused(r"vocab\.json: .*give the tokenizer\.json of the model", HuggingFaceTokenizerConfig(with_name, 8).build)
 
 
 def test_the_configured_padding_token_is_taken(old_clip):
