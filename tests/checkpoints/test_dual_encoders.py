@@ -113,7 +113,9 @@ def test_clips_vocabulary_is_found_beside_the_weights(edited, old_clip):
 def test_a_vocabulary_that_is_not_clips_is_refused(old_clip, content):
     with_name = old_clip / "vocab.json"
     with_name.write_text(content)
-    assert_refused(r"vocab\.json: .*give the tokenizer\.json of the model", HuggingFaceTokenizerConfig(with_name, 8).build)
+    assert_refused(
+        r"vocab\.json: .*give the tokenizer\.json of the model", HuggingFaceTokenizerConfig(with_name, 8).build
+    )
 
 
 def test_the_configured_padding_token_is_taken(old_clip):
