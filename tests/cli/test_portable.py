@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from lit_het.checkpoints.native import checksums
 from lit_het.runs import portable
+from lit_het.runs.model_card import write_card
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
 from lit_het.towers.bert import BertConfig
@@ -64,7 +65,13 @@ def test_a_folder_has_no_path_of_the_machine_one_mode_and_a_card_that_tells_what
         assert "/tmp" not in (exported / name).read_text()
     assert len({path.stat().st_mode for path in exported.iterdir()}) == 1, "who may read it may read the model"
     card = (exported / "README.md").read_text()
-    for text in ("library_name: lit-het", "head HetXLContrastive", "`train`", "calibrated on", "No licence was given"):
+    for text in (
+        "library_name: lit-het",
+        "head HetXLContrastive",
+        "\n\ntrain\n",
+        "calibrated on",
+        "No licence was given",
+    ):
         assert text in card
 
 
@@ -101,3 +108,10 @@ def test_a_folder_is_read_from_an_address(exported, once_calibrated, tmp_path, m
     run_command("import", "--from", f"file://{exported}", "--to", tmp_path / "run")
     digests = {checksums.digest(open_run(place).params) for place in (once_calibrated, tmp_path / "run")}
     assert len(digests) == 1
+
+
+def test_names_in_a_model_card_are_text(upstream):
+    card = write_card(open_run(upstream), 'a"|<b>`\n# c', licence=None, library="transformers")
+    assert '\n# a"\\|\\<b\\>\\` # c\n' in card
+    assert 'model="a\\"|<b>`\\n# c")' in card
+    assert "alpha_composite" in card
