@@ -44,7 +44,7 @@ TRANSPARENT = "transparent images: transformers drops transparency; compose them
 
 _ON_WHITE = """\
 # On white, as in training: transformers would show what transparency hides.
-image = Image.open("photo.png").convert("RGBA")
+image = Image.open("photo.jpg").convert("RGBA")
 image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")"""
 _DECODER = """\
 ```python

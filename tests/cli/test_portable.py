@@ -1,6 +1,8 @@
 """Folders of ``--to lit-het``: every model leaves, and is opened again with equal outputs."""
 
+import copy
 import dataclasses
+import pickle
 import shutil
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+import lit_het
 from lit_het.checkpoints.native import checksums
 from lit_het.runs import portable
 from lit_het.runs.model_card import write_card
@@ -17,6 +20,7 @@ from lit_het.towers.bert import BertConfig
 from tests import tiny
 from tests.cli.conftest import last_line, printed, run_command
 from tests.cli.tiny_decoder import NAMES
+from tests.refusals import assert_refused
 
 WORDS = [*tiny.COLOURS, *tiny.SHAPES]
 
@@ -115,3 +119,9 @@ def test_names_in_a_model_card_are_text(upstream):
     assert '\n# a"\\|\\<b\\>\\` # c\n' in card
     assert 'model="a\\"|<b>`\\n# c")' in card
     assert "alpha_composite" in card
+
+
+def test_a_model_that_is_pickled_or_copied_is_one_line(upstream):
+    model = lit_het.load(upstream)
+    for act in (pickle.dumps, copy.deepcopy):
+        assert_refused("load it in each process", act, model)
