@@ -146,7 +146,8 @@ def test_pixelate_is_the_published_one(fraction):
     image = photograph(224, 224)
     severity = 1 + [0.6, 0.5, 0.4, 0.3, 0.25].index(fraction)
     box = Image.Resampling.BOX
-    expected = Image.fromarray(image).resize((int(224 * fraction),) * 2, box).resize((224, 224), box)
+    side = int(224 * fraction)
+    expected = Image.fromarray(image).resize((side, side), box).resize((224, 224), box)
     np.testing.assert_array_equal(corrupted(image, "pixelate", severity), expected)
 
 
@@ -161,8 +162,8 @@ def test_elastic_transform_equals_the_published_generator_on_the_same_draws(seve
         (0.07, 0.01, 0.02),
         (0.12, 0.01, 0.02),
     ][severity - 1]
-    centre, square = np.float32((224, 224)) // 2, 224 // 3
-    one = np.float32([centre + square, [centre[0] + square, centre[1] - square], centre - square])
+    square = 224 // 3
+    one = np.array([[square, square], [square, -square], [-square, -square]], np.float32) + 112
     other = one + draws.uniform(-244 * jitter, 244 * jitter, one.shape).astype(np.float32)
     moved = cv2.warpAffine(
         image.astype(np.float32) / 255,
