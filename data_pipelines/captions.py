@@ -83,11 +83,13 @@ def questions_in(text: str, place: str) -> list[Question]:
         )
         if not isinstance(question, str) or not isinstance(answers, list):
             raise Unreadable("not a question", f"questions[{number}] has no question and answers")
-        written = tuple(answer.strip() for answer in answers if isinstance(answer, str) and answer.strip())
+        written = tuple(answer.strip() for answer in answers if isinstance(answer, str))
         try:
             "".join([question, *written]).encode()
         except UnicodeEncodeError as error:  # JSON may contain lone surrogates, which tokenizers reject
             raise Unreadable("not a question", f"questions[{number}] is not valid text: {error.reason}") from error
+        # A blank answer is one of the ten people's, but a question that has no other has none.
+        written = written if any(written) else ()
         found.append(Question(question.strip(), written, kind if isinstance(kind, str) else None))
     return found
 
@@ -128,7 +130,7 @@ class TextPlace:
         found = []
         for question, answers, _ in questions_in(text, self.place):
             prompt = self.prompt.replace(QUESTION, question)
-            found += [Text(prompt, answer) for answer in answers]
+            found += [Text(prompt, answer) for answer in answers if answer]
         if not found:
             raise Unreadable("no answer", "none of its questions has one")
         return found

@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 import simplejpeg
 from jaxtyping import Float, UInt8
+from PIL import Image
 
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 PUBLISHED_SIZE = 224
@@ -48,7 +49,8 @@ def corrupt(
     image = _shrunk(image)
     scale = min(image.shape[:2]) / PUBLISHED_SIZE
     levels = function(image.astype(np.float32) / 255, strengths[severity - 1], scale, generator)
-    return np.rint(np.clip(levels, 0, 1) * 255).astype(np.uint8)
+    # Truncated as published, but for the rounding of float32.
+    return (np.clip(levels, 0, 1) * 255 + 1e-3).astype(np.uint8)
 
 
 def _shrunk(image: np.ndarray) -> np.ndarray:
@@ -110,7 +112,8 @@ def glass_blur(
         displacements = np.rint(_scaled(farthest, scale) * generator.uniform(-1, 1, (2, *image.shape[:2]))).astype(
             np.float32
         )
-        image = _remapped(image, columns + displacements[0], rows + displacements[1], cv2.INTER_NEAREST)
+        places = columns + displacements[0], rows + displacements[1]
+        image = cv2.remap(image, *places, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REFLECT_101)
     return _blur(image, _scaled(deviation, scale))
 
 
@@ -213,26 +216,28 @@ def elastic_transform(
     """Local distortions (displacement, size of a region, affine jitter; for 224 pixels)."""
     displacement, region, jitter = (length * scale for length in elastic)
     height, width = image.shape[:2]
-    third = min(height, width) / 3
+    third = min(height, width) // 3
     corners = np.array([[third, third], [third, -third], [-third, -third]], np.float32)
-    corners += np.array([width, height], np.float32) / 2
+    corners += np.array([width // 2, height // 2], np.float32)
     shifted = corners + generator.uniform(-jitter, jitter, corners.shape).astype(np.float32)
-    # Maps each pixel of the jittered image to its source.
-    affine = cv2.getAffineTransform(shifted, corners).astype(np.float32)
+    if third:  # three corners in one place define no map
+        affine = cv2.getAffineTransform(corners, shifted)
+        image = cv2.warpAffine(image, affine, (width, height), borderMode=cv2.BORDER_REFLECT_101)
+    side = 2 * int(3 * region + 0.5) + 1
     noise = generator.uniform(-1, 1, (height, width, 2)).astype(np.float32)
-    displacements = _blur(noise, region) * displacement
+    moved = cv2.GaussianBlur(noise, (side, side), region, borderType=cv2.BORDER_REFLECT) * displacement
     rows, columns = np.indices((height, width), np.float32)
-    places = np.stack([columns, rows], axis=2) + displacements
-    places = places @ affine[:, :2].T + affine[:, 2]
-    return _remapped(image, places[:, :, 0], places[:, :, 1], cv2.INTER_LINEAR)
+    places = columns + moved[:, :, 0], rows + moved[:, :, 1]
+    # Interpolated a second time, as published, which takes some of the sharpness.
+    return cv2.remap(image, *places, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
 
 
 def pixelate(image: np.ndarray, fraction: float, scale: float, generator: np.random.Generator) -> np.ndarray:
     """Lower resolution."""
     height, width = image.shape[:2]
-    size = max(1, int(width * fraction)), max(1, int(height * fraction))
-    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    return cv2.resize(small, (width, height), interpolation=cv2.INTER_NEAREST)
+    whole = Image.fromarray(np.rint(image * 255).astype(np.uint8))
+    small = whole.resize((max(1, int(width * fraction)), max(1, int(height * fraction))), Image.Resampling.BOX)
+    return np.asarray(small.resize((width, height), Image.Resampling.BOX), np.float32) / 255
 
 
 def jpeg_compression(image: np.ndarray, quality: int, scale: float, generator: np.random.Generator) -> np.ndarray:
@@ -334,11 +339,6 @@ def _ice(size: int, generator: np.random.Generator) -> Float[np.ndarray, "side s
     grey = veins**4 + 0.5 * _clouds(size, 1.5, generator)
     grey = (grey - grey.mean()) / max(float(grey.std()), 1e-6)
     return _ICE_COLOUR + _ICE_DEVIATION * grey[:, :, None]
-
-
-def _remapped(image: np.ndarray, columns: np.ndarray, rows: np.ndarray, filter: int) -> np.ndarray:
-    """Samples the image at the given coordinates."""
-    return cv2.remap(image, columns, rows, filter, borderMode=cv2.BORDER_REFLECT_101)
 
 
 def _enlarged(image: np.ndarray, factor: float) -> np.ndarray:

@@ -16,6 +16,7 @@ from lit_het.data_pipelines.watchdog import reading
 from lit_het.errors import UserError
 from lit_het.files import completed
 from lit_het.stores import PERMANENT_ERRORS, reason, with_retries
+from lit_het.untrusted import read_bytes
 
 MAX_TEXT_BYTES = 2**26
 """The largest accepted text file, such as class names and lists of shards: 64 MiB."""
@@ -130,8 +131,7 @@ def read_whole(address: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
         files, path = filesystem(address)
         content = with_retries(lambda: files.cat_file(path, 0, max_bytes + 1))
     else:
-        with Path(address).open("rb") as file:
-            content = file.read(max_bytes + 1)
+        content = read_bytes(Path(address), max_bytes + 1)
     # One byte more than allowed was requested: its presence shows that the file is too large.
     if len(content) > max_bytes:
         raise OSError(f"more than {max_bytes:,} bytes")

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -9,9 +10,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_het.cells import text_of
+from lit_het.data_pipelines.labels import MAX_TEXT_BYTES
 from lit_het.errors import FieldError, UserError
+from lit_het.untrusted import open_regular
+
+MAX_ROWS = 2**24
+"""The most rows of a parquet table."""
 
 _SHARD, _KEY = "shard", "key"
+# Python's own limit of a cell is below that of a caption.
+csv.field_size_limit(MAX_TEXT_BYTES)
 
 
 class ScoreTable(NamedTuple):
@@ -70,8 +79,9 @@ class Suspects:
             if self.table.suffix == ".parquet":
                 columns = _read_parquet(self.table)
                 return list(zip(columns[_SHARD], columns[_KEY], strict=True))
-            with self.table.open(newline="", encoding="utf-8") as file:
-                return [(row[_SHARD], row[_KEY]) for row in self._complete(csv.DictReader(file))]
+            with open_regular(self.table) as file:
+                reader = csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))
+                return [(text_of(row[_SHARD]), text_of(row[_KEY])) for row in self._complete(reader)]
         except KeyError as error:
             raise UserError(f"{self.table} has no column {error}; take a table of lit-het data score") from error
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -93,6 +103,9 @@ def _read_parquet(path: Path) -> Mapping[str, list[Any]]:
     except ImportError as error:
         raise UserError(f"{path} needs pyarrow; install it with pip install 'lit-het[parquet]'") from error
     try:
-        return parquet.read_table(path).to_pydict()
+        with open_regular(path) as file, parquet.ParquetFile(file) as table:
+            if table.metadata.num_rows > MAX_ROWS:
+                raise UserError(f"{path} has more than {MAX_ROWS:,} rows; write it with lit-het data score")
+            return table.read([_SHARD, _KEY]).to_pydict()
     except arrow.ArrowException as error:
         raise UserError(f"{path} cannot be read ({error}); write it with lit-het data score") from error

@@ -5,6 +5,7 @@ below all of them.
 """
 
 import base64
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,6 +41,9 @@ MAX_WORD_CHARACTERS = 1000
 MAX_CAPTION_CHARACTERS = 4096
 """Captions are truncated to this length before they are tokenised."""
 
+_CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
+_CLIP_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+
 # The most characters that a step makes from one; NFKD makes 18 from the Arabic letter U+FDFA.
 _GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 18, "NFKD": 18, "BertNormalizer": 9, "ByteLevel": 4}
 
@@ -57,6 +61,66 @@ def read(model: Path) -> bytes:
     if len(content) > MAX_FILE_BYTES:
         raise UserError(f"{model}: has more than {MAX_FILE_BYTES:,} bytes; check the tokenizer's path")
     return content
+
+
+def read_hugging_face(model: Path) -> bytes:
+    """Returns a ``tokenizer.json``; of CLIP's ``vocab.json`` and ``merges.txt`` one with the same ids.
+
+    Raises:
+        UserError: a file cannot be read, is too large, or is not such a vocabulary.
+    """
+    content = read(model)
+    if model.name != "vocab.json":
+        return content
+    lines = read(model.with_name("merges.txt")).decode("utf-8", "replace").splitlines()
+    try:
+        vocabulary = untrusted.parse_json(content, MAX_FILE_BYTES)
+        ids = [_as_object(vocabulary).get(token) for token in (_CLIP_START, _CLIP_END)]
+    except Malformed as error:
+        raise UserError(f"{model}: is not a vocabulary ({error}); give the tokenizer.json of the model") from error
+    if None in ids:
+        raise UserError(
+            f"{model}: has no {_CLIP_START} and {_CLIP_END}, as CLIP's; give the tokenizer.json of the model"
+        )
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    return json.dumps(_clip(vocabulary, merges, ids)).encode()
+
+
+def _clip(vocabulary: dict[str, Any], merges: list[list[str]], ids: list[Any]) -> dict[str, Any]:
+    """Returns the fields of a ``tokenizer.json`` of CLIP, as `transformers` writes them."""
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    start, end = zip((_CLIP_START, _CLIP_END), ids, strict=True)
+    normalizers = [
+        {"type": "NFC"},
+        {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+        {"type": "Lowercase"},
+    ]
+    pre_tokenizers = [
+        {"type": "Split", "pattern": {"Regex": _CLIP_WORDS}, "behavior": "Removed", "invert": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    ]
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": number, "content": token, **special} for token, number in (start, end)],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
+        "post_processor": {
+            "type": "RobertaProcessing",
+            "sep": end,
+            "cls": start,
+            "trim_offsets": False,
+            "add_prefix_space": False,
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "unk_token": _CLIP_END,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "</w>",
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }
 
 
 def truncate(caption: str) -> str:

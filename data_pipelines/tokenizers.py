@@ -273,7 +273,7 @@ class HuggingFaceTokenizerConfig:
     """A ``tokenizer.json`` of Hugging Face: BERT's WordPiece, CLIP's byte-pair encoding and others.
 
     Attributes:
-        model: the file.
+        model: the file, or CLIP's ``vocab.json`` with its ``merges.txt`` beside it.
         length: tokens per caption, control tokens included.
         padding_id: None uses the padding that the file configures, or its token ``[PAD]`` or ``<pad>``, or
             CLIP's end token.
@@ -289,7 +289,7 @@ class HuggingFaceTokenizerConfig:
         Raises:
             UserError: it is missing, not a tokenizer, or has no padding token.
         """
-        model_bytes = tokenizer_files.read(self.model)
+        model_bytes = tokenizer_files.read_hugging_face(self.model)
         try:
             return HuggingFaceTokenizer(model_bytes, self.length, self.padding_id)
         except UserError as error:
@@ -325,6 +325,12 @@ class HuggingFaceTokenizer:
             self._tokenizer.enable_truncation(length)
             self._tokenizer.enable_padding(length=length, pad_id=self.padding_id, pad_token=token)
             self._check_speed()
+
+    def id_of(self, token: str) -> int:
+        """Returns the id of a token; raises a `UserError` if it is not in the vocabulary."""
+        if (number := self._tokenizer.token_to_id(token)) is None:
+            raise UserError(f"the padding token {token!r:.100} is not in the vocabulary; set padding_id")
+        return number
 
     def _check_speed(self) -> None:
         """Checks that the tokenizer works and is fast: its regular expressions may take exponential time.

@@ -20,15 +20,41 @@ LONGEST = 4
 
 _Vector = dict[tuple[str, ...], float]
 
-_MARK = "\u0300-\u036f\u064b-\u065e\u093c-\u094e\u0e31-\u0e3a\u0e47-\u0e4e"
-# Neither superscripts nor fractions are letters, as `\w` has them; combining marks are.
-_LETTER = rf"(?:[^\W\d_²³¹¼-¾⁰-₎⅐-ↈ①-⓿]|[{_MARK}])"
-_LETTERS = rf"(?:[^\W_²³¹¼-¾⁰-₎⅐-ↈ①-⓿]|[{_MARK}\xad])"  # and digits
+# Java's letters are those of Unicode 6, without fractions and numbers that Python counts among them; later ones and the
+# marks of other scripts are left out, and split words.
+_NO_LETTERS = (
+    r"\xb2\xb3\xb9\xbc-\xbe\u037f\u0528-\u052f\u0560\u0588\u05ef\u0860-\u088e\u08a1\u08ad-\u08c9\u0978\u0980"
+    r"\u09f4-\u09fc\u0af9\u0b72-\u0b77\u0bf0-\u0bf2\u0c34\u0c5a-\u0c5d\u0c78-\u0c80\u0cdd\u0d04\u0d54-\u0d5f"
+    r"\u0d70-\u0d78\u0de6-\u0def\u0e86\u0e89\u0e8c\u0e8e-\u0e93\u0e98\u0ea0\u0ea8\u0ea9\u0eac\u0f2a-\u0f33"
+    r"\u1369-\u137c\u13f5-\u13fd\u16ee-\u16f8\u170d\u171f\u17f0-\u17f9\u1878\u191d\u191e\u19b0-\u19c0\u19c8\u19c9"
+    r"\u19da\u1b4c\u1c80-\u1cbf\u1cf2\u1cf3\u1cfa\u2070\u2074-\u2079\u2080-\u2089\u2150-\u2182\u2185-\u2793\u2c2f"
+    r"\u2c5f\u2cfd\u3007-\u3029\u3038-\u303a\u312e\u312f\u3192-\u3195\u31bb-\u31bf\u3220-\u32bf\u4db6-\u4dbf"
+    r"\u9fcd-\u9fff\ua698-\ua69d\ua6e6-\ua6ef\ua78f\ua794-\ua79f\ua7ab-\ua7f7\ua830-\ua835\ua8fd\ua8fe\ua9e0-\ua9fe"
+    r"\uaa7e\uaa7f\uab30-\uabbf"
+)
+# Marks of these scripts, and a few signs, are as good as letters within words, but not beside hyphens and digits.
+_MARKS = (
+    r"\u02c2-\u0379\u0384\u0385\u03f6\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+    r"\u0615-\u061a\u064b-\u065e\u0670\u06d6-\u06ed\u06fd\u06fe\u070f-\u07b0\u07eb-\u07f3\u0900-\u0903\u093c-\u094e"
+    r"\u0951-\u0955\u0962\u0963\u0981-\u0983\u09bc-\u09c4\u09c7\u09c8\u09cb-\u09cd\u09d7\u09e2\u09e3\u0a01-\u0a03"
+    r"\u0a3c\u0a3e-\u0a4f\u0a81-\u0a83\u0abc-\u0acf\u0b82\u0bbe-\u0bc2\u0bc6-\u0bc8\u0bca-\u0bcd\u0c01-\u0c03"
+    r"\u0c3e-\u0c56\u0d3e-\u0d44\u0d46-\u0d48\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ebc\u0ec8-\u0ecd"
+)
+# Signs of other scripts, such as the danda.
+_SIGNS = (
+    r"\u037e\u0387\u0589\u05be\u05c0\u05c3\u05c6\u05f3\u05f4\u0600-\u0603\u0606-\u060c\u0614\u061b\u061e\u061f\u066a"
+    r"\u066d\u06d4\u0700-\u070d\u07f6-\u07f8\u0964\u0965\u0e3f\u0e4f\u1fbd\u2023\u203e-\u2041\u207a-\u207e\u208a-\u208e"
+    r"\uffe0\uffe1\uffe5\uffe6"
+)
+_LETTER = rf"(?-i:[^\W\d_{_NO_LETTERS}]|[{_MARKS}\u1885\u1886])"
+_PLAIN = rf"(?-i:[^\W_{_NO_LETTERS}]|[\xad\u1885\u1886])"  # and digits
+_LETTERS = rf"(?:{_PLAIN}|[{_MARKS}])"
+_DIGIT = rf"[^\D{_NO_LETTERS}]"
 _APOSTROPHE = "['’\x92]"
 _WORD = rf"{_LETTER}{_LETTERS}*(?:[.!?]{_LETTER}{_LETTERS}*)*"
 _PREFIX = rf"(?:[dlo]{_APOSTROPHE}(?={_LETTERS}{{2}}))?"
-_HYPHENATED = rf"{_PREFIX}{_LETTERS}+(?:[-_‐‑]{_PREFIX}{_LETTERS}+)*"
-_VERB = rf"{_APOSTROPHE}(?:s|m|d|ll|re|ve)(?!{_LETTER})"
+_HYPHENATED = rf"{_PREFIX}{_PLAIN}+(?:[-_֊‐‑]{_PREFIX}{_PLAIN}+)*"
+_VERB = rf"{_APOSTROPHE}(?:s|m|d|ll|re|ve)(?![a-z])"
 _SLASHED = r"[a-z0-9]+(?:-[a-z]+){0,2}"
 _PHONE = r"(?:\(\d{2,3}\) ?|\+{0,2}(?:\d{2,4}[- ])?\d{2,4}[- ])\d{3,4}[- ]?\d{3,5}"
 _PHONE_WITH_PERIODS = r"(?:\+{0,2}\d{2,4}\.)?\d{2,4}\.\d{3,4}\.\d{3,5}"
@@ -65,19 +91,19 @@ _RULES = tuple(
         "(got)ta",
         "('t)(?:is|was)",
         "(more)'n",
-        rf"({_LETTER}+?)n{_APOSTROPHE}t",
+        rf"([a-z]+?)n{_APOSTROPHE}t",
         rf"({_WORD}){_VERB}",
-        rf"({_VERB}|n{_APOSTROPHE}t(?!{_LETTER}))",
+        rf"({_VERB}|n{_APOSTROPHE}t(?![a-z]))",
         rf"({_WORD})",
         rf"({_HYPHENATED})",
-        rf"((?-i:[A-HJ-XZn]){_APOSTROPHE}{_LETTER}{{2,}})",  # N'Sync
+        rf"((?-i:[A-HJ-XZn]){_APOSTROPHE}(?:(?!\d){_PLAIN}){{2,}})",  # N'Sync
         rf"([a-z]+[aeiouy]{_APOSTROPHE}(?-i:[aeiouA-Z])[a-z]*)",  # ma'am
         rf"(somethin'|dunkin'|ol'|c'mon|c'est|e'er|li'l|cap'n|s'mores)(?!{_LETTER})",
         rf"([dlj]{_APOSTROPHE}|{_APOSTROPHE}(?:till?|cause|em|n{_APOSTROPHE}|n(?=\s|$)))",
         rf"(y{_APOSTROPHE}){_LETTER}",
-        rf"({_APOSTROPHE}\d0s)",  # '90s
-        rf"({_APOSTROPHE}\d\d)(?=\s|$)",
-        r"([-+]?(?:\d*(?:[.:,]\d+)+|\d+))",
+        rf"({_APOSTROPHE}[0-9]0s)",  # '90s
+        rf"({_APOSTROPHE}[0-9]{{2}})(?=\s|$)",
+        rf"([-+]?(?:{_DIGIT}*(?:[.:,٫٬]{_DIGIT}+)+|{_DIGIT}+))",
         r"((?:\d{1,4}[- ])?\d{1,4}\\?/\d{1,4})",
         r"(\d\d?[-/]\d\d?[-/]\d{2,4})",
         "([¼½¾⅓⅔]|[⁺⁻]?[⁰¹²³⁴-⁹]+|[₊₋]?[₀-₉]+)",
@@ -96,14 +122,15 @@ _RULES = tuple(
         rf"((?:www\.(?:[\w-]+\.)+[a-z]{{2,4}}|(?:[a-z0-9]+\.)+(?:com|net|org|edu))(?:/{_URL_PATH})?)(?!{_LETTERS})",
         rf"([a-z0-9]+(?:\.[a-z0-9]+)*\.(?:{_EXTENSIONS}))(?!{_LETTERS})",
         r"(<?[a-z0-9][^\s\"<>|()]*@(?:[^\s\"<>|().]+\.)*[^\s\"<>|().]+>?)",
-        rf"(@[a-z_]\w*|\#{_LETTER}+)",
+        rf"(@[a-z_][a-z_0-9]*|\#{_LETTER}+)",
         r"([<>]?[:;=][-o*']?(?-i:[()DPdpO])|[<>]?[:;=][-o*']?[\\{@|\[\]])(?![a-z0-9])",
         r"([-^=~<>']_[-^=~<>'])",
         rf"(</?[a-z][\w:.-]*(?:{_ATTRIBUTE})* */?>|<[!?][a-z-][^>]*>)",
         r"(&(?:amp|lt|gt|quot|apos|nbsp|mdash|ndash|\#\d+);)",
         "(-[lr][rcs]b-)",
         r"(pro-|anti-|-+|_+|\*+|\#+|@+|[?!]+|<<|>>|\\\*|''|``|\.{3,5}|\.(?: \.){2,4})",
-        r"([!-/:-@\[-`{-~¡¢-¥¦-©«-´¶-¹»¿×÷\x80\x91-\x94\x96\x97\xad–—―‘-‟‖‗†-•…‰-‸‹-※⁂⁄₠₤€℀-⅏⅕-⅞←-⯿、。〒・！-／：-＠［-･])",
+        "([‚„‟]+)",
+        rf"([{_SIGNS}!-/:-@\[-`{{-~¡¢-¥¦-©«-´¶-¹»¿×÷\x80\x91-\x94\x96\x97\xad–—―‘-‟‖‗†-•…‰-‸‹-※⁂⁄₠₤€℀-⅏⅕-⅞←-⯿、。〒・！-／：-＠［-･])",
     )
 )
 _SPELLED = {
@@ -112,7 +139,7 @@ _SPELLED = {
     **{"¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"},
 }
 _REMOVED = re.compile(
-    "[.?!,:;…\xad]|\\.[. ]+|-{1,4}|[–—―\x96\x97]|''|``|['\"`«»‘-‛“”‹›\x91-\x94]|&(?:quot|apos|nbsp|.dash);",
+    "[.?!,:;…\xad]|\\.[. ]+|-{1,4}|[–—―\x96\x97]|''|``|['\"`«»‘’‛“”‹›\x91-\x94]|&(?:quot|apos|nbsp|.dash);",
     re.IGNORECASE,
 )
 
@@ -122,9 +149,10 @@ def tokenize(caption: str) -> str:
 
     They are those that the COCO caption evaluation compares, of Stanford's ``PTBTokenizer`` (CoreNLP 3.4.1), without
     Java: so brackets stay, as ``-lrb-``, "can't" becomes ``ca n't``, and "1 1/2" is one token with a no-break space.
-    Rare texts differ: an abbreviation with a word attached ("Inc.a"), faces in brackets ("(^_^)"), and references to
-    letters ("&eacute;"). And Java reads all captions as one text, in which a caption that ends in "plan B." has the
-    token ``b.`` or ``b``, depending on the caption after it; here it is ``b.``.
+    Rare texts differ: an abbreviation with a word attached ("Inc.a"), faces in brackets ("(^_^)"), references to
+    letters ("&eacute;"), and quotation marks side by side ("««"). And Java reads all captions as
+    one text, in which a caption that ends in "plan B." has the token ``b.`` or ``b``, depending on the caption after
+    it; here it is ``b.``.
     """
     # Java sees a character above U+FFFF, such as an emoji, as two that it does not know, and leaves them out.
     text = re.sub("[^\0-\uffff]|\n", lambda found: " " if found[0] == "\n" else "\0", caption)

@@ -5,6 +5,9 @@ from typing import Any, get_args, get_type_hints
 # Exit code of a temporary failure, EX_TEMPFAIL in sysexits.h: the same command may succeed later.
 TRY_AGAIN = 75
 
+MAX_CHARACTERS = 4000
+"""The longest message; a longer one is shown without its middle."""
+
 
 class UserError(Exception):
     """Wrong input, configuration or file; the message names the cause and the way out.
@@ -16,7 +19,11 @@ class UserError(Exception):
     code = 1
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        text = super().__str__()
+        # The cause is at the beginning and the way out at the end, however long a path between them is.
+        if len(text) > MAX_CHARACTERS:
+            text = f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
+        return printable(text)
 
 
 def printable(text: str) -> str:

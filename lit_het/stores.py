@@ -1,6 +1,7 @@
 """The file systems of fsspec, without those that do more than read and write bytes, and retries of their requests."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -51,12 +52,17 @@ def filesystem(address: str) -> tuple[Any, str]:
 
 
 def _check_hub(address: str) -> None:
-    """Raises a `UserError` for an address without an owner, or if the Hub is switched off, before any request."""
-    from huggingface_hub import constants  # here, as only these addresses need it
+    """Raises a `UserError` for an invalid name, one without an owner, or if the Hub is off, before any request."""
+    from huggingface_hub import constants, errors, utils  # here, as only these addresses need it
 
     repository = address.rpartition("hf://")[2]
     if not repository.partition("/")[2]:
         raise UserError(f"{address}: names no owner; write hf://owner/{repository.strip('/') or 'name'}")
+    owner, name = re.sub("^(datasets|spaces|buckets)/", "", repository).split("/")[:2]
+    try:
+        utils.validate_repo_id(f"{owner}/{name.partition('@')[0]}")
+    except errors.HFValidationError as error:
+        raise UserError(f"{address:.200}: {reason(error)}; write hf://owner/name") from error
     if constants.HF_HUB_OFFLINE:
         raise UserError(f"{address}: HF_HUB_OFFLINE is set; unset it, or give the folder of a download")
 

@@ -6,6 +6,7 @@ with a message of one line.
 """
 
 import ast
+import contextlib
 import dataclasses
 import errno
 import io
@@ -16,7 +17,7 @@ import stat
 import struct
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -303,8 +304,10 @@ def _header_of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NpyH
         return read_npy_header(file)
 
 
-def _opened_zip(file: Path | io.BytesIO) -> zipfile.ZipFile:
-    return _within_zip(lambda: zipfile.ZipFile(file))
+@contextlib.contextmanager
+def _opened_zip(file: Path | io.BytesIO) -> Iterator[zipfile.ZipFile]:
+    with contextlib.nullcontext(file) if isinstance(file, io.BytesIO) else open_regular(file) as opened:
+        yield _within_zip(lambda: zipfile.ZipFile(opened))
 
 
 def _within_zip(call: Callable[[], Any]) -> Any:

@@ -34,3 +34,10 @@ def test_numbers_and_nouns_agree():
         "1,000 images",
     ]
     assert [counted(number, "class") for number in (1, 2)] == ["1 class", "2 classes"]
+
+
+def test_a_long_path_leaves_the_cause_and_the_way_out_of_a_message():
+    text = str(UserError(f"the folder {'x' * 10_000_000} does not exist; give another"))
+    assert len(text) < 5000
+    assert text.startswith("the folder xxx")
+    assert text.endswith("xxx does not exist; give another")

@@ -92,3 +92,12 @@ def test_a_hub_out_of_reach_gives_one_line_that_names_the_whole_address(tmp_path
     with pytest.raises(UserError, match=r"^hf://me/mine cannot be read \(.*not known\); check the address and the net"):
         weights.open_weights("hf://me/mine")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "address", ["hf://a b/c", "hf://me/..", "hf://datasets/me/a--b", "hf://me/" + "x" * 10_000_000]
+)
+def test_an_invalid_name_of_the_hub_is_refused_without_a_request(address, monkeypatch):
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda _: pytest.fail("asked the Hub"))
+    with pytest.raises(UserError, match=r"write hf://owner/name$"):
+        filesystem(address)

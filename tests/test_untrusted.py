@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import struct
 import tracemalloc
 import zipfile
@@ -184,3 +185,11 @@ def test_the_array_of_a_mapped_file_is_not_read_into_memory(tmp_path):
     tracemalloc.stop()
     assert np.shares_memory(found, np.frombuffer(mapped, np.uint8))
     assert found[-1] == 10**6 - 1
+
+
+def test_an_archive_that_is_a_pipe_or_a_device_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    (tmp_path / "zero.npz").symlink_to("/dev/zero")
+    for name in ("pipe.npz", "zero.npz"):
+        with pytest.raises(OSError, match="not a regular file"):
+            untrusted.read_npz_headers(tmp_path / name)

@@ -80,7 +80,9 @@ class QuestionAnswering:
         if not asked:
             raise UserError(f"{self.opened.config.name}: no readable image has a question with answers")
         parts = {part: self._scored(written[part], asked, positions) for part in decoders}
-        titles = [f"{question.question} {' / '.join(dict.fromkeys(question.answers))}" for question in asked]
+        titles = [
+            f"{question.question} {' / '.join(filter(None, dict.fromkeys(question.answers)))}" for question in asked
+        ]
         return evaluation_of("question_answering", self.opened, positions, titles, parts, writer)
 
     def _scored(self, written: Sequence[Written], asked: Sequence[Question], positions: Sequence[int]) -> ScoredTexts:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lit_het.console import message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.corruptions import EXTRA
 from lit_het.data_pipelines.shards import matching
@@ -87,7 +88,23 @@ def open_copies(folder: str, clean: OpenSet, sets: Sets) -> dict[str, OpenSet]:
         # Copies have the class names of the clean set, even in another folder.
         name, split = f"{clean.config.name} {part}", storage.absolute(place)
         copies[part] = sets.open(dataclasses.replace(clean.config, name=name, split=split, embeddings=None))
+    _report_missing(copies, clean)
     return copies
+
+
+def _report_missing(copies: dict[str, OpenSet], clean: OpenSet) -> None:
+    """Says which copies, and images of them, the means are without."""
+    corruptions, severities = (dict.fromkeys(part.split("/")[place] for part in copies) for place in (0, 1))
+    missing = [f"{name}/{one}" for name in corruptions for one in severities if f"{name}/{one}" not in copies]
+    if missing:
+        message(f"{clean.config.name}: means are without {len(missing)} copies of other severities: {_some(missing)}")
+    whole, counts = clean.loader.num_samples, {part: copy.loader.num_samples for part, copy in copies.items()}
+    if others := [f"{part} ({count:,})" for part, count in counts.items() if count != whole]:
+        message(f"{clean.config.name}: {len(others)} copies have not its {whole:,} images: {_some(others)}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
 
 
 def _severities(folder: str) -> Mapping[str, str]:

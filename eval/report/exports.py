@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lit_het.cells import cell_of
 from lit_het.eval.report.naming import title_of_kind
 from lit_het.eval.report.sections import keys_of, measured_by
 from lit_het.eval.report.tables import evaluation_table, in_markdown
@@ -98,7 +99,7 @@ def csv_text(fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: cell_of(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.image_headers import check_size
 from lit_het.data_pipelines.images import BrokenImage, upright_rgb
 from lit_het.data_pipelines.storage import reason
 from lit_het.errors import UserError
@@ -143,6 +144,7 @@ def _pixels(image: Image.Image | np.ndarray, name: str) -> UInt8[np.ndarray, "h 
     if not image.width * image.height:
         raise UserError(f"{name}: has no pixels")
     try:
+        check_size(image.width, image.height)
         return upright_rgb(image)
     except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
         raise UserError(f"{name}: cannot be decoded ({reason(error)})") from error

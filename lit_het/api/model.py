@@ -78,7 +78,7 @@ class Model:
     Images are given one by one or as a list: paths, addresses (``https://...``, ``gs://...``), the bytes of image
     files, open files, PIL images, or uint8 arrays ``[h w]``, ``[h w 3]`` and ``[h w 4]``; an array ``[n h w 3]`` is a
     list. They are preprocessed as in the run's evaluations. One image has one result, a list has a list of them. More
-    than 32 have a progress bar.
+    than 32 have a progress bar. A model is neither pickled nor used in a forked process: load it in each, by "spawn".
 
     Attributes:
         run: configuration, parameters and step of the model.
@@ -88,6 +88,9 @@ class Model:
         self.run = run
         self._mesh = sharding.as_own(mesh) if isinstance(mesh, Mesh) else (mesh or MeshConfig()).build()
         self._model = run.model(calibrated=calibrated, mesh=self._mesh)
+
+    def __reduce__(self) -> Any:
+        raise UserError("a model is on its devices, and is not pickled or copied; load it in each process")
 
     def __repr__(self) -> str:
         kind = "classifier" if self._model.text is None else "image-text model"

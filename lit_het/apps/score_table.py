@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_het.cells import cell_of
 from lit_het.errors import UserError
 from lit_het.files import completed
 
@@ -27,4 +28,4 @@ def write_table(output: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             with partial.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
+                writer.writerows(map(cell_of, row) for row in zip(*columns.values(), strict=True))

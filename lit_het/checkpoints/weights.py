@@ -1,6 +1,7 @@
 """Opens weights of other programs by address, in any supported format."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from lit_het.checkpoints import rename
 from lit_het.checkpoints.big_vision.importing import read_big_vision
 from lit_het.checkpoints.huggingface.importing import read_huggingface
-from lit_het.checkpoints.huggingface.tokenizer import SENTENCEPIECE_FILES, TOKENIZER_JSON
+from lit_het.checkpoints.huggingface.tokenizer import JSON_FILES, SENTENCEPIECE_FILES
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.sources import Advance, fetch, safetensors_names
 from lit_het.checkpoints.vmoe.files import shard_names
@@ -33,7 +34,7 @@ _HUGGING_FACE_FILES = (
     "model.safetensors.index.json",
     "tokenizer_config.json",
     *SENTENCEPIECE_FILES,
-    TOKENIZER_JSON,
+    *itertools.chain(*JSON_FILES),
 )
 
 

@@ -22,7 +22,7 @@ from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.runs import image_processors, portable
-from lit_het.runs.model_card import WITHOUT_NOISE, write_card
+from lit_het.runs.model_card import TRANSPARENT, WITHOUT_NOISE, write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
 from lit_het.runs.writer import writable_tokens
@@ -95,6 +95,8 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
             write(run, to, output, calibrated=options.calibrated)
         if library := {"huggingface": "transformers", "onnx": "onnx"}.get(to):
             write_atomically(output / "README.md", write_card(run, name, licence=options.licence, library=library))
+        if to == "huggingface":
+            message(TRANSPARENT)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error
     message(f"{run_dir} as {to} in {output}")

@@ -11,7 +11,7 @@ import jax
 
 from lit_het import parameters
 from lit_het.checkpoints import rename, weights
-from lit_het.checkpoints.huggingface.tokenizer import read_settings
+from lit_het.checkpoints.huggingface.tokenizer import padding_token, read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import save_imported
@@ -77,7 +77,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         info = {"locked_checksum": checksums.digest({}), "source": source}
         with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
             save_imported(checkpoint_dir(partial), params, info, bar.advance)
-        directory.write(partial, config, config.tokenizer and config.tokenizer.model.read_bytes())
+        directory.write(partial, config, config.tokenizer and config.tokenizer.build().model_bytes)
     message(f"{parameters.count(params):,} parameters of {source} in {run_dir}")
 
 
@@ -230,7 +230,9 @@ def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
         UserError: the file should be a SentencePiece model and is not.
     """
     if model.suffix == ".json":
-        return HuggingFaceTokenizerConfig(model, length)
+        config = HuggingFaceTokenizerConfig(model, length)
+        padding = padding_token(model)
+        return config if padding is None else dataclasses.replace(config, padding_id=config.build().id_of(padding))
     if model.suffix == ".txt":
         # Image-text models with a BERT are LiT's, which were trained without [SEP].
         return TensorFlowTextConfig(model, length, end_token=False)

@@ -1,12 +1,14 @@
 """Model cards: ``README.md`` of an exported model, with the fields that the Hugging Face Hub reads."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.captions import QUESTION
 from lit_het.eval.evaluation import read_records
+from lit_het.eval.report.tables import in_markdown
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.runs.opening import Run
 from lit_het.runs.pretrained import TOWERS
@@ -37,14 +39,22 @@ _TEXT = """\
 {use}
 """
 
+TRANSPARENT = "transparent images: transformers drops transparency; compose them on white, as README.md shows"
+"""What differs in images of a model that leaves for transformers."""
+
+_ON_WHITE = """\
+# On white, as in training: transformers would show what transparency hides.
+image = Image.open("photo.jpg").convert("RGBA")
+image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")"""
 _DECODER = """\
 ```python
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer, VisionEncoderDecoderModel
 
-model = VisionEncoderDecoderModel.from_pretrained("{name}")
-processor, tokenizer = AutoImageProcessor.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")
-pixels = processor(Image.open("photo.jpg").convert("RGB"), return_tensors="pt").pixel_values
+model = VisionEncoderDecoderModel.from_pretrained({name})
+processor, tokenizer = AutoImageProcessor.from_pretrained({name}), AutoTokenizer.from_pretrained({name})
+{on_white}
+pixels = processor(image, return_tensors="pt").pixel_values
 {prompt}
 ```
 
@@ -82,7 +92,7 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
     task = _KINDS[type(run.config.task)]
     fields = ModelCardData(license=licence, library_name=library, pipeline_tag=task, tags=["lit-het", "jax"])
     text = _TEXT.format(
-        name=name,
+        name=in_markdown(name),
         what=_what(run.config),
         data=_data(run.config),
         figures=_figures(run),
@@ -112,16 +122,21 @@ def _what(config: ExperimentConfig) -> str:
 
 def _data(config: ExperimentConfig) -> str:
     # Names only: paths tell about the machine that trained the model.
-    shards = ", ".join(f"`{Path(shard).name}`" for shard in config.data.shards) or "Unknown: the weights were imported."
+    shards = (
+        ", ".join(in_markdown(Path(shard).name) for shard in config.data.shards)
+        or "Unknown: the weights were imported."
+    )
     length = f", {config.length}" if config.length.amount else ""
     if config.data.source is not None:
-        return f"{shards}\n\nTexts `{config.data.source}` and `{config.data.captions}`{length}."
+        texts = map(in_markdown, (config.data.source, config.data.captions))
+        return f"{shards}\n\nTexts {' and '.join(texts)}{length}."
     return f"{shards}\n\nImages of {config.data.image_size} x {config.data.image_size} pixels{length}."
 
 
 def _figures(run: Run) -> str:
     rows = [
-        f"| {record.kind.replace('_', '-')} | {record.name} | {name} | {value:.4g}{_error(record.errors.get(name))} |"
+        f"| {in_markdown(record.kind.replace('_', '-'))} | {in_markdown(record.name)} | {in_markdown(name)} "
+        f"| {value:.4g}{_error(record.errors.get(name))} |"
         for record in read_records(run.run_dir)
         if record.step == run.step
         for name, value in sorted(record.figures.items())
@@ -137,7 +152,8 @@ def _error(error: float | None) -> str:
 def _calibration(run: Run) -> str:
     if run.calibration is None:
         return "Not calibrated."
-    return str(dataclasses.replace(run.calibration, data=tuple(Path(path).name for path in run.calibration.data)))
+    names = tuple(Path(path).name for path in run.calibration.data)
+    return in_markdown(str(dataclasses.replace(run.calibration, data=names)))
 
 
 def _use(name: str, library: str, config: ExperimentConfig) -> str:
@@ -146,18 +162,25 @@ def _use(name: str, library: str, config: ExperimentConfig) -> str:
         if isinstance(config.task, CaptioningConfig):
             return _use_of_decoder(name, config.data.prompts, has_noise=isinstance(config.task.head, HetXLConfig))
         labels = ', candidate_labels=["a cat", "a dog"], hypothesis_template="{}"' if task.startswith("zero") else ""
-        lines = ("from transformers import pipeline", "", f'classify = pipeline("{task}", model="{name}")')
-        return "\n".join(["```python", *lines, f"classify(image{labels})", "```"])
+        lines = ("from PIL import Image", "from transformers import pipeline", "")
+        opened = f'classify = pipeline("{task}", model={_quoted(name)})'
+        return "\n".join(["```python", *lines, opened, _ON_WHITE, f"classify(image{labels})", "```"])
     if library == "onnx":
         return "```bash\npython classify.py IMAGE --labels LABELS\n```"
     address = f"hf://{name}" if "/" in name else name
-    return f'```python\nimport lit_het\n\nmodel = lit_het.load("{address}")\n```'
+    return f"```python\nimport lit_het\n\nmodel = lit_het.load({_quoted(address)})\n```"
+
+
+def _quoted(name: str) -> str:
+    """Returns a name as a text of Python, on one line."""
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _use_of_decoder(name: str, prompts: Sequence[str], *, has_noise: bool) -> str:
     first = prompts[0].replace(QUESTION, "how many cats?")
     text = _DECODER.format(
-        name=name,
+        name=_quoted(name),
+        on_white=_ON_WHITE,
         prompt=_PROMPTED.format(prompt=first) if first else _UNPROMPTED,
         prompts=", ".join(f"`{prompt}`" if prompt else "none" for prompt in dict.fromkeys(prompts)),
     )

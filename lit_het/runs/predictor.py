@@ -23,9 +23,12 @@ from lit_het.tasks.quantities import Quantity
 from lit_het.tasks.union import AnyTask
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
 
+# Of a function; each has its own program.
+_MOST_SHAPES = 16
+
 
 @shared
-def _compiled(task: AnyTask, mesh: Mesh) -> dict[Hashable, Callable[..., Any]]:
+def _compiled(task: AnyTask, mesh: Mesh) -> dict[Hashable, Any]:
     """Returns the compiled functions of a task by their keys: a model that is opened again compiles nothing again."""
     return {}
 
@@ -169,7 +172,11 @@ class Programs:
             self._compiled[key] = jax.jit(
                 function, static_argnames=static, out_shardings=sharding.replicated(self._mesh)
             )
-        return self._compiled[key]
+        program = self._compiled[key]
+        # Each number of labels has a program of several MB: a demo that is long open would fill the memory.
+        if program._cache_size() > _MOST_SHAPES:
+            program.clear_cache()
+        return program
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,6 +89,8 @@ def test_images_are_named_by_their_path_or_their_index(pixels, path):
         (np.zeros((0, 4, 3), np.uint8), "image 1: has no pixels"),
         (np.zeros((2, 4, 4, 3), np.uint8), r"image 1: an array \[2, 4, 4, 3\] is no image"),
         (7, "image 1: int is no image"),
+        (np.broadcast_to(np.uint8(0), (1, 70_000)), "image 1: .*side too long.*70000 x 1"),
+        (np.broadcast_to(np.uint8(0), (9000, 8000)), "image 1: .*too many pixels.*8000 x 9000"),
         ("nowhere.png", "nowhere.png: cannot be read"),
         (Path("/"), "/: cannot be read"),
     ],

@@ -9,10 +9,11 @@ import safetensors.numpy
 import scipy.special
 
 from lit_het.checkpoints.huggingface.importing import read_huggingface
-from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, HuggingFaceTokenizerConfig
 from lit_het.errors import UserError
 from lit_het.runs.importing import tokenizer_config
 from tests.checkpoints.importing import GOLDEN, assert_close, golden, load, logits, run, unit
+from tests.refusals import assert_refused
 
 
 def assert_scores(scores, theirs):
@@ -85,11 +86,58 @@ def test_the_tokenizer_beside_the_weights_is_found_and_sentencepiece_preferred(e
     assert read_huggingface(folder).tokenizer == folder / "spiece.model"
 
 
-def test_the_tokenizer_json_of_a_siglip_is_not_taken(edited):
-    """transformers lowercases texts of SigLIP 2 in code, so that the file alone would give other ids."""
-    folder = edited("hf_siglip")
-    shutil.copy(GOLDEN / "hf_clip_tokenizer/tokenizer.json", folder)
+@pytest.fixture
+def old_clip(tmp_path):
+    """Recorded vocabulary and merges of CLIP in the files of before tokenizer.json."""
+    model = json.loads((GOLDEN / "hf_clip_tokenizer/tokenizer.json").read_text("utf-8"))["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), "utf-8")
+    return tmp_path
+
+
+def test_clips_vocabulary_and_merges_give_the_recorded_ids(old_clip):
+    texts, ids = zip(*json.loads((GOLDEN / "hf_clip_tokenizer/ids.json").read_text("utf-8")), strict=True)
+    np.testing.assert_array_equal(tokenizer_config(old_clip / "vocab.json", len(ids[0])).build()(list(texts)), ids)
+
+
+def test_clips_vocabulary_is_found_beside_the_weights(edited, old_clip):
+    folder = edited("hf_clip")
+    shutil.copytree(old_clip, folder, dirs_exist_ok=True)
+    assert read_huggingface(folder).tokenizer == folder / "vocab.json"
+    (folder / "merges.txt").unlink()
     assert read_huggingface(folder).tokenizer is None
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"a": 0}'])
+def test_a_vocabulary_that_is_not_clips_is_refused(old_clip, content):
+    with_name = old_clip / "vocab.json"
+    with_name.write_text(content)
+    assert_refused(
+        r"vocab\.json: .*give the tokenizer\.json of the model", HuggingFaceTokenizerConfig(with_name, 8).build
+    )
+
+
+def test_the_configured_padding_token_is_taken(old_clip):
+    settings = old_clip / "tokenizer_config.json"
+    vocabulary = json.loads((old_clip / "vocab.json").read_text())
+    for token in ("!", {"content": "!"}):
+        settings.write_text(json.dumps({"pad_token": token}))
+        config = tokenizer_config(old_clip / "vocab.json", 8)
+        assert config.build()(["a cat"])[0, -1] == vocabulary["!"]
+    settings.write_text('{"pad_token": "none of these"}')
+    assert_refused("the padding token .none of these. is not in", tokenizer_config, old_clip / "vocab.json", 8)
+
+
+@pytest.mark.parametrize("changes", [{}, {"normalizer": None}, {"padding_side": "left"}], ids=str)
+def test_the_tokenizer_json_of_a_siglip_is_taken_if_it_lowercases_and_pads_on_the_right(edited, changes, capsys):
+    """transformers 4 lowercases texts of SigLIP 2 in code, so that the file alone would give other ids."""
+    folder = edited("hf_siglip")
+    fields = json.loads((GOLDEN / "hf_clip_tokenizer/tokenizer.json").read_text("utf-8")) | changes
+    (folder / "tokenizer.json").write_text(json.dumps(fields))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"padding_side": "right"} | changes))
+    assert read_huggingface(folder).tokenizer == (None if changes else folder / "tokenizer.json")
+    assert ("padded on the right" in capsys.readouterr().err) == ("padding_side" in changes)
 
 
 def test_beside_an_unknown_text_tower_the_image_tower_is_imported_alone(edited, capsys):

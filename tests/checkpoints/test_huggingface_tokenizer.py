@@ -79,6 +79,47 @@ def test_bytes_of_characters_outside_the_vocabulary_become_text_again():
         assert made.decode(ids) == ours.decode(np.asarray([ids], np.int32))[0] == text
 
 
+SPEC = {"vocab_size": 150, "hard_vocab_limit": False, "minloglevel": 2, "pad_id": 0, "eos_id": 1, "unk_id": 2}
+
+
+def trained(**changes):
+    model = io.BytesIO()
+    texts = iter([*TRAINING, *TEXTS] * 4)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, bos_id=-1, **(SPEC | changes))
+    return SentencePieceTokenizer(model.getvalue(), 32, padding_id=0)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"add_dummy_prefix": False},
+        {"remove_extra_whitespaces": False},
+        {"split_by_whitespace": False, "vocab_size": 300},
+        {"normalization_rule_name": "identity", "byte_fallback": True, "vocab_size": 450},
+    ],
+    ids=str,
+)
+def test_settings_of_spaces_keep_their_ids_in_an_export(kind, changes):
+    ours = trained(model_type=kind, **changes)
+    made = Tokenizer.from_str(json.dumps(tokenizer_files(ours)["tokenizer.json"]))
+    for text in [*TEXTS, " a  cat ", "a\xa0cat\xa0", ""]:
+        ids = ours([text])[0]
+        assert made.encode(text).ids == ids.tolist(), text
+
+
+def test_words_that_end_with_their_space_are_refused_in_an_export():
+    with pytest.raises(UserError, match="treat_whitespace_as_suffix, give transformers the same ids; export with --to"):
+        tokenizer_files(trained(treat_whitespace_as_suffix=True))
+
+
+def test_a_model_that_transformers_would_read_with_other_ids_is_refused(monkeypatch):
+    monkeypatch.setattr("lit_het.checkpoints.huggingface.tokenizer._WORD_BOUNDARY", "_")
+    with pytest.raises(UserError, match="would give other ids than the SentencePiece model, of '"):
+        tokenizer_files(trained())
+
+
 def test_a_table_of_characters_that_transformers_cannot_read_is_refused():
     model = untrusted.parse_sentencepiece((FOLDER / "spiece.model").read_bytes())
     table = model.normalizer_spec.precompiled_charsmap

@@ -1,6 +1,8 @@
 """Folders of ``--to lit-het``: every model leaves, and is opened again with equal outputs."""
 
+import copy
 import dataclasses
+import pickle
 import shutil
 
 import numpy as np
@@ -8,14 +10,17 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+import lit_het
 from lit_het.checkpoints.native import checksums
 from lit_het.runs import portable
+from lit_het.runs.model_card import write_card
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
 from lit_het.towers.bert import BertConfig
 from tests import tiny
 from tests.cli.conftest import last_line, printed, run_command
 from tests.cli.tiny_decoder import NAMES
+from tests.refusals import assert_refused
 
 WORDS = [*tiny.COLOURS, *tiny.SHAPES]
 
@@ -64,7 +69,13 @@ def test_a_folder_has_no_path_of_the_machine_one_mode_and_a_card_that_tells_what
         assert "/tmp" not in (exported / name).read_text()
     assert len({path.stat().st_mode for path in exported.iterdir()}) == 1, "who may read it may read the model"
     card = (exported / "README.md").read_text()
-    for text in ("library_name: lit-het", "head HetXLContrastive", "`train`", "calibrated on", "No licence was given"):
+    for text in (
+        "library_name: lit-het",
+        "head HetXLContrastive",
+        "\n\ntrain\n",
+        "calibrated on",
+        "No licence was given",
+    ):
         assert text in card
 
 
@@ -101,3 +112,16 @@ def test_a_folder_is_read_from_an_address(exported, once_calibrated, tmp_path, m
     run_command("import", "--from", f"file://{exported}", "--to", tmp_path / "run")
     digests = {checksums.digest(open_run(place).params) for place in (once_calibrated, tmp_path / "run")}
     assert len(digests) == 1
+
+
+def test_names_in_a_model_card_are_text(upstream):
+    card = write_card(open_run(upstream), 'a"|<b>`\n# c', licence=None, library="transformers")
+    assert '\n# a"\\|\\<b\\>\\` # c\n' in card
+    assert 'model="a\\"|<b>`\\n# c")' in card
+    assert "alpha_composite" in card
+
+
+def test_a_model_that_is_pickled_or_copied_is_one_line(upstream):
+    model = lit_het.load(upstream)
+    for act in (pickle.dumps, copy.deepcopy):
+        assert_refused("load it in each process", act, model)

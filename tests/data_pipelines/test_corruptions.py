@@ -3,6 +3,7 @@
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import ndimage, special
 
 from lit_het.data_pipelines.corruptions import CORRUPTIONS, NUM_SEVERITIES, corrupt
@@ -100,7 +101,7 @@ def test_a_defocused_point_becomes_a_disk_of_the_published_radius():
 def test_contrast_keeps_the_mean_and_scales_the_deviation():
     image = photograph()
     changed = corrupted(image, "contrast", 1)
-    np.testing.assert_allclose(changed.mean(axis=(0, 1)), image.mean(axis=(0, 1)), atol=0.5)
+    np.testing.assert_allclose(changed.mean(axis=(0, 1)) + 0.5, image.mean(axis=(0, 1)), atol=0.5)
     np.testing.assert_allclose(changed.std(axis=(0, 1)), 0.4 * image.std(axis=(0, 1)), rtol=0.03)
 
 
@@ -132,12 +133,52 @@ def published_spatter(image: np.ndarray, severity: int, noise: np.ndarray) -> np
 @pytest.mark.parametrize("severity", range(1, NUM_SEVERITIES + 1))
 @pytest.mark.parametrize("seed", range(3))
 def test_spatter_equals_the_published_generator_on_the_same_noise(severity, seed):
-    """To half a level of 255, by which images are rounded."""
+    """To a level of 255, below which images are truncated."""
     image = photograph(224, 224)
     noise = np.random.default_rng(seed).standard_normal((224, 224))
     expected = published_spatter(image, severity, noise)
     assert distance(image, expected) > 0.1
-    np.testing.assert_allclose(corrupted(image, "spatter", severity, seed), expected, atol=0.501)
+    np.testing.assert_allclose(corrupted(image, "spatter", severity, seed), expected - 0.5, atol=0.502)
+
+
+@pytest.mark.parametrize("fraction", [0.6, 0.5, 0.4, 0.3, 0.25])
+def test_pixelate_is_the_published_one(fraction):
+    image = photograph(224, 224)
+    severity = 1 + [0.6, 0.5, 0.4, 0.3, 0.25].index(fraction)
+    box = Image.Resampling.BOX
+    side = int(224 * fraction)
+    expected = Image.fromarray(image).resize((side, side), box).resize((224, 224), box)
+    np.testing.assert_array_equal(corrupted(image, "pixelate", severity), expected)
+
+
+@pytest.mark.parametrize("severity", range(1, NUM_SEVERITIES + 1))
+def test_elastic_transform_equals_the_published_generator_on_the_same_draws(severity):
+    """The generator of ImageNet-C (make_imagenet_c.py); OpenCV places pixels to 1/32, SciPy exactly."""
+    image, draws = photograph(224, 224), np.random.default_rng(0)
+    factor, spread, jitter = [
+        (2, 0.7, 0.1),
+        (2, 0.08, 0.2),
+        (0.05, 0.01, 0.02),
+        (0.07, 0.01, 0.02),
+        (0.12, 0.01, 0.02),
+    ][severity - 1]
+    square = 224 // 3
+    one = np.array([[square, square], [square, -square], [-square, -square]], np.float32) + 112
+    other = one + draws.uniform(-244 * jitter, 244 * jitter, one.shape).astype(np.float32)
+    moved = cv2.warpAffine(
+        image.astype(np.float32) / 255,
+        cv2.getAffineTransform(one, other),
+        (224, 224),
+        borderMode=cv2.BORDER_REFLECT_101,
+    )
+    noise = draws.uniform(-1, 1, (224, 224, 2))
+    blurred = [ndimage.gaussian_filter(noise[:, :, i], 244 * spread, mode="reflect", truncate=3) for i in (1, 0)]
+    places = np.indices((224, 224)) + 244 * factor * np.array(blurred)
+    channels = [ndimage.map_coordinates(moved[:, :, i], places, order=1, mode="reflect") for i in range(3)]
+    expected = np.clip(np.stack(channels, axis=2), 0, 1) * 255
+    found = corrupted(image, "elastic_transform", severity)
+    assert distance(found, expected - 0.5) < 0.4
+    np.testing.assert_allclose(found, expected, atol=4)
 
 
 @pytest.mark.parametrize(("severity", "threshold", "blur"), [(1, 0.69, 4), (2, 0.68, 3)])

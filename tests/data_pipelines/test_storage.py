@@ -154,3 +154,10 @@ def test_a_text_file_above_the_limit_is_a_one_line_error(store: list[str], tmp_p
     os.truncate(tmp_path / "names.txt", storage.MAX_TEXT_BYTES + 1)
     message = r"names\.txt: cannot be read \(more than 67,108,864 bytes\)"
     assert_refused(message, storage.read_lines, str(tmp_path / "names.txt"))
+
+
+def test_a_text_file_that_is_a_pipe_or_a_device_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "classnames.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("classnames.txt", "zero.txt"):
+        assert_refused("cannot be read .*not a regular file", storage.read_lines, str(tmp_path / name))

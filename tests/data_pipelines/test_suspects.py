@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import itertools
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lit_het.apps.score_table import write_table
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
@@ -187,3 +189,23 @@ def test_images_that_cannot_be_read_have_no_row(shards, tmp_path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert loader(shards, Suspects(path, 0.05), max_bad_fraction=0.1).num_samples == 21
     assert_refused("has 22 rows for 23 samples", loader, shards, Suspects(path, 0.05), max_bad_fraction=0.01)
+
+
+def test_a_table_with_long_captions_and_texts_like_formulas_is_read_as_it_was_written(tmp_path):
+    keys = ["=1+1", "-3", "'=x", "'plain", "@a", "+b", "\tc"]
+    columns = {"shard": ["a.tar"] * 7, "key": keys, "caption": ["=SUM(A1)", "x" * 1_000_000, *[""] * 5]}
+    for path in (tmp_path / "scores.csv", tmp_path / "scores.parquet"):
+        write_table(path, columns)
+        assert Suspects(path, 0.99).read().suspects == {"a.tar": frozenset(keys)}
+    with (tmp_path / "scores.csv").open(newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t"))]
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "scores.parquet"])
+def test_a_table_that_is_a_pipe_or_too_long_is_refused(tmp_path, name, monkeypatch):
+    os.mkfifo(tmp_path / name)
+    assert_refused("cannot be read .*not a regular file", Suspects(tmp_path / name).read)
+    monkeypatch.setattr("lit_het.data_pipelines.suspects.MAX_ROWS", 2)
+    write_table(tmp_path / "long.parquet", {"shard": ["a"] * 3, "key": ["b"] * 3})
+    assert_refused("has more than 2 rows", Suspects(tmp_path / "long.parquet").read)

@@ -1,10 +1,12 @@
 import functools
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lit_het.data_pipelines.captions import questions_in
 from lit_het.eval.answer_metrics import anls, exact_match, normalized_answer, vqa_accuracy
 from tests.refusals import assert_refused
 
@@ -143,3 +145,14 @@ def test_questions_and_answers_that_do_not_fit_are_named(figure, at_least):
         message = f"question 1 has {at_least - 1} answers and needs {at_least}; add some"
         assert_refused(message, figure, ["yes", "no"], [["yes"] * at_least, ["yes"] * (at_least - 1)])
         assert_refused("answers to question 0 are a single text; put it into a list", figure, ["yes"], ["yes"])
+
+
+def test_blank_answers_count_among_those_of_people():
+    """Ten people, of whom four gave no answer and two the predicted one: without the four it would be more."""
+    entry = {"question": "what?", "answers": ["cat"] * 2 + ["dog"] * 4 + [" "] * 4}
+    ((_, answers, _),) = questions_in(json.dumps({"questions": [entry]}), "json/questions")
+    assert len(answers) == 10
+    # Leaving out one of the two who said so leaves one match.
+    assert vqa_accuracy(["cat"], [answers]) == pytest.approx((2 * 1 / 3 + 8 * 2 / 3) / 10)
+    blank = json.dumps({"questions": [entry | {"answers": ["", " "]}]})
+    assert questions_in(blank, "json/questions")[0].answers == ()

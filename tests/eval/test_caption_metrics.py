@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from lit_het.eval.caption_metrics import bleu, cider, cider_d, rouge_l, tokenize
 from tests.refusals import assert_refused
 
-RECORDED = json.loads((Path(__file__).parents[1] / "golden" / "captions.json").read_text())
+GOLDEN = Path(__file__).parents[1] / "golden"
+RECORDED = json.loads((GOLDEN / "captions.json").read_text())
+SCRIPTS = json.loads((GOLDEN / "captions_of_scripts.json").read_text())
 SETS = RECORDED["sets"]
 FIGURES = [cider, cider_d, bleu, rouge_l]
 
@@ -108,6 +111,19 @@ def test_tokens_are_those_of_java():
     assert {caption: tokenize(caption) for caption in expected} == expected
 
 
+@pytest.mark.parametrize("caption", SCRIPTS["captions"])
+def test_captions_of_many_languages_have_the_tokens_of_java(caption):
+    assert tokenize(caption) == SCRIPTS["captions"][caption]
+
+
+@pytest.mark.parametrize("kind", SCRIPTS["characters"])
+def test_marks_letters_and_signs_are_those_of_java(kind):
+    for first, last in SCRIPTS["characters"][kind]:
+        marks = {code for code in range(first, last + 1) if unicodedata.category(chr(code)).startswith("M")}
+        for code in {first, last} | marks:
+            assert tokenize(f"x{chr(code)}y 9{chr(code)}") == kind.format(*[chr(code).lower()] * 2), hex(code)
+
+
 def test_known_differences_to_java_are_all_that_the_documentation_names():
     # Of each text Java's tokens, which are not recorded, and ours.
     different = {
@@ -115,6 +131,7 @@ def test_known_differences_to_java_are_all_that_the_documentation_names():
         "(^_^)": ("-lrb-^_^-rrb-", "-lrb- ^_^ -rrb-"),
         "caf&eacute;": ("caf&eacute;", "caf & eacute"),
         "don`t": ("do n`t", "don t"),
+        "««": ("````", ""),
     }
     for text, (of_java, ours) in different.items():
         assert tokenize(text) == ours != of_java

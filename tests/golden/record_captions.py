@@ -1,7 +1,7 @@
 """Records tokens and figures of the COCO caption evaluation: ``python tests/golden/record_captions.py FOLDER``.
 
-The captions are those of ``captions.json``, which is written again. Needs Java and, unpacked in FOLDER, the wheel of
-pycocoevalcap 1.2 (104 MB).
+The captions are those of ``captions.json`` and ``captions_of_scripts.json``, which are written again. Needs Java and,
+unpacked in FOLDER, the wheel of pycocoevalcap 1.2 (104 MB).
 """
 
 # pyright: reportMissingImports=false
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 PATH = Path(__file__).parent / "captions.json"
+SCRIPTS = PATH.with_name("captions_of_scripts.json")
 # Hard captions, which the file has held since its first recording.
 CAPTIONS: list[str] = json.loads(PATH.read_text())["captions"]
 
@@ -27,6 +28,32 @@ def random_set(seed: int, images: int, words: int, longest: int) -> tuple[list[s
     vocabulary = [f"w{number}" for number in range(words)]
     references = [texts(random_, vocabulary, random_.randint(1, 5), longest) for _ in range(images)]
     return texts(random_, vocabulary, images, longest), references
+
+
+def tokens_of(captions: list[str]) -> list[str]:
+    """Returns the tokens of captions, by Java."""
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    # Java reads all captions as one text; a letter between two keeps it from looking at the next one's first word.
+    apart = {place: [{"caption": text}, {"caption": "x"}] for place, text in enumerate(captions)}
+    tokens = [found[0] for found in PTBTokenizer().tokenize(apart).values()]
+    assert len(tokens) == len(captions)
+    return tokens
+
+
+def kinds_of_characters() -> dict[str, list[tuple[int, int]]]:
+    """Returns ranges of the characters up to U+FFFF that are like letters, marks, signs or spaces, by their tokens."""
+    codes = [
+        code for code in range(0x80, 0x10000) if not 0xD800 <= code < 0xE000 and len(f"a{chr(code)}a".split()) == 1
+    ]
+    kinds: dict[str, list[tuple[int, int]]] = {kind: [] for kind in ("x{}y 9{}", "x{}y 9 {}", "x {} y 9 {}", "x y 9")}
+    for code, tokens in zip(codes, tokens_of([f"x{chr(code)}y 9{chr(code)}" for code in codes]), strict=True):
+        ranges = kinds.get(tokens.replace(chr(code).lower(), "{}"))
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1] = ranges[-1][0], code
+        elif ranges is not None:
+            ranges.append((code, code))
+    return kinds
 
 
 def sets(tokens: list[str]) -> dict[str, tuple[list[str], list[list[str]]]]:
@@ -55,12 +82,14 @@ def main(folder: str) -> None:
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    # Java reads all captions as one text; a letter between two keeps it from looking at the next one's first word.
-    apart = {place: [{"caption": text}, {"caption": "x"}] for place, text in enumerate(CAPTIONS)}
-    tokens = [found[0] for found in PTBTokenizer().tokenize(apart).values()]
-    assert len(tokens) == len(CAPTIONS)
+    texts_of_scripts = list(json.loads(SCRIPTS.read_text())["captions"])
+    recorded_scripts = {
+        "captions": dict(zip(texts_of_scripts, tokens_of(texts_of_scripts), strict=True)),
+        "characters": kinds_of_characters(),
+    }
+    SCRIPTS.write_text(json.dumps(recorded_scripts, ensure_ascii=False) + "\n")
+    tokens = tokens_of(CAPTIONS)
     recorded = {}
     for name, (hypotheses, references) in sets(tokens).items():
         expected, given = dict(enumerate(references)), {place: [text] for place, text in enumerate(hypotheses)}

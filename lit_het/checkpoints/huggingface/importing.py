@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lit_het.checkpoints.huggingface import image_towers, names, prolip, text_towers
 from lit_het.checkpoints.huggingface.processor import Json, read_json, read_normalization, read_processor
-from lit_het.checkpoints.huggingface.tokenizer import find_tokenizer
+from lit_het.checkpoints.huggingface.tokenizer import find_tokenizer, lowercases
 from lit_het.checkpoints.huggingface.tower import section, shape_of
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.rename import ParameterSource, Rule, translate
@@ -95,7 +95,7 @@ def read_huggingface(
     if text is not None:
         tower, found = text_towers.read_text_tower(arrays, *text, length=text_length, compute_type=compute_type)
         sources = sources + found
-        tokenizer = find_tokenizer(folder, reads_json=not text.kind.startswith("siglip"))
+        tokenizer = find_tokenizer(folder, reads_json=not text.kind.startswith("siglip") or lowercases(folder))
         imported = dataclasses.replace(imported, text_tower=tower, tokenizer=tokenizer)
     if image is not None and text is not None:
         sources = sources + names.parameter_sources(arrays, names.HEAD, "", "head/")

@@ -61,14 +61,14 @@ def read_processor(folder: Path, default: Json) -> Json:
     return defaults | {name: value for name, value in found.items() if value is not None}
 
 
-def read_json(path: Path) -> Json:
+def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Json:
     """Returns the JSON object in a file.
 
     Raises:
         UserError: the file cannot be read or is not a JSON object.
     """
     try:
-        content = untrusted.read_json(path, MAX_JSON_BYTES)
+        content = untrusted.read_json(path, most_bytes)
         if isinstance(content, dict):
             return content
         raise Malformed(f"holds a {type(content).__name__}")

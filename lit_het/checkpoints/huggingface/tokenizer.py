@@ -5,13 +5,15 @@ therefore describe each step for the `tokenizers` library.
 """
 
 import json
+import random
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
 from lit_het import untrusted
 from lit_het.checkpoints.huggingface.processor import Json, read_json
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
@@ -20,8 +22,18 @@ SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
 
 TOKENIZER_JSON = "tokenizer.json"
 
+JSON_FILES = ((TOKENIZER_JSON,), ("vocab.json", "merges.txt"))
+"""Files of the `tokenizers` library, and of CLIP's tokenizer before it; the first one is the tokenizer's path."""
+
+MAX_TOKENIZER_BYTES = 40_000_000
+"""The largest ``tokenizer.json`` that is read."""
+
+# Classes of transformers that pad on the left if nothing else is configured.
+_PADDED_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")
+
 _WORD_BOUNDARY = "▁"  # as SentencePiece writes it
 _PUNCTUATION = Regex(r"[!-/:-@\[-`{-~]")  # ASCII only
+_TRIED_TEXTS = 300
 _BLANKS = Regex(r"[\s\x1c-\x1f]+")  # the same characters as str.isspace
 
 
@@ -44,6 +56,10 @@ class SentencePiece(Protocol):
     padding_id: int
     remove_punctuation: bool
     split_underscores: bool
+
+    def pieces(self, text: str) -> list[int]:
+        """Returns the ids of a text without control tokens."""
+        ...
 
 
 @runtime_checkable
@@ -83,11 +99,12 @@ def tokenizer_files(
         is_masked: whether the text tower gets a mask of the padding; otherwise it attends to it as to any other token.
 
     Raises:
-        UserError: a SentencePiece model is neither of type unigram nor bpe, has user-defined pieces, or
-            a table of characters that `tokenizers` cannot read.
+        UserError: a SentencePiece model is neither of type unigram nor bpe, has user-defined pieces, words that end
+            with their space, a table of characters that `tokenizers` cannot read, or other ids there.
     """
     if isinstance(tokenizer, SentencePiece):
         made, settings = _of_sentencepiece(tokenizer)
+        _require_equal_ids(tokenizer, made)
     else:
         made, settings = Tokenizer.from_buffer(tokenizer.model_bytes), {}
     pad, length = made.id_to_token(tokenizer.padding_id), tokenizer.length + padding
@@ -114,11 +131,11 @@ def _of_sentencepiece(tokenizer: SentencePiece) -> tuple[Tokenizer, dict[str, An
     """Returns the tokenizer, and its part of ``tokenizer_config.json``."""
     model = untrusted.parse_sentencepiece(tokenizer.model_bytes)
     trainer, piece_types = model.trainer_spec, model.SentencePiece
-    is_supported = trainer.model_type in (trainer.UNIGRAM, trainer.BPE)
+    is_supported = trainer.model_type in (trainer.UNIGRAM, trainer.BPE) and not trainer.treat_whitespace_as_suffix
     if not is_supported or any(piece.type == piece_types.USER_DEFINED for piece in model.pieces):
         raise UserError(
-            "only SentencePiece models of the types unigram and bpe, without user-defined pieces, give transformers "
-            "the same ids; export with --to lit-het"
+            "only SentencePiece models of the types unigram and bpe, without user-defined pieces and "
+            "treat_whitespace_as_suffix, give transformers the same ids; export with --to lit-het"
         )
     pieces = [piece.piece for piece in model.pieces]
     if not 0 <= trainer.eos_id < len(pieces):
@@ -135,9 +152,7 @@ def _of_sentencepiece(tokenizer: SentencePiece) -> tuple[Tokenizer, dict[str, An
     special = sorted({trainer.eos_id, unknown, tokenizer.padding_id})
     made.add_special_tokens([AddedToken(pieces[i], normalized=False, special=True) for i in special])
     made.normalizer = normalizers.Sequence(_normalizers(model, tokenizer))
-    # A word at the start of a caption has the same token as elsewhere only if a boundary is put before it.
     scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
-    made.pre_tokenizer = pre_tokenizers.Metaspace(_WORD_BOUNDARY, scheme)
     made.decoder = decoders.Metaspace(_WORD_BOUNDARY, scheme)
     if trainer.byte_fallback:
         made.decoder = decoders.Sequence([decoders.ByteFallback(), made.decoder])
@@ -150,6 +165,20 @@ def _of_sentencepiece(tokenizer: SentencePiece) -> tuple[Tokenizer, dict[str, An
         "eos_token": pieces[trainer.eos_id],
         "unk_token": pieces[unknown],
     }
+
+
+def _require_equal_ids(tokenizer: SentencePiece, made: Tokenizer) -> None:
+    """Raises a `UserError` unless both give the same ids for texts of the model's own pieces."""
+    model = untrusted.parse_sentencepiece(tokenizer.model_bytes)
+    pieces = [piece.piece.replace(_WORD_BOUNDARY, " ") for piece in model.pieces if piece.type == piece.NORMAL]
+    choose = random.Random(0)
+    for count in range(_TRIED_TEXTS):
+        text = (" " * (count % 2)).join(choose.choices(pieces, k=choose.randint(1, 8)))
+        if tokenizer.pieces(text) != made.encode(text, add_special_tokens=False).ids:
+            raise UserError(
+                f"transformers would give other ids than the SentencePiece model, of {text!r:.100}; export with "
+                "--to lit-het"
+            )
 
 
 def _bpe(model: Any, unknown: str) -> models.BPE:
@@ -183,8 +212,12 @@ def _normalizers(model: Any, tokenizer: SentencePiece) -> list[normalizers.Norma
         except Exception as error:  # the library has no class of its own for this
             raise UserError(f"{error}: transformers could not read it; export with --to lit-het") from error
     if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    return steps
+        # Only spaces: other blanks are characters to SentencePiece.
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        # A word at the start of a caption has the same token as elsewhere.
+        steps.append(normalizers.Prepend(" "))
+    return [*steps, normalizers.Replace(" ", _WORD_BOUNDARY)]
 
 
 def _followed_by(number: int, piece: str, times: int = 1) -> processors.TemplateProcessing:
@@ -195,14 +228,52 @@ def _followed_by(number: int, piece: str, times: int = 1) -> processors.Template
 
 
 def find_tokenizer(folder: Path, *, reads_json: bool) -> Path | None:
-    """Returns the tokenizer beside a model's weights, or None: a SentencePiece model, or else ``tokenizer.json``.
+    """Returns the tokenizer beside a model's weights, or None.
+
+    It is a SentencePiece model, or else ``tokenizer.json``, or else CLIP's ``vocab.json`` with its ``merges.txt``.
 
     Args:
         folder: of the model.
-        reads_json: False ignores ``tokenizer.json``: `transformers` lowercases in code what it tokenises for SigLIP.
+        reads_json: False takes only a SentencePiece model.
     """
-    names = SENTENCEPIECE_FILES + (TOKENIZER_JSON,) * reads_json
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    found = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
+    if found is not None or not reads_json:
+        return found
+    names = next((names for names in JSON_FILES if all((folder / name).is_file() for name in names)), None)
+    if names is None:
+        return None
+    settings = _read_if_present(folder / "tokenizer_config.json")
+    default = "left" if settings.get("tokenizer_class") in _PADDED_LEFT else "right"
+    if settings.get("padding_side", default) != "right":
+        message(f"{folder / names[0]} is not read: texts are padded on the right, and its padding_side is not")
+        return None
+    return folder / names[0]
+
+
+def lowercases(folder: Path) -> bool:
+    """Returns whether lower case is a step of the ``tokenizer.json`` of a folder.
+
+    For SigLIP, `transformers` 5 writes it there, where earlier versions did it in code.
+
+    Raises:
+        UserError: the file is not a JSON object.
+    """
+    path = folder / TOKENIZER_JSON
+    return path.is_file() and '"Lowercase"' in json.dumps(read_json(path, MAX_TOKENIZER_BYTES).get("normalizer"))
+
+
+def padding_token(model: Path) -> str | None:
+    """Returns the padding token that the folder of a ``tokenizer.json`` or ``vocab.json`` names, or None.
+
+    Raises:
+        UserError: a file is not a JSON object.
+    """
+    return _text_of(_read_if_present(model.with_name("tokenizer_config.json")).get("pad_token"))
+
+
+def _text_of(token: Any) -> Any:
+    """Returns the text of a token, which may be stored with its properties."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def read_settings(model: Path) -> Settings:
@@ -223,7 +294,7 @@ def read_settings(model: Path) -> Settings:
         raise UserError(f"{model} cannot be read ({error}); give a SentencePiece model") from error
     names = proto.trainer_spec
     padding = settings.get("pad_token") or (names.eos_piece if names.eos_piece == "</s>" else names.pad_piece)
-    padding = padding.get("content") if isinstance(padding, dict) else padding
+    padding = _text_of(padding)
     pieces = [piece.piece for piece in proto.pieces]
     if padding not in pieces:
         raise UserError(f"{path}: pad_token = {padding!r:.100} is not in {model.name}")

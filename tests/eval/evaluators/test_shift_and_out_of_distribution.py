@@ -51,6 +51,16 @@ def test_every_corruption_severity_and_mean_has_figures(write_set, sets, make_en
     assert found.errors["fog/1/top1"] == 0
 
 
+def test_severities_and_images_that_copies_lack_are_named(write_set, sets, capsys):
+    clean = write_set("digits", [{"cls": 0}, {"cls": 1}], NAMES)
+    for part, count in {"fog/1": 2, "fog/2": 1, "noise/1": 2}.items():
+        write_set("digits/corrupted", [{"cls": 0}] * count, split=part)
+    ShiftConfig(clean).build(sets)
+    said = capsys.readouterr().err
+    assert "digits: means are without 1 copies of other severities: noise/2\n" in said
+    assert "digits: 1 copies have not its 2 images: fog/2 (1)\n" in said
+
+
 def test_halves_are_calibrated_by_each_other_and_copies_by_the_mean_temperature(write_set, sets, make_encoder):
     labels = [0, 1, 2, 0, 1, 2, 2, 0]
     clean = write_set("digits", [{"cls": label} for label in labels], NAMES)
