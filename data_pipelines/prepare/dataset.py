@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
@@ -13,6 +14,11 @@ from lit_het.errors import UserError
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
 """Default prompt templates."""
+
+SPLIT_NAMES = frozenset(
+    ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
+)
+"""Names of splits in the paths of files, in any case: those that the Hugging Face hub knows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +121,11 @@ def split_of_files(
     )
 
 
+def one_line(caption: bytes) -> bytes:
+    """Returns a text without line breaks: to readers, each line is a caption of its own."""
+    return b" ".join(caption.split())
+
+
 def images_in(files: Files) -> list[str]:
     """Returns the sorted names of the files with an image suffix."""
     return [name for name in files.sizes if name.lower().endswith(SUFFIXES)]
@@ -128,6 +139,12 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
         # A separator: without it ("ab", "c") and ("a", "bc") would have one fingerprint.
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def only_split(source: Path) -> str:
+    """Returns the split of a source that names none: its own name, if that is one, otherwise ``train``."""
+    name = source.resolve().name.partition(".")[0].lower()
+    return name if name in SPLIT_NAMES else "train"
 
 
 def select_splits(available: Iterable[str], split: str | None, source: str) -> list[str]:
