@@ -1,5 +1,6 @@
 """Checks of a configuration, its data and its run directory before training starts."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,16 @@ def check_run_dir(config: ExperimentConfig, resume: bool, flag: str = "--run-dir
             f"cannot resume {config.run_dir}: {field} was {before} and is now {now}{more}; "
             f"use the same values or another {flag}"
         )
+
+
+def with_saved_rule(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the configuration of a resumed run with the rule by which the run holds samples out.
+
+    The default of earlier versions was another one, and a run must not train on what it held out.
+    """
+    if not config_path(config.run_dir).is_file():
+        return config
+    return dataclasses.replace(config, calibration_by=load_config(config.run_dir).calibration_by)
 
 
 def check_is_trained(config: ExperimentConfig) -> None:
