@@ -244,10 +244,19 @@ def report_fast_start(config: ExperimentConfig) -> None:
 
 
 def report_copies(config: ExperimentConfig, num_samples: int) -> None:
-    """Says so if a batch of image-text pairs is larger than the training data."""
+    """Says so if a batch of image-text pairs is larger than the training data.
+
+    Raises:
+        UserError: it has one pair only, without a negative.
+    """
     size, task = config.data.batch_size, config.task
-    if not isinstance(task, ContrastiveConfig) or size <= num_samples:
+    if not isinstance(task, ContrastiveConfig) or 1 < size <= num_samples:
         return
+    if min(size, num_samples) == 1:
+        raise UserError(
+            "a batch of 1 image-text pair has no negatives, and its contrastive loss teaches nothing; raise "
+            "--data.batch-size, and train on more than one sample"
+        )
     if task.loss.duplicates == "positives":
         consequence = "they count as positives, and only other samples as negatives"
     else:

@@ -114,8 +114,7 @@ def _train_on(
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader, samples = open_data(config, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
-    if isinstance(loader, Loader):
-        report_copies(config, loader.num_samples)
+    report_copies(config, loader.num_samples if isinstance(loader, Loader) else config.data.batch_size)
     report_fast_start(config)
     report_reused(config)
     if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
