@@ -70,7 +70,7 @@ class Suspects:
             if self.table.suffix == ".parquet":
                 columns = _read_parquet(self.table)
                 return list(zip(columns[_SHARD], columns[_KEY], strict=True))
-            with self.table.open(newline="", encoding="utf-8") as file:
+            with self.table.open(newline="", encoding="utf-8-sig") as file:
                 return [(row[_SHARD], row[_KEY]) for row in self._complete(csv.DictReader(file))]
         except KeyError as error:
             raise UserError(f"{self.table} has no column {error}; take a table of lit-het data score") from error
