@@ -39,7 +39,7 @@ def test_names_that_become_the_same_tokens_are_named(make_encoder, capsys):
     encoder = with_text(
         make_encoder(np.eye(2), ("a", "b")),
         tokenize=lambda texts: np.array([[len(text)] for text in texts]),  # a stand-in: equal lengths are equal
-        embed=lambda tokens: np.tile(np.float32([1, 0]), (len(tokens), 1)),
+        embed=lambda tokens: np.tile(np.array([1, 0], np.float32), (len(tokens), 1)),
     )
     embed_class_names(encoder, ["cat", "owl", "Owl", "crane", "owl"])
     assert "3 labels cannot be told from others, such as owl from cat: their texts" in (said := capsys.readouterr().err)
