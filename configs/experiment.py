@@ -16,7 +16,7 @@ from flax import traverse_util
 
 from lit_het import parameters, untrusted
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.portions import Portion, Rule
 from lit_het.data_pipelines.tokenizers import TokenizerConfig
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
@@ -84,8 +84,11 @@ class ExperimentConfig:
         on_nonfinite: ``stop`` at a step whose loss or gradient is not finite, or ``skip`` its update.
         evaluations: evaluations during and after training.
         calibration: the samples of ``data.shards`` that are not trained on, and to which temperatures are fitted after
-            training; ``auto`` is the last 2 %, at most 10,000, where `lit_het.runs.calibration_split` can hold them
-            out; None trains on all and fits none.
+            training; ``auto`` is 2 %, at most 10,000, where `lit_het.runs.calibration_split` can hold them out; None
+            trains on all and fits none.
+        calibration_by: which samples ``auto`` takes: by a hash of their key, or of their caption, or the last in order.
+            By default samples of one caption are split: so 2 % are 2 % where few captions have many images, no caption
+            is lost to training, and none is read to choose.
         log: service that receives the metrics of ``metrics.jsonl`` too: ``wandb``, ``trackio`` or None.
         seed: seed of initialisation and noise; ``data.seed`` is that of the order of the data.
     """
@@ -104,6 +107,7 @@ class ExperimentConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     evaluations: tuple[EvaluationConfig, ...] = ()
     calibration: Portion | Literal["auto"] | None = "auto"
+    calibration_by: Rule = "key"
     log: Literal["wandb", "trackio"] | None = None
     seed: int = 0
 
@@ -116,6 +120,7 @@ class ExperimentConfig:
             raise UserError("the teacher of task.distillation is the moving average: set average_decay, such as 0.996")
         require_at_least(0, self, "seed")
         require_choice(self, "on_nonfinite")
+        require_choice(self, "calibration_by")
         if self.held_out is not None:
             group(self.data.batch_size, self.held_out)
 
@@ -317,6 +322,7 @@ def _update(value: Any) -> None:
         value.setdefault("antithetic", False)
     if "run_dir" in value:
         value.setdefault("calibration", None)
+        value.setdefault("calibration_by", "order")
     if value.get("type") in ("SoftmaxLoss", "SigmoidLoss"):
         value.setdefault("duplicates", "negatives")
     if {"shards", "captions", "image_size"} <= value.keys():

@@ -120,6 +120,10 @@ class ShardIndex:
         number, row = self._locate(sample)
         return self._table(number).keys[row].decode("utf-8", "surrogateescape")
 
+    def keys(self, shard: int) -> list[bytes]:
+        """The keys of the samples of a shard, given by its number."""
+        return self._table(shard).keys.tolist()
+
     def shard(self, sample: int) -> str:
         """The address of the tar file that holds a sample."""
         return self.summaries[self._locate(sample)[0]].address

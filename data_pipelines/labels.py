@@ -211,7 +211,7 @@ def _find_beside(directory: str, name: str) -> str:
 
 
 def text_of(content: bytes) -> str:
-    """Decodes the text in a member.
+    """Decodes the text in a member, without the byte order mark that editors of Windows put before it.
 
     Raises:
         Unreadable: it is not UTF-8, or too long.
@@ -220,7 +220,7 @@ def text_of(content: bytes) -> str:
     if len(content) > MAX_TEXT_BYTES:
         raise Unreadable("text too long", f"{len(content):,} bytes, at most {MAX_TEXT_BYTES:,} are read")
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable("text is not UTF-8", error.reason) from error
 

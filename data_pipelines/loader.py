@@ -33,9 +33,10 @@ from lit_het.data_pipelines.batches import (
 from lit_het.data_pipelines.captions import member_of
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.faults import FaultLog
+from lit_het.data_pipelines.hashed import marked
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.order import Chosen, HeldOut, Mixed, Order, Sequential, Shuffled, WindowShuffled
-from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, common_shards, without
+from lit_het.data_pipelines.portions import Concatenated, Marked, Portion, common_shards, without
 from lit_het.data_pipelines.storage import Unreadable, absolute
 from lit_het.data_pipelines.tables import ShardTable
 from lit_het.errors import UserError, counted
@@ -99,6 +100,8 @@ class Loader:
         if tokenizer is not None:
             texts = zip(config.texts, data_sets, strict=True)
             own = [place.member for place, shards in texts for _ in shards]
+        # Captions also where they are not read: a portion by caption is the same for any model.
+        kinds += [place.member for place in config.texts]
         self.index = ShardIndex(addresses, self.required, kinds, self._attach, advance, own)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
@@ -107,7 +110,7 @@ class Loader:
         self._ends = of_shards[np.cumsum(self._num_shards)]
         self._suspects = _suspects(config, self.index, data_sets[0])
         self._weight = 0.0 if config.suspects is None else config.suspects.weight
-        self._order, self.numbers = _order(config, self.index.counts, self._num_shards, self._left_out)
+        self._order, self.numbers = _order(config, self.index, self._num_shards, self._left_out)
 
     def _attach(self, table: ShardTable) -> ShardTable:
         for stored in (self.stored, self.stored_texts):
@@ -118,7 +121,7 @@ class Loader:
         """Returns a loader of another portion of ``shards``, with the same index."""
         other = copy.copy(self)
         other.config = dataclasses.replace(self.config, portion=portion)
-        other._order, other.numbers = _order(other.config, self.index.counts, self._num_shards, self._left_out)
+        other._order, other.numbers = _order(other.config, self.index, self._num_shards, self._left_out)
         return other
 
     @property
@@ -273,43 +276,49 @@ def _stored_embeddings(
 
 
 def _order(
-    config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int], suspects: Sequence[int]
-) -> tuple[Order, ConcatenatedRanges]:
+    config: LoaderConfig, index: ShardIndex, num_shards: Sequence[int], suspects: Sequence[int]
+) -> tuple[Order, Concatenated]:
     """Returns the order of the samples, and their indices.
 
     Args:
         config: which data sets are mixed.
-        counts: samples of each shard, over all data sets.
+        index: of the shards of all data sets.
         num_shards: of each data set.
         suspects: samples to leave out, in ascending order.
     """
-    ends = np.cumsum(num_shards).tolist()
-    orders, ranges, first = [], [], 0
+    counts, ends = index.counts, np.cumsum(num_shards).tolist()
+    orders, parts, first = list[Order](), list[range | Marked](), 0
     for number, data_set in enumerate((config, *config.mixture)):
-        set_counts = counts[ends[number] - num_shards[number] : ends[number]]
+        shards = range(ends[number] - num_shards[number], ends[number])
+        set_counts = counts[shards.start : shards.stop]
         num_samples = sum(set_counts)
         if config.mixture and not num_samples:
             raise UserError(f"{data_set.shards[0]}: no sample can be used; fix it, or leave it out of the mixture")
-        selected = data_set.portion.sample_range(num_samples)
-        if num_samples and not selected:
+        own = range(first, first + num_samples)
+        left_out = [sample for sample in suspects if sample in own]
+        chosen: Sequence[range | Marked]
+        if data_set.portion.by == "order":
+            selected = data_set.portion.sample_range(num_samples)
+            selected = range(first + selected.start, first + selected.stop)
+            left_out = [sample for sample in left_out if sample in selected]
+            chosen_counts = np.asarray(data_set.portion.counts_per_shard(set_counts))
+            chosen_counts -= np.diff(np.searchsorted(left_out, [first, *(first + np.cumsum(set_counts))]))
+            chosen = without(selected, left_out)
+        else:
+            chosen = marked(data_set.portion, index, shards, config.texts[number], left_out)
+            chosen_counts = np.array([len(part) for part in chosen])
+        if num_samples and not chosen_counts.any():
+            if left_out:
+                raise UserError(f"{data_set.shards[0]}: all samples are suspects; lower suspects.fraction")
             raise UserError(
                 f"{data_set.shards[0]}: {data_set.portion} of {num_samples} samples is empty; take a larger portion"
             )
-        selected = range(first + selected.start, first + selected.stop)
-        left_out = [sample for sample in suspects if sample in selected]
-        chosen_counts = np.asarray(data_set.portion.counts_per_shard(set_counts))
-        chosen_counts -= np.diff(np.searchsorted(left_out, [first, *(first + np.cumsum(set_counts))]))
         # Each data set of a mixture has its own seed, so that they do not share permutations.
         order = _data_set_order(config, chosen_counts.tolist(), config.seed + number)
-        chosen = without(selected, left_out)
-        if left_out and not chosen:
-            raise UserError(f"{data_set.shards[0]}: all samples are suspects; lower suspects.fraction")
-        orders.append(order if chosen == [range(num_samples)] else Chosen(order, ConcatenatedRanges(chosen)))
-        ranges += chosen
+        orders.append(order if chosen == [range(num_samples)] else Chosen(order, Concatenated(chosen)))
+        parts += chosen
         first += num_samples
-    if not config.mixture:
-        return orders[0], ConcatenatedRanges(ranges)
-    return _mixed(config, orders), ConcatenatedRanges(ranges)
+    return _mixed(config, orders) if config.mixture else orders[0], Concatenated(parts)
 
 
 def _check_held_out(config: LoaderConfig, data_sets: Sequence[Sequence[str]]) -> None:

@@ -1,26 +1,35 @@
-"""A contiguous part of a data set, such as the last 2 % of a training set for validation."""
+"""A part of a data set, such as 2 % of a training set for validation: the last, or those that a hash chooses."""
 
 import bisect
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+from jaxtyping import Bool
 
 from lit_het.data_pipelines.storage import canonical
-from lit_het.errors import FieldError
+from lit_het.errors import FieldError, require_choice
+
+Rule: TypeAlias = Literal["order", "key", "caption"]
+"""What a portion goes by: the order of the shards, or a hash of a sample's key or first caption."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
-    """Consecutive samples, in shard order; ``parse`` is the inverse of ``str``.
+    """Consecutive samples, in shard order or by a hash; ``parse`` is the inverse of ``str``.
 
-    Adjacent portions (``:98%`` and ``98%:``) are disjoint and cover all samples, on any number of hosts. Percentages
-    count only the samples that the index holds.
+    Adjacent portions (``:98%`` and ``98%:``) of one rule are disjoint and cover all samples, on any number of hosts.
+    Percentages count only the samples that the index holds; by a hash they are expected, not exact.
 
     Attributes:
         start, end: percent of the samples.
+        by: the rule; equal captions are on one side by "caption", which is the key where a sample has none.
 
     Raises:
         UserError: percentages out of order, or not from 0 to 100.
@@ -28,41 +37,53 @@ class Portion:
 
     start: int | float = 0
     end: int | float = 100
+    by: Rule = "order"
 
     def __post_init__(self) -> None:
+        require_choice(self, "by")
         if not 0 <= self.start < self.end <= 100:
             raise FieldError(self, "start", f"{self.start} and end = {self.end} must be from 0 to 100 and in order")
 
     @staticmethod
     def parse(text: str) -> "Portion":
-        """Returns the portion of a text such as "98%:" or "10%:20%".
+        """Returns the portion of a text such as "98%:", "10%:20%" or "98%: by key".
 
         Raises:
             ValueError: the text is not a portion.
         """
-        match = re.fullmatch(r"(?:([0-9.]+)%)?:(?:([0-9.]+)%)?", text.replace(" ", ""))
+        match = re.fullmatch(r"(?:([0-9.]+)%)?:(?:([0-9.]+)%)?(?:by(order|key|caption))?", text.replace(" ", ""))
         if match is None:
             raise ValueError(
                 f"{text!r} is not a portion; write a start and an end in percent, such as ':98%' or '98%:100%'"
             )
+        *bounds, by = match.groups()
         start, end = (
             default if part is None else float(part) if "." in part else int(part)
-            for part, default in zip(match.groups(), (0, 100), strict=True)
+            for part, default in zip(bounds, (0, 100), strict=True)
         )
-        return Portion(start, end)
+        return Portion(start, end, cast(Rule, by or "order"))
 
     def __str__(self) -> str:
-        return f"{self.start}%:{self.end}%"
+        return f"{self.start}%:{self.end}%" + ("" if self.by == "order" else f" by {self.by}")
 
     def overlaps(self, other: "Portion") -> bool:
-        """Returns whether two portions of the same samples have any in common."""
-        return max(self.start, other.start) < min(self.end, other.end)
+        """Returns whether two portions of the same samples may have any in common."""
+        return self.by != other.by or max(self.start, other.start) < min(self.end, other.end)
 
     def sample_range(self, num_samples: int) -> range:
-        """Returns the indices of its samples in a data set of ``num_samples``."""
+        """Returns the indices of its samples in a data set of ``num_samples``; by a hash, as many as are expected."""
         # Exact decimal arithmetic: as a float, 0.7 % of 1,000 samples would be fewer than 7.
         start, end = (math.floor(Fraction(str(part)) * num_samples / 100) for part in (self.start, self.end))
         return range(start, end)
+
+    def marks(self, identities: Sequence[bytes]) -> Bool[np.ndarray, " n"]:
+        """Returns which samples belong to a portion by a hash, given their keys or captions.
+
+        Saved portions depend on this rule: the first 8 bytes of BLAKE2b as a fraction of 2^64.
+        """
+        chosen = self.sample_range(2**64)
+        hashes = (hashlib.blake2b(content, digest_size=8).digest() for content in identities)
+        return np.fromiter((int.from_bytes(one, "big") in chosen for one in hashes), bool, len(identities))
 
     def counts_per_shard(self, counts: Sequence[int]) -> list[int]:
         """Returns how many samples of each shard belong to the portion."""
@@ -84,12 +105,35 @@ def without(samples: range, left_out: Sequence[int]) -> list[range]:
     return [range(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
 
-class ConcatenatedRanges(Sequence[int]):
-    """Several ranges of integers, one after the other, without storing the integers."""
+class Marked(Sequence[int]):
+    """Some of consecutive integers, in one bit for each of these.
 
-    def __init__(self, ranges: Sequence[range]):
-        self._ranges = tuple(ranges)
-        self._ends = list(itertools.accumulate(map(len, self._ranges)))
+    Attributes:
+        start, stop: of the consecutive integers.
+    """
+
+    def __init__(self, start: int, marks: Bool[np.ndarray, " n"]):
+        self.start, self.stop = start, start + len(marks)
+        self._bits, self._count = np.packbits(marks), int(marks.sum())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: int) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.start + int(np.flatnonzero(self.marks)[place])
+
+    @property
+    def marks(self) -> Bool[np.ndarray, " n"]:
+        """Which of the consecutive integers are chosen."""
+        return np.unpackbits(self._bits, count=self.stop - self.start).astype(bool)
+
+
+class Concatenated(Sequence[int]):
+    """Ranges and marked integers, one after the other, without storing the integers."""
+
+    def __init__(self, parts: Sequence[range | Marked]):
+        self._parts = tuple(parts)
+        self._ends = list(itertools.accumulate(map(len, self._parts)))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -98,15 +142,17 @@ class ConcatenatedRanges(Sequence[int]):
         if not 0 <= place < len(self):
             raise IndexError(place)
         number = bisect.bisect_right(self._ends, place)
-        return self._ranges[number][place - self._ends[number]]
+        return self._parts[number][place - self._ends[number]]
 
-    def common_with(self, numbers: range) -> range:
-        """Returns those of consecutive numbers that are in one of the ranges: in the first that has any of them."""
-        for own in self._ranges:
-            common = range(max(own.start, numbers.start), min(own.stop, numbers.stop))
+    def marks(self, numbers: range) -> Bool[np.ndarray, " n"]:
+        """Returns which of consecutive numbers are among the integers."""
+        found = np.zeros(len(numbers), bool)
+        for part in self._parts:
+            common = range(max(part.start, numbers.start), min(part.stop, numbers.stop))
             if common:
-                return common
-        return range(0)
+                chosen = part.marks[common.start - part.start :][: len(common)] if isinstance(part, Marked) else True
+                found[common.start - numbers.start :][: len(common)] = chosen
+        return found
 
 
 def common_shards(shards: Sequence[str], portion: Portion, others: Sequence[str], other_portion: Portion) -> list[str]:

@@ -80,7 +80,7 @@ class Suspects:
                 columns = _read_parquet(self.table)
                 return list(zip(columns[_SHARD], columns[_KEY], strict=True))
             with open_regular(self.table) as file:
-                reader = csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))
+                reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
                 return [(text_of(row[_SHARD]), text_of(row[_KEY])) for row in self._complete(reader)]
         except KeyError as error:
             raise UserError(f"{self.table} has no column {error}; take a table of lit-het data score") from error

@@ -16,6 +16,7 @@ import tokenizers
 from jaxtyping import Bool, Int32
 
 from lit_het.data_pipelines import tokenizer_files
+from lit_het.data_pipelines.labels import MAX_TEXT_BYTES
 from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig, silenced_stderr
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
@@ -84,14 +85,13 @@ def train_sentencepiece(
             eos_id=1,
             unk_id=2,
             bos_id=-1,
+            max_sentence_length=2 * MAX_TEXT_BYTES,  # longer ones are skipped; lower case may take more bytes
             num_threads=1,  # more threads change the order of floating-point sums, and so the model
             minloglevel=_QUIET,
         )
     except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"a vocabulary of {vocabulary_size} pieces cannot be trained ({reason}); change its size"
-        ) from error
+        reason = f"({' '.join(str(error).split())})"
+        raise UserError(f"a vocabulary of {vocabulary_size} pieces cannot be trained {reason}; change its size") from error
     return model.getvalue()
 
 

@@ -165,8 +165,7 @@ class OpenSet:
             UserError: a distribution is missing or unreadable.
         """
         index = ShardIndex([summary.address for summary in self.loader.index.summaries], [IMAGE, "cls"], [SOFT_LABELS])
-        numbers = self.config.portion.sample_range(len(index))
-        if not (index.sizes(SOFT_LABELS)[numbers.start : numbers.stop] >= 0).any():
+        if not (index.sizes(SOFT_LABELS)[list(self.loader.numbers)] >= 0).any():
             return None
         found = []
         for position, content in self._members(index, SOFT_LABELS):
@@ -203,11 +202,11 @@ class OpenSet:
         return found
 
     def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:
-        numbers = self.config.portion.sample_range(len(index))
+        numbers = self.loader.numbers
         with Bar(f"reading .{member} of {self.config.name}", len(numbers), "samples") as bar:
             for start in range(0, len(numbers), _MEMBERS_PER_READ):
                 # Blocks of members, so that requests to a store overlap.
-                block = numbers[start : start + _MEMBERS_PER_READ]
+                block = [numbers[place] for place in range(start, min(start + _MEMBERS_PER_READ, len(numbers)))]
                 for position, (content,) in zip(block, index.read(block, [member]), strict=True):
                     yield position, content
                 bar.advance(len(block))

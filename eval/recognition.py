@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het import untrusted
-from lit_het.console import Bar
+from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.storage import read_lines
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval.calibration import check_labels
 from lit_het.eval.features import Features
 from lit_het.eval.open_sets import OpenSet
@@ -202,6 +202,7 @@ def embed_class_names(
         raise UserError("no class names; give at least one")
     check_templates(templates)
     text = _text_encoder(model)
+    _report_equal(text, names, templates[0])
     if not text.tower:
         return _embed_names(model, names, templates, certain_prompts)
     content = json.dumps([text.tower, list(names), list(templates), *filter(None, [certain_prompts])])
@@ -217,6 +218,22 @@ def embed_class_names(
         with completed(path) as partial, partial.open("wb") as file:
             np.save(file, embeddings)
     return embeddings
+
+
+def _report_equal(text: TextEncoder, names: Sequence[str], template: str) -> None:
+    """Says so if names become the same tokens: they differ only in case, or after the text length."""
+    tokens = text.tokenize([fill_template(template, name) for name in names])
+    _, first, same = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+    equal = [(name, names[row]) for name, row in zip(names, first[same.ravel()], strict=True)]
+    # Names that are equal as they stand are no surprise.
+    others = [(name, known) for name, known in equal if name != known]
+    if others:
+        name, known = others[0]
+        message(
+            f"{counted(len(others), 'label')} cannot be told from others, such as {name:.60} from {known:.60}: their "
+            f"texts are the same {tokens.shape[1]} tokens (case may be ignored, and the rest is cut), so that they "
+            "share a probability"
+        )
 
 
 def _embed_names(

@@ -124,12 +124,14 @@ class Stopper:
 
     def _undisturbed(self, name: str, command: Command) -> tuple[Any, float]:
         """Returns the result of a command that nothing stops, and its seconds; programs are compiled before."""
+        seconds = 0.0
         for _ in range(2):
-            here, began = self._fresh(name), time.monotonic()
-            process, log = self._start(here, command)
+            began = time.monotonic()
+            process, log = self._start(self._fresh(name), command)
             if process.wait():
                 raise SystemExit(f"{name}: {log.read_text()}")
-        return command.result(here), time.monotonic() - began
+            seconds = time.monotonic() - began
+        return command.result(self._root / name), seconds
 
     def _fresh(self, name: str) -> Path:
         here = self._root / name

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
@@ -15,6 +16,11 @@ from lit_het.errors import UserError
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
 """Default prompt templates."""
+
+SPLIT_NAMES = frozenset(
+    ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
+)
+"""Names of splits in the paths of files, in any case: those that the Hugging Face hub knows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +123,11 @@ def split_of_files(
     )
 
 
+def one_line(caption: bytes) -> bytes:
+    """Returns a text without line breaks: to readers, each line is a caption of its own."""
+    return b" ".join(caption.split())
+
+
 def images_in(files: Files) -> list[str]:
     """Returns the sorted names of the files with an image suffix; a message counts images that cannot be read."""
     suffixes = (f".{name.rpartition('.')[2].lower()}" for name in files.sizes)
@@ -141,6 +152,12 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
         # A separator: without it ("ab", "c") and ("a", "bc") would have one fingerprint.
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def only_split(source: Path) -> str:
+    """Returns the split of a source that names none: its own name, if that is one, otherwise ``train``."""
+    name = source.resolve().name.partition(".")[0].lower()
+    return name if name in SPLIT_NAMES else "train"
 
 
 def select_splits(available: Iterable[str], split: str | None, source: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, one_line
 from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.errors import UserError
@@ -44,7 +44,8 @@ def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
                 image, *others = map(content_or_raise, index.read([number], [IMAGE, *kinds])[0])
             except Unreadable as error:
                 raise UserError(f"{origin}: {error}; remove it from the shard, or write the shard again") from error
-            yield Sample(image, origin, dict(zip(kinds, others, strict=True)))
+            members = dict(zip(kinds, others, strict=True))
+            yield Sample(image, origin, {**members, "txt": one_line(members["txt"])})
 
     part = Split(
         num_samples=len(numbers),

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, select_splits
+from lit_het.data_pipelines.prepare.dataset import (
+    SPLIT_NAMES,
+    DataSet,
+    Sample,
+    Split,
+    fingerprint,
+    one_line,
+    only_split,
+    select_splits,
+)
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json
 
@@ -18,6 +27,7 @@ MAX_ROWS = 2**24
 """The most rows of a file, whose labels are all read into memory."""
 
 _SPLIT_NAME = re.compile(r"(\w+)-\d+-of-\d+.*\.parquet")
+_WORDS = re.compile(r"[^a-z]+")
 _ROWS_AT_A_TIME = 256
 
 
@@ -38,11 +48,13 @@ class Columns:
 
 
 def read_parquet(source: Path, split: str | None = None, columns: Columns | None = None) -> DataSet:
-    """Opens a parquet file or a folder of them; files named ``test-00000-of-00003...`` form the split ``test``.
+    """Opens a parquet file or a folder of them, with splits as the Hugging Face hub names them.
+
+    The files ``test-00000-of-00003...``, ``test.parquet`` and ``test/0000.parquet`` are of the split ``test``.
 
     Args:
         source: the file or folder.
-        split: which split to read; if file names have no splits, the name of the only one (``train``).
+        split: which split to read; if paths name no splits, the name of the only one.
         columns: which ones to read; None detects them.
 
     Raises:
@@ -51,10 +63,9 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
     paths = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
     if not paths:
         raise UserError(f"{source}: holds no *.parquet files; check the path of the source")
-    matches = [_SPLIT_NAME.fullmatch(path.name) for path in paths]
     by_split: dict[str, list[_File]] = {}
-    for path, match in zip(paths, matches, strict=True):
-        by_split.setdefault(match[1] if match and all(matches) else split or "train", []).append(_File(path))
+    for name, of_split in _split_files(source, paths, split).items():
+        by_split[name] = [_File(path) for path in of_split]
     parts = {name: by_split[name] for name in select_splits(by_split, split, str(source))}
     first = next(iter(parts.values()))[0]
     # The first file decides, and all others must have its columns.
@@ -67,6 +78,46 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
     names = first.class_names.get(columns.label) or _distinct(values, columns.label, first)
     labels = {name: _labels(part, names, columns.label, source) for name, part in values.items()}
     return DataSet({name: _split(files, columns, labels[name]) for name, files in parts.items()}, tuple(names))
+
+
+def _split_files(source: Path, paths: Sequence[Path], split: str | None) -> dict[str, list[Path]]:
+    """Returns the files of each split.
+
+    Raises:
+        UserError: only some paths name a split, or one is named by files of several data sets.
+    """
+    found = {path: _split_in(path.relative_to(source) if path != source else Path(path.name)) for path in paths}
+    if not any(found.values()):
+        return {split or only_split(source): list(paths)}
+    by_split: dict[str, list[Path]] = {}
+    folders: dict[str, Path] = {}
+    for path, named in found.items():
+        if named is None:
+            raise UserError(
+                f"{path}: names no split, other files do; put it into a folder of its split, or leave it out"
+            )
+        name, folder = named
+        if folders.setdefault(name, folder) != folder:
+            raise UserError(
+                f"{source}: has the split {name} in {folders[name]}/ and in {folder}/; give one of these as the source"
+            )
+        by_split.setdefault(name, []).append(path)
+    return by_split
+
+
+def _split_in(path: Path) -> tuple[str, Path] | None:
+    """Returns the split that a relative path names, and the folder of its splits; None if it names none."""
+    if match := _SPLIT_NAME.fullmatch(path.name):
+        return match[1], path.parent
+    words = [word for word in _WORDS.split(path.name.lower()) if word in SPLIT_NAMES]
+    if len(words) == 1:
+        return words[0], path.parent
+    for folder in path.parents[:-1]:
+        # The hub converts the first part of a large data set to folders such as partial-train.
+        name = folder.name.lower().removeprefix("partial-")
+        if name in SPLIT_NAMES and not words:
+            return name, folder.parent
+    return None
 
 
 class _File:
@@ -173,23 +224,30 @@ def _holds_bytes(file: _File, column: str) -> bool:
         if held.get_field_index("bytes") < 0:
             return False
         held = held.field("bytes").type
-    return arrow.types.is_binary(held) or arrow.types.is_large_binary(held)
+    return _is_bytes(held)
+
+
+def _is_bytes(held: Any) -> bool:
+    import pyarrow as arrow
+
+    return arrow.types.is_binary(held) or arrow.types.is_large_binary(held) or arrow.types.is_binary_view(held)
 
 
 def _caption_type(file: _File, column: str) -> Any:
     """Returns the type to read captions as: bytes, which unlike strings need not be UTF-8, or lists of bytes."""
     import pyarrow as arrow
 
+    kinds = arrow.types
     held = file.schema.field(column).type
-    is_list = arrow.types.is_list(held)
-    as_bytes = {kind: arrow.binary() for kind in (arrow.string(), arrow.binary())}
-    as_bytes |= {kind: arrow.large_binary() for kind in (arrow.large_string(), arrow.large_binary())}
-    text = as_bytes.get(held.value_type if is_list else held)
-    if text is None:
+    is_list = kinds.is_list(held) or kinds.is_large_list(held) or kinds.is_fixed_size_list(held)
+    text = held.value_type if is_list else held
+    # pandas writes its categories as a dictionary of texts and their numbers.
+    text = text.value_type if kinds.is_dictionary(text) else text
+    if not (kinds.is_string(text) or kinds.is_large_string(text) or kinds.is_string_view(text) or _is_bytes(text)):
         raise UserError(
             f"{file.path}: column {column!r} holds {held}, neither text nor lists of it; choose another with --caption"
         )
-    return arrow.list_(text) if is_list else text
+    return arrow.list_(arrow.large_binary()) if is_list else arrow.large_binary()
 
 
 def _only(names: Sequence[str], file: _File, what: str, flag: str) -> str:
@@ -253,7 +311,6 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
 
 
 def _lines(captions: bytes | list[bytes | None] | None) -> bytes:
-    """Returns one caption as it is, several with a line for each."""
-    if isinstance(captions, list):
-        return b"\n".join(b" ".join(caption.split()) for caption in captions if caption)
-    return captions or b""
+    """Returns captions with a line for each."""
+    listed = captions if isinstance(captions, list) else [captions]
+    return b"\n".join(one_line(caption) for caption in listed if caption)

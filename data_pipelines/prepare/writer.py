@@ -242,7 +242,7 @@ def write_names(output: Path, dataset: DataSet) -> None:
 def _is_caption(text: bytes) -> bool:
     """Returns whether a text is a caption that training accepts."""
     try:
-        return bool(text.decode("utf-8").strip())
+        return bool(text.decode("utf-8-sig").strip())
     except UnicodeDecodeError:
         return False
 

@@ -142,7 +142,7 @@ def _standard_input() -> list[str]:
     # Not `str.splitlines`, which also splits at characters within a line, such as U+2028.
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            lines.append(line.decode().rstrip("\r\n"))
+            lines.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
         except UnicodeDecodeError as error:
             raise UserError(f"standard input, line {number}: not UTF-8 ({error.reason}); convert it") from error
     return lines

@@ -29,7 +29,7 @@ from lit_het.optimizers import AdamW, Optimizer
 from lit_het.runs import caption_embedding, embedding
 from lit_het.runs.calibration import seen
 from lit_het.runs.calibration_split import LEAST_IMAGES, split
-from lit_het.runs.checks import check_run_dir
+from lit_het.runs.checks import check_run_dir, with_saved_rule
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.runs.embedding import EmbedOptions
 from lit_het.runs.fitting import check_fitted, fit_unless_done
@@ -99,7 +99,7 @@ def add_noise(
         config = dataclasses.replace(config, length=Duration(0), task=_with_layer_inputs(config.task, head))
     pairs = _opened(config)
     _check_captions(pairs)
-    config = _calibrated_if_unseen(source, config, pairs)
+    config = _calibrated_if_unseen(source, with_saved_rule(config), pairs)
     if config_path(output).exists():
         check_run_dir(config, resume=True, flag="--output")
     towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
@@ -260,6 +260,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
         schedule=Schedule(learning_rate=_LEARNING_RATE, warmup=Duration(5, "percent")),
         mesh=model.mesh,
         cadence=Cadence(log_steps=20, save_steps=500),
-        # The last 2 %, or where these are few 10 %.
-        calibration="auto" if count * 2 // 100 >= LEAST_IMAGES else Portion(90),
+        # 2 %, or where these are few 13 %: of the least pairs, as many as a hash needs.
+        calibration="auto" if count * 2 // 100 >= LEAST_IMAGES else Portion(87, by=model.calibration_by),
+        calibration_by=model.calibration_by,  # pairs that the model held out are held out again
     )

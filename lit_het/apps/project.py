@@ -18,7 +18,7 @@ from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.storage import absolute
 from lit_het.errors import UserError
-from lit_het.runs.calibration_split import LEAST_IMAGES
+from lit_het.runs.calibration_split import EXPECTED_IMAGES
 from lit_het.runs.directory import checkpoint_dir, load_config, tokenizer_path
 from lit_het.runs.importing import ImportOptions, import_weights
 from lit_het.runs.plan import Step
@@ -177,12 +177,13 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, count: int) 
         built = dataclasses.replace(taken, model=tokenizer_path(tower)).build()
         pieces, length = built.vocabulary_size, built.length
         tokenizer = "dataclasses.replace(tower.tokenizer, model=tokenizer_path(TOWER))"
-    start = next((start for start in (98, 90) if count * (100 - start) // 100 >= LEAST_IMAGES), None)
-    held_out = f"the last {100 - start} %" if start else f"nothing, as {count:,} pairs are few"
+    start = next((start for start in (98, 87) if count * (100 - start) // 100 >= EXPECTED_IMAGES), None)
+    held_out = f"{100 - start} %, by a hash of their keys" if start else f"nothing, as {count:,} pairs are few"
     if not start:
         message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
     place = json.dumps(captions)
-    retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, Portion({start})), captions={place}),)'
+    portion = f'Portion({start}, by="key")'
+    retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, {portion}), captions={place}),)'
     return {
         "count": count,
         "image_tower": image_tower,
@@ -196,7 +197,7 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, count: int) 
         "tokenizer": tokenizer,
         "epochs": epochs,
         "held_out_remark": f"Calibrated and evaluated on, but not trained on: {held_out}.",
-        "calibration": f"Portion({start})" if start else None,
+        "calibration": portion if start else None,
         "evaluations": retrieval if start else "()",
     }
 

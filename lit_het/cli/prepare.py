@@ -355,7 +355,10 @@ def _add_source(kinds: Any, kind: str, source: _Source) -> None:
     parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
     if source.shuffles:
         parser.add_argument(
-            "--shuffle", action="store_true", help="write in random order, for readers that cannot shuffle"
+            "--shuffle",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="write in random order (default), or in that of the source, which is faster from slow disks",
         )
     for flag, settings in source.flags:
         parser.add_argument(flag, **settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from rich.console import Console
 from rich.table import Table
 
@@ -316,26 +316,24 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
         if info.get("shards_digest", info.get("data_digest")) != images.index.digest:
             message(f"not checked whether {run_dir} was trained on these images: {error}")
             return None
-        num_samples = len(images.index)
-        common = images.numbers.common_with(split(config, num_samples).training.sample_range(num_samples))
-        return images.index.shard(common.start) if common else None
+        return _shared(images, images.with_portion(split(config, len(images.index)).training))
 
 
 def _shared(held_out: Loader, trained_on: Loader) -> str | None:
     """Returns a shard of which both loaders read a sample, also where it is a copy; None if there is none."""
     chosen = {shard.digest: rows for shard, rows in _rows(held_out)}
     for shard, rows in _rows(trained_on):
-        others = chosen.get(shard.digest, range(0))
-        if max(rows.start, others.start) < min(rows.stop, others.stop):
+        others = chosen.get(shard.digest, rows[:0])
+        if (rows[: len(others)] & others[: len(rows)]).any():
             return shard.address
     return None
 
 
-def _rows(loader: Loader) -> Iterator[tuple[ShardSummary, range]]:
-    """Yields the shards of which a loader reads samples, and which rows."""
+def _rows(loader: Loader) -> Iterator[tuple[ShardSummary, UInt8[np.ndarray, " n"]]]:
+    """Yields the shards of which a loader reads samples, and which rows, in one bit for each."""
     first = 0
     for shard in loader.index.summaries:
-        numbers = loader.numbers.common_with(range(first, first + shard.count))
-        if numbers:
-            yield shard, range(numbers.start - first, numbers.stop - first)
+        marks = loader.numbers.marks(range(first, first + shard.count))
+        if marks.any():
+            yield shard, np.packbits(marks)
         first += shard.count

@@ -1,6 +1,7 @@
 """Which samples of the training data are trained on, and which are held out to calibrate the run.
 
-The split is a function of the configuration and the number of samples, so that it is the same on all hosts, after a
+The split is a function of the configuration and the number of samples, and which samples a portion holds is one of
+their keys, captions or order (`lit_het.data_pipelines.portions`), so that it is the same on all hosts, after a
 restart, and where `lit-het calibrate` later checks what the run was trained on.
 """
 
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.portions import ALL, Portion, Rule
 from lit_het.errors import UserError
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -18,6 +19,9 @@ from lit_het.tasks.translation import TranslationConfig
 
 LEAST_IMAGES, MOST_IMAGES = 100, 10_000
 """Fewer images give a temperature of large error; of more, so many are taken, evenly spread."""
+
+EXPECTED_IMAGES = 130
+"""Where a hash chooses so many on average, it chooses fewer than `LEAST_IMAGES` of 4 sets in 1,000."""
 
 
 class Split(NamedTuple):
@@ -40,8 +44,8 @@ def split(config: ExperimentConfig, num_samples: int) -> Split:
         if problem := _problem(config, config.calibration, num_samples):
             raise UserError(f"--calibration {config.calibration}: {problem}; choose others, or --calibration None")
         return Split(_rest(config, config.calibration), config.calibration)
-    portion = _last(num_samples)
-    problem = _problem(config, portion, num_samples)
+    portion = _two_percent(num_samples, config.calibration_by)
+    problem = _problem(config, _two_percent(num_samples, "order"), num_samples)
     if not problem and isinstance(config.task, ClassificationConfig):
         # The last samples of shards that are sorted by class would be all those of some classes.
         problem = "shards may be sorted by class; --calibration PORTION holds samples out"
@@ -50,18 +54,20 @@ def split(config: ExperimentConfig, num_samples: int) -> Split:
     return Split(config.data.portion, None, problem) if problem else Split(_rest(config, portion), portion)
 
 
-def _last(num_samples: int) -> Portion:
-    """Returns the last 2 %; of more than `MOST_IMAGES` the last so many, to a millionth of a percent."""
-    if 2 * num_samples <= 100 * MOST_IMAGES:
-        return Portion(98)
-    return Portion(math.ceil(Fraction(num_samples - MOST_IMAGES, num_samples) * 10**8) / 10**6)
+def _two_percent(num_samples: int, rule: Rule) -> Portion:
+    """Returns the last 2 %, at most `MOST_IMAGES` and by a hash at least `EXPECTED_IMAGES`, exact to 0.000001 %."""
+    least = 0 if rule == "order" else min(EXPECTED_IMAGES, num_samples)
+    count = min(max(Fraction(num_samples, 50), least), MOST_IMAGES)
+    if 50 * count == num_samples:
+        return Portion(98, by=rule)
+    return Portion(math.ceil((1 - count / num_samples) * 10**8) / 10**6, by=rule)
 
 
 def _rest(config: ExperimentConfig, held_out: Portion) -> Portion:
     """Returns the portion to train on."""
     if config.data.portion != ALL:
         return config.data.portion
-    return Portion(0, held_out.start) if held_out.start else Portion(held_out.end)
+    return Portion(0, held_out.start, held_out.by) if held_out.start else Portion(held_out.end, by=held_out.by)
 
 
 def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> str:
@@ -79,8 +85,7 @@ def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> st
     if count < LEAST_IMAGES:
         return f"{portion} of {num_samples:,} samples are {count}, fewer than {LEAST_IMAGES}"
     if data.portion != ALL:
-        overlaps = max(portion.start, data.portion.start) < min(portion.end, data.portion.end)
-        return f"these samples are also in --data.portion {data.portion}" if overlaps else ""
+        return f"these samples may also be in --data.portion {data.portion}" * portion.overlaps(data.portion)
     if (portion.start > 0) == (portion.end < 100):
         return "of all samples, only the first or the last can be held out"
     return ""

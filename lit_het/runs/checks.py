@@ -1,5 +1,6 @@
 """Checks of a configuration, its data and its run directory before training starts."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,16 @@ def check_run_dir(config: ExperimentConfig, resume: bool, flag: str = "--run-dir
             f"cannot resume {config.run_dir}: {field} was {before} and is now {now}{more}; "
             f"use the same values or another {flag}"
         )
+
+
+def with_saved_rule(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the configuration of a resumed run with the rule by which the run holds samples out.
+
+    The default of earlier versions was another one, and a run must not train on what it held out.
+    """
+    if not config_path(config.run_dir).is_file():
+        return config
+    return dataclasses.replace(config, calibration_by=load_config(config.run_dir).calibration_by)
 
 
 def check_is_trained(config: ExperimentConfig) -> None:
@@ -233,10 +244,19 @@ def report_fast_start(config: ExperimentConfig) -> None:
 
 
 def report_copies(config: ExperimentConfig, num_samples: int) -> None:
-    """Says so if a batch of image-text pairs is larger than the training data."""
+    """Says so if a batch of image-text pairs is larger than the training data.
+
+    Raises:
+        UserError: it has one pair only, without a negative.
+    """
     size, task = config.data.batch_size, config.task
-    if not isinstance(task, ContrastiveConfig) or size <= num_samples:
+    if not isinstance(task, ContrastiveConfig) or 1 < size <= num_samples:
         return
+    if min(size, num_samples) == 1:
+        raise UserError(
+            "a batch of 1 image-text pair has no negatives, and its contrastive loss teaches nothing; raise "
+            "--data.batch-size, and train on more than one sample"
+        )
     if task.loss.duplicates == "positives":
         consequence = "they count as positives, and only other samples as negatives"
     else:

@@ -8,7 +8,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.paths import member_dir, require_run
-from lit_het.runs.checks import check_run_dir
+from lit_het.runs.checks import check_run_dir, with_saved_rule
 from lit_het.runs.directory import config_path
 from lit_het.runs.training import train_unless_done
 
@@ -60,7 +60,7 @@ def train_members(
         if one in new and one.pretrained is not None:
             require_run(one.pretrained.run)
         if one not in new or not resume:
-            check_run_dir(one, resume)
+            check_run_dir(with_saved_rule(one), resume)
     for number, one in enumerate(members):
         message(f"member {number + 1} of {count} in {one.run_dir}")
         train_unless_done(one, allow_commands=allow_commands)

@@ -41,6 +41,7 @@ from lit_het.runs.checks import (
     report_fast_start,
     report_reused,
     unseen_pixels,
+    with_saved_rule,
 )
 from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.evaluating import lacks_evaluation, opened_evaluations
@@ -90,6 +91,8 @@ def train(
     _cache_compiled_programs()
     mesh = config.mesh.build()
     sharding.check_batch_size(config.data.batch_size, mesh)
+    if resume:
+        config = with_saved_rule(config)
     check_run_dir(config, resume)
     distributed.check_same(json.dumps(experiment.to_dict(config)), "the configuration")
     # Losses read the current mesh to find the devices that share a batch.
@@ -111,8 +114,7 @@ def _train_on(
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader, samples = open_data(config, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
-    if isinstance(loader, Loader):
-        report_copies(config, loader.num_samples)
+    report_copies(config, loader.num_samples if isinstance(loader, Loader) else config.data.batch_size)
     report_fast_start(config)
     report_reused(config)
     if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
@@ -194,11 +196,12 @@ class _Programs(NamedTuple):
 
 def _decides_the_step(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the configuration without what makes no difference to a step."""
-    nothing: dict[str, Any] = {"tokenizer": None, "pretrained": None, "evaluations": (), "calibration": None}
+    nothing: dict[str, Any] = {"tokenizer": None, "pretrained": None, "evaluations": ()}
     # Of the data, only a held-out data set is part of the step.
     data = config.data
     if data.held_out_share is None:
         data = LoaderConfig(shards=(), batch_size=data.batch_size)
+    nothing |= {"calibration": None, "calibration_by": "order"}
     return dataclasses.replace(config, run_dir=Path(), data=data, cadence=Cadence(), log=None, **nothing)
 
 

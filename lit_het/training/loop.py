@@ -204,7 +204,7 @@ class _Pending:
         self._isotropic = IsotropicNoise(read_metrics(log.path))
         self._metrics: list[Metrics] = []
         # One array of each step that the devices have not finished yet, as far as it is known.
-        self._unfinished = collections.deque[jax.Array]()
+        self._unfinished = collections.deque[Any]()
         self.restart()
 
     def restart(self) -> None:

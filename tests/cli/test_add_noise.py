@@ -138,7 +138,7 @@ def test_a_model_of_another_library_with_a_given_tokenizer_becomes_a_run_that_mo
     assert sorted(path.name for path in (tmp_path / "noisy/embeddings").iterdir()) == ["images", "texts"]
     calibration = read_calibration(tmp_path / "noisy", 4)
     assert calibration is not None
-    assert (calibration.num_images, calibration.portion) == (100, "90%:100%")
+    assert (calibration.num_images, calibration.portion) == (142, "87%:100% by key")
     expected = lit_het.load(tmp_path / "noisy").classify(image(), NAMES).to_numpy()
     (tmp_path / "elsewhere").mkdir()
     shutil.move(tmp_path / "noisy", tmp_path / "elsewhere/noisy")
@@ -199,7 +199,7 @@ def test_pairs_that_the_model_was_trained_on_do_not_calibrate(capsys, determinis
     with tiny.untrained():
         assert add_noise(model, pairs, noisy) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not calibrated" in line]
-    assert f"{model} was trained on pairs of {pairs / 'shard-000001.tar'}; give others afterwards" in line
+    assert f"{model} was trained on pairs of {pairs / 'shard-000000.tar'}; give others afterwards" in line
     assert line.endswith(f"lit-het calibrate {noisy} --data OTHERS")
     assert read_calibration(noisy, 4) is None
     assert add_noise(model, pairs, noisy) == 0
@@ -212,7 +212,7 @@ def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(
 ):
     model, noisy = trained_on(pairs, tmp_path / "model", deterministic, None), tmp_path / "noisy"
     with tiny.untrained():
-        assert add_noise(model, others, noisy) == 0
+        assert add_noise(model, others, noisy, "--calibration", "90%:") == 0
     assert read_calibration(noisy, 4) is not None
     line = refusal(capsys, "calibrate", noisy, "--data", pairs)
     assert f"{model}, from which {noisy} has its towers, was trained on images of {pairs / 'shard-000000.tar'}" in line
@@ -232,7 +232,7 @@ def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(
 def test_pairs_that_the_model_held_out_calibrate(deterministic, pairs, output, tmp_path):
     model = trained_on(pairs, tmp_path / "model", deterministic, Portion(90))
     with tiny.untrained():
-        assert add_noise(model, pairs, output) == 0
+        assert add_noise(model, pairs, output, "--calibration", "90%:") == 0
     calibration = read_calibration(output, 4)
     assert calibration is not None
     assert calibration.portion == "90%:100%"

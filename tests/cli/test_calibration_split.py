@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lit_het.configs import experiment, imagenet21k_het_xl, quickstart_lit_het_xl, quickstart_upstream
@@ -16,8 +17,10 @@ from lit_het.data_pipelines.suspects import Suspects
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.runs import training
-from lit_het.runs.calibration import CalibrateOptions, calibrate
+from lit_het.runs.calibration import CalibrateOptions, calibrate, seen
 from lit_het.runs.calibration_split import split
+from lit_het.runs.checks import check_run_dir, with_saved_rule
+from lit_het.runs.directory import load_config
 from lit_het.runs.parsing import parse_config
 from lit_het.runs.training import train
 from lit_het.training.loop import Cadence
@@ -44,12 +47,23 @@ def config_with(calibration, config=None, **data):
     ],
 )
 def test_the_last_two_percent_are_held_out_but_at_most_ten_thousand(num_samples, first):
-    found = split(config_with("auto"), num_samples)
+    found = split(changed(config_with("auto"), calibration_by="order"), num_samples)
     assert found.calibration is not None
     assert found.training.sample_range(num_samples) == range(first)
     assert found.calibration.sample_range(num_samples) == range(first, num_samples)
     # As given to `lit-het calibrate --portion`.
     assert Portion.parse(str(found.calibration)) == found.calibration
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "start"), [(5_000, 97.4), (6_500, 98), (500_000, 98), (1_000_000, 99), (30_000_000, 99.966667)]
+)
+@pytest.mark.parametrize("rule", ["key", "caption"])
+def test_by_a_hash_two_percent_are_held_out_and_at_least_as_many_as_a_temperature_needs(num_samples, start, rule):
+    found = split(changed(config_with("auto"), calibration_by=rule), num_samples)
+    assert (found.training, found.calibration) == (Portion(0, start, rule), Portion(start, by=rule))
+    assert Portion.parse(str(found.calibration)) == found.calibration
+    assert split(changed(config_with("auto"), calibration_by=rule), 4_950).calibration is None
 
 
 @pytest.mark.parametrize(
@@ -129,6 +143,17 @@ def test_configurations_of_earlier_versions_hold_out_nothing(tmp_path):
     assert experiment.load(tmp_path / "config.json").calibration is None
 
 
+def test_a_run_keeps_its_rule_when_it_is_resumed(tmp_path):
+    config = changed(config_with("auto"), run_dir=tmp_path)
+    saved = experiment.to_dict(config)
+    assert saved.pop("calibration_by") == "key"
+    (tmp_path / "config.json").write_text(json.dumps(saved))  # of a version that knew only the last 2 %
+    kept = with_saved_rule(config)
+    assert split(kept, 10_000) == (Portion(0, 98), Portion(98), "")
+    check_run_dir(kept, resume=True)
+    assert split(load_config(tmp_path), 10_000) == split(kept, 10_000)
+
+
 @pytest.fixture(scope="module")
 def half(upstream, tmp_path_factory):
     """A run that holds out the last 110 of 220 samples; some captions are wrong, so that a temperature fits."""
@@ -197,6 +222,17 @@ def test_a_later_calibration_may_read_only_the_samples_held_out(capsys, half, ru
     finally:
         if copied:
             moved.rename(shards)
+
+
+@pytest.mark.slow
+def test_a_hash_tells_what_was_held_out_also_of_copies(half, tmp_path):
+    tiny.finish_untrained(changed(half, run_dir=tmp_path / "run", calibration=Portion(50, by="key")))
+    copy = shutil.copytree(half.data.shards[0], tmp_path / "copy")
+    for shards in (half.data.shards, (str(copy),)):
+        images = Loader(changed(half.data, shards=shards), lambda texts: np.zeros((len(texts), 1), np.int32))
+        assert seen(tmp_path / "run", images.with_portion(Portion(50, by="key"))) is None
+        for portion in (Portion(49, by="key"), Portion(0, 50, "key"), Portion(50), Portion()):
+            assert seen(tmp_path / "run", images.with_portion(portion)) is not None
 
 
 def ranked(path, config, *suspects, weight=0.0):

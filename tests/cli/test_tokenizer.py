@@ -7,7 +7,7 @@ from lit_het.apps import tokenizer
 from lit_het.cli.main import main
 from lit_het.data_pipelines.images import encode_jpeg
 from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig, SentencePieceTokenizer, train_sentencepiece
 from tests.cli.conftest import refusal
 
 CAPTIONS = ["a red bar", "a blue square", "a green bar\na GREEN stripe", "grey squares"]
@@ -39,6 +39,11 @@ def test_the_model_is_that_of_all_captions(capsys, shards, tmp_path):
         f"--tokenizer.model {output} --tokenizer.length 8, and the same length and {built.vocabulary_size}" in printed
     )
     assert "8 tokens cut 0.0% of the captions" in printed
+
+
+def test_characters_of_long_captions_are_covered():
+    model = train_sentencepiece([*LINES, "a long caption " * 600 + "犬"], vocabulary_size=60, model_type="bpe")
+    assert SentencePieceTokenizer(model, length=8).decode(SentencePieceTokenizer(model, length=8)(["犬"])) == ["犬"]
 
 
 def test_a_model_of_two_languages_keeps_capitals(capsys, tmp_path):

@@ -209,6 +209,13 @@ def test_a_batch_larger_than_the_data_says_what_copies_count_as(capsys, lit_conf
     assert line in capsys.readouterr().err
 
 
+def test_a_batch_of_one_pair_is_refused(capsys, lit_config, tmp_path):
+    file = write_config_file(lit_config, tmp_path / "one.py")
+    line = refusal(capsys, "train", "--config", file, "--data.batch-size", "1", "--mesh.data", "1")
+    assert "a batch of 1 image-text pair has no negatives, and its contrastive loss teaches nothing; raise" in line
+    assert not lit_config.run_dir.exists() or not (lit_config.run_dir / "config.json").exists()
+
+
 def test_a_batch_that_does_not_fit_into_memory_is_one_line(capsys, config_file, monkeypatch):
     def exhausted(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 30397065280 bytes.\nmore")

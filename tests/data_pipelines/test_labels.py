@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lit_het.data_pipelines.captions import Text, TextPlace
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
 from lit_het.data_pipelines.storage import Unreadable
 from tests.data_pipelines.conftest import npy
@@ -37,6 +38,15 @@ DISAGREE = r"is not an index below 2; make .*names\.txt and the shards agree"
 def test_a_class_without_a_name_is_an_error(names: Path, content: bytes, message: str):
     with pytest.raises(Unreadable, match=message):
         ClassIndex(str(names)).build("elsewhere").encode(content)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(names: Path):
+    mark = b"\xef\xbb\xbf"
+    assert ClassIndex(str(names)).build("elsewhere").encode(mark + b"1\r\n") == 1
+    assert TextPlace("txt").read(mark + b"a red cat\r\n") == [Text("", "a red cat")]
+    assert TextPlace("json/caption").read(mark + b'{"caption": "a red cat"}') == [Text("", "a red cat")]
+    with pytest.raises(Unreadable, match="empty caption"):
+        TextPlace("txt").read(mark)
 
 
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.portions import ALL, ConcatenatedRanges, Portion
+from lit_het.data_pipelines.portions import ALL, Concatenated, Marked, Portion
+from lit_het.data_pipelines.shards import write_tar
 from tests.data_pipelines.conftest import NUM_SAMPLES, take
 from tests.refusals import assert_refused
 
@@ -60,7 +61,14 @@ def test_a_tenth_of_a_percent_is_exact_where_floats_are_not():
 
 
 @pytest.mark.parametrize(
-    ("text", "portion"), [(":98%", Portion(0, 98)), ("98%:", Portion(98)), ("0.5%:2%", Portion(0.5, 2)), (":", ALL)]
+    ("text", "portion"),
+    [
+        (":98%", Portion(0, 98)),
+        ("98%:", Portion(98)),
+        ("0.5%:2%", Portion(0.5, 2)),
+        (":", ALL),
+        ("98%: by key", Portion(98, by="key")),
+    ],
 )
 def test_a_portion_is_written_as_a_start_and_an_end_in_percent(text, portion):
     assert Portion.parse(text) == portion
@@ -93,6 +101,37 @@ def test_a_portion_resumes_anywhere_and_is_the_same_on_any_number_of_hosts(shard
     assert labels([part.read([0, 1])]) == [2, 3]
 
 
+HELD_OUT = {"key": ["001", "004", "008", "010", "011"], "caption": ["000", "001", "002", "003", "004"]}
+SORTED = [(f"{number:03}", f"{kind} {number // 4}") for number, kind in enumerate(["cat"] * 150 + ["dog"] * 150)]
+
+
+@pytest.fixture
+def sorted_shards(tmp_path):
+    """Three shards of samples that are sorted by kind; four neighbours share a caption."""
+    for shard in range(3):
+        some = SORTED[shard * 100 : (shard + 1) * 100]
+        # Images are indexed, and never decoded.
+        write_tar(tmp_path / f"{shard}.tar", [{"__key__": key, "jpg": b"x", "txt": caption} for key, caption in some])
+    return tmp_path
+
+
+@pytest.mark.parametrize("rule", ["key", "caption"])
+@pytest.mark.parametrize("changes", [{}, {"shuffle": False}, {"window": 1}], ids=["shuffled", "in turn", "windows"])
+def test_a_hash_splits_sorted_samples_evenly_and_completely(sorted_shards, rule, changes):
+    whole = Loader(LoaderConfig((str(sorted_shards),), 8, 4, portion=Portion(0, 50, rule), threads=0, **changes))
+    parts = [whole.with_portion(Portion(*bounds, rule)) for bounds in ((0, 50), (50, 100))]
+    first, second = ([SORTED[number] for number in part.numbers] for part in parts)
+    assert sorted(first + second) == SORTED
+    for part in (first, second):
+        assert 40 < sum(caption.startswith("cat") for _, caption in part) < 110
+    shared = {caption for _, caption in first} & {caption for _, caption in second}
+    assert bool(shared) == (rule == "key")
+    drawn = [key for _, key in parts[0].sources(range(len(first)))]
+    assert sorted(drawn) == sorted(key for key, _ in first)
+    # The rule of saved runs: another one would train on what they held out.
+    assert [key for key, _ in SORTED if key not in drawn][:5] == HELD_OUT[rule]
+
+
 def test_every_data_set_of_a_mixture_has_its_own_portion(shards):
     more = WeightedShards((str(shards / "shard-000002.tar"),), 0.5, Portion(50))  # of 20, 21 and 22 the last two
     part = loader(shards, Portion(0, 20), mixture=(more,))
@@ -114,12 +153,14 @@ def test_portions_out_of_order_without_samples_or_of_a_stream_are_refused(shards
     start=st.integers(0, 40),
     length=st.integers(0, 20),
 )
-def test_common_numbers_are_those_of_the_first_range_that_has_any(ranges, start, length):
+def test_marks_are_those_of_all_parts(ranges, start, length):
     own, first = [], 0
     for gap, count in ranges:  # in order and apart, as those of several data sets
         own.append(range(first + gap, first + gap + count))
         first += gap + count
+    # Of every other part each number but the first.
+    parts = [Marked(one.start, np.arange(len(one)) > 0) if number % 2 else one for number, one in enumerate(own)]
+    held = [i for number, one in enumerate(own) for i in one if i > one.start or not number % 2]
+    assert list(Concatenated(parts)) == held
     numbers = range(start, start + length)
-    shared = [sorted(set(one) & set(numbers)) for one in own]
-    expected = next(filter(None, shared), [])
-    assert list(ConcatenatedRanges(own).common_with(numbers)) == expected
+    assert Concatenated(parts).marks(numbers).tolist() == [i in held for i in numbers]

@@ -35,6 +35,19 @@ def test_templates_are_averaged_on_the_sphere(make_encoder):
     np.testing.assert_allclose(embedding, [[np.sqrt(0.5), np.sqrt(0.5)]], rtol=1e-6)
 
 
+def test_names_that_become_the_same_tokens_are_named(make_encoder, capsys):
+    encoder = with_text(
+        make_encoder(np.eye(2), ("a", "b")),
+        tokenize=lambda texts: np.array([[len(text)] for text in texts]),  # a stand-in: equal lengths are equal
+        embed=lambda tokens: np.tile(np.array([1, 0], np.float32), (len(tokens), 1)),
+    )
+    embed_class_names(encoder, ["cat", "owl", "Owl", "crane", "owl"])
+    assert "3 labels cannot be told from others, such as owl from cat: their texts" in (said := capsys.readouterr().err)
+    assert "the same 1 tokens (case may be ignored" in said
+    embed_class_names(encoder, ["owl", "owl", "crane"])
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vectors, make_encoder, num_shards: int):
     vectors = unit_vectors(600, 3)

@@ -47,14 +47,69 @@ def test_a_tar_of_folders_equals_the_folders(tmp_path):
     assert dataset.class_names == ("a", "b")
 
 
+SET = ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        ([f"pets/{name}" for name in SET], ["train"]),
+        ([f"download/pets/{name}" for name in SET], ["train"]),
+        ([f"{split}/{name}" for split in ("Train", "TEST") for name in SET], ["test", "train"]),
+        ([f"pets/{split}/{name}" for split in ("train", "dev") for name in SET], ["dev", "train"]),
+        ([f"{split}/images/{name}" for split in ("train", "evaluation") for name in SET], ["evaluation", "train"]),
+        (["train/cat/photos/1.jpg", "val/cat/photos/2.jpg", "val/dog/photos/3.jpg"], ["train", "val"]),
+        (["cat/photos/1.jpg", "dog/photos/2.jpg"], ["train"]),
+    ],
+)
+def test_classes_and_splits_are_found_below_folders_that_hold_nothing_else(tmp_path, make, names, splits):
+    dataset = read_folder(make(*names), tmp_path)
+    assert (dataset.class_names, sorted(dataset.splits)) == (("cat", "dog"), splits)
+
+
+def test_a_class_may_have_the_name_of_a_split(tmp_path, make):
+    dataset = read_folder(make("bus/1.jpg", "train/2.jpg"), tmp_path)
+    assert (dataset.class_names, list(dataset.splits)) == (("bus", "train"), ["train"])
+
+
+@pytest.mark.parametrize("root", ["", "00000/", "shards/00000/", "train/00000/"])
+def test_captions_in_numbered_folders_become_captions(tmp_path, make, root, capsys):
+    other = root.replace("00000", "00001")
+    dataset = read_folder(
+        make(f"{root}1.jpg", f"{root}1.txt", f"{root}1.json", f"{other}2.jpg", f"{other}2.txt"), tmp_path
+    )
+    assert (dataset.class_names, list(dataset.splits)) == (None, ["train"])
+    assert "train: 2 images with captions from .txt files; folders are not classes" in capsys.readouterr().err
+    samples = write(dataset, tmp_path, "train")
+    assert [sample.members["txt"].decode() for sample in samples] == [f"caption of {root}1", f"caption of {other}2"]
+
+
+def test_the_classes_of_each_split_are_named_with_their_counts(tmp_path, make, capsys):
+    names = [f"{number}/1.jpg" for number in range(10, 20)]
+    read_folder(make(*names, "10/2.jpg"), tmp_path)
+    found = "train: 10 classes, with images: 10 (2), 11 (1), 12 (1), 13 (1), 14 (1), 15 (1), 16 (1), 17 (1) and 2 more"
+    assert found in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         (["a/notes.md"], "holds no images"),
         (["1.jpg", "2.jpg"], r"neither class folders nor captions"),
-        (["1.jpg", "1.txt", "a/2.jpg"], r"a/2\.jpg: lies in a subfolder, other images do not"),
+        (["1.jpg", "a/2.jpg"], r"a/2\.jpg: lies in a subfolder, unlike other images; give each image a caption, or"),
+        (["1.jpg", "1.txt", "a/2.jpg"], r"a/2\.jpg: has no \.txt beside it, unlike other images"),
+        (["a/1.jpg", "a/1.txt", "b/2.jpg"], r"b/2\.jpg: has no \.txt beside it, unlike other images"),
         (["a/1.jpg", "b/notes.md"], "class b has no images; add some or remove its folder"),
-        (["train/a/1.jpg", "test/1.jpg", "test/1.txt"], r"train/a/1\.jpg: lies in a subfolder"),
+        (["train/a/1.jpg", "test/1.jpg", "test/1.txt"], r"train/a/1\.jpg: has no \.txt beside it"),
+        (["train/a/1.jpg", "extra/a/1.jpg"], r"extra/a/1\.jpg: lies in no split, others in train; name its"),
+        (["train/1.jpg", "train/1.txt", "b/2.jpg", "b/2.txt"], r"b/2\.jpg: lies in no split"),
+        (["train/a/1.jpg", "2.jpg"], r"2\.jpg: lies in no split"),
+        (["train/a/1.jpg", "Train/b/2.jpg"], "Train, train differ only in case"),
+        (["pets/cat/1.jpg", "pets/dog/2.jpg", "food/pie/3.jpg"], "pets: its images lie in several folders, .*pets/cat"),
+        (
+            ["cat/train/1.jpg", "cat/test/2.jpg", "dog/train/1.jpg"],
+            "cat: its images lie in several folders, .*cat/test",
+        ),
     ],
 )
 def test_invalid_folders_are_refused(tmp_path, make, names, message):
@@ -72,3 +127,8 @@ def test_suffixes_have_any_case_and_images_that_are_not_read_are_counted(tmp_pat
     source = make("A.JPG", "A.TXT", "b.JPE", "b.txt", "c.Jfif", "c.Txt", "d.avif", "e.HEIC", "f.heic")
     assert read_folder(source, tmp_path).splits["train"].num_samples == 3
     assert "left out 1 .avif, 2 .heic; to use them, save them as JPEG, PNG or WebP" in capsys.readouterr().err
+
+
+def test_a_source_that_is_a_split_itself_has_its_name(tmp_path, make):
+    source = make("a/1.jpg").rename(tmp_path / "Validation")
+    assert list(read_folder(source, tmp_path).splits) == ["validation"]

@@ -28,7 +28,7 @@ def save(tmp_path):
         if features is not None:
             table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
         path = tmp_path / "source" / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(table, path, row_group_size=3)
         return path
 
@@ -56,6 +56,41 @@ def test_each_of_several_captions_is_a_line(tmp_path, save):
     captions = [["first", "in two\nlines"], ["only"], [], None, [None, "late"], ["e"], ["f"]]
     samples = write(read_parquet(save(text=captions), columns=Columns(caption="text")), tmp_path, "train")
     assert [sample.members["txt"] for sample in samples] == [b"first\nin two lines", b"only", b"late", b"e", b"f"]
+
+
+def test_one_text_with_line_breaks_is_one_caption(tmp_path, save):
+    captions = ["A lamp with\na shade.\r\n\n It stands.\n", *"bcdefg"]
+    samples = write(read_parquet(save(text=captions), columns=Columns(caption="text")), tmp_path, "train")
+    assert samples[0].members["txt"] == b"A lamp with a shade. It stands."
+
+
+@pytest.mark.parametrize(
+    "captions",
+    [
+        arrow.array(["a", "b", None]).dictionary_encode(),
+        arrow.array(["a", "b", None], arrow.string_view()),
+        arrow.array([b"a", b"b", None], arrow.binary_view()),
+        arrow.array([["a"], ["b"], None], arrow.large_list(arrow.large_string())),
+        arrow.array([["a"], ["b"], None], arrow.list_(arrow.string_view(), 1)),
+        arrow.ListArray.from_arrays([0, 1, 2, 2], arrow.array(["a", "b"]).dictionary_encode()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_captions_may_have_any_type_of_text(tmp_path, save, captions):
+    dataset = read_parquet(save(3, text=captions), columns=Columns("image", caption="text"))
+    samples = write(dataset, tmp_path, "train")
+    assert [sample.members["txt"] for sample in samples] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", [arrow.string_view(), arrow.dictionary(arrow.int32(), arrow.string())], ids=str)
+def test_images_and_labels_may_be_views_and_categories(tmp_path, save, kind):
+    image = arrow.array([make_image(row) for row in range(3)], arrow.binary_view())
+    path = save(3, image=image, label=arrow.array(["b", "a", "b"], kind), features=None)
+    dataset = read_parquet(path, columns=Columns(label="label"))
+    assert dataset.class_names == ("a", "b")
+    assert labelled(write(dataset, tmp_path, "train")) == [
+        (label, make_image(row)) for row, label in enumerate((1, 0, 1))
+    ]
 
 
 @pytest.mark.parametrize("is_list", [False, True])
@@ -106,6 +141,48 @@ def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save):
     assert [sample.image for sample in samples] == [make_image(row) for row in (*range(4), *range(5))]
     assert list(read_parquet(source, "test").splits) == ["test"]
     assert_refused("has no split 'val', only test, train", read_parquet, source, "val")
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (("train/0000.parquet", "test/0000.parquet", "test/0001.parquet"), {"train": 3, "test": 6}),
+        (("default/train/0000.parquet", "default/partial-test/0000.parquet"), {"train": 3, "test": 3}),
+        (("data/train-00000-of-00001.parquet", "data/test-00000-of-00001-ab12.parquet"), {"train": 3, "test": 3}),
+        (("train.parquet", "Validation.parquet"), {"train": 3, "validation": 3}),
+        (("my-train_2.parquet", "my-train_1.parquet", "my-dev.parquet"), {"train": 6, "dev": 3}),
+        (("train/00/a.parquet", "train/01/b.parquet"), {"train": 6}),
+        (("2020/a.parquet", "2021/b.parquet"), {"train": 6}),
+        (("test.parquet",), {"test": 3}),
+        (("split_b-00000-of-00001.parquet", "train.parquet"), {"split_b": 3, "train": 3}),
+    ],
+)
+def test_splits_are_named_as_on_the_hub(tmp_path, save, names, splits):
+    for name in names:
+        save(3, name)
+    found = read_parquet(tmp_path / "source").splits
+    assert {name: split.num_samples for name, split in found.items()} == splits
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("train.parquet", "more.parquet"), r"more\.parquet: names no split, other files do"),
+        (("train/0.parquet", "validation_matched/0.parquet"), r"validation_matched/0\.parquet: names no split"),
+        (("train/0.parquet", "train-test.parquet"), r"train-test\.parquet: names no split"),
+        (("en/train-00000-of-00001.parquet", "fr/train/0.parquet"), "has the split train in en/ and in fr/; give one"),
+    ],
+)
+def test_files_whose_split_is_not_clear_are_refused(tmp_path, save, names, message):
+    for name in names:
+        save(3, name)
+    assert_refused(message, read_parquet, tmp_path / "source")
+
+
+def test_a_single_file_and_a_folder_of_one_split_have_its_name(save):
+    path = save(3, "test/0000.parquet")
+    assert list(read_parquet(path.parent).splits) == ["test"]
+    assert list(read_parquet(path.rename(path.with_name("val.parquet"))).splits) == ["val"]
 
 
 def test_a_row_without_bytes_is_named(tmp_path, save):
