@@ -90,8 +90,8 @@ def train_sentencepiece(
             minloglevel=_QUIET,
         )
     except (RuntimeError, ValueError) as error:
-        reason = f"({' '.join(str(error).split())})"
-        raise UserError(f"a vocabulary of {vocabulary_size} pieces cannot be trained {reason}; change its size") from error
+        why = f"({' '.join(str(error).split())})"
+        raise UserError(f"a vocabulary of {vocabulary_size} pieces cannot be trained {why}; change its size") from error
     return model.getvalue()
 
 

@@ -31,7 +31,6 @@ from lit_het.data_pipelines.labels import (
     text_of,
 )
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise, read_lines
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import MissingText, UserError, counted
@@ -164,7 +163,8 @@ class OpenSet:
         Raises:
             UserError: a distribution is missing or unreadable.
         """
-        index = ShardIndex([summary.address for summary in self.loader.index.summaries], [IMAGE, "cls"], [SOFT_LABELS])
+        addresses = [summary.address for summary in self.loader.index.summaries]
+        index = ShardIndex(addresses, self.loader.required, [SOFT_LABELS])
         if not (index.sizes(SOFT_LABELS)[list(self.loader.numbers)] >= 0).any():
             return None
         found = []
