@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -190,3 +191,34 @@ def test_a_process_that_lost_another_exits_with_the_code_to_restart(endless, sta
     messages = pair[1 - victim].communicate(timeout=60)[1].decode()
     assert pair[1 - victim].returncode == 75, messages
     assert re.search(r"lit-het: lost another process or a device .*; restart all processes", messages)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_an_evaluation_that_lost_a_process_exits_with_the_code_to_restart(data, upstream, tmp_path, number, code):
+    shapes = write_splits(data, tmp_path / "shapes", "train", "test")
+    command = [sys.executable, "-m", "tests.cli.slow_evaluation", "few-shot", "--checkpoint", upstream]
+    command += ["--data", shapes, "--batch-size", "2", "--distributed"]
+    address = f"localhost:{tiny.free_port()}"
+    pair = [
+        subprocess.Popen(
+            [*map(str, command), f"{address},{process}/2"],
+            env=tiny.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for process in (0, 1)
+    ]
+    try:
+        for process in pair:
+            assert process.stdout is not None
+            assert b"reading\n" in process.stdout, process.communicate()[1].decode()  # as soon as there is this line
+        pair[1].send_signal(number)
+        messages = pair[0].communicate(timeout=60)[1].decode()
+        assert pair[0].returncode == 75, messages
+        assert "lit-het: lost another process or a device" in messages
+        pair[1].communicate(timeout=60)
+        assert pair[1].returncode == code
+    finally:
+        kill(*(process for process in pair if process.poll() is None))
