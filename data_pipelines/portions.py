@@ -19,6 +19,8 @@ from lit_het.errors import FieldError, require_choice
 Rule: TypeAlias = Literal["order", "key", "caption"]
 """What a portion goes by: the order of the shards, or a hash of a sample's key or first caption."""
 
+_BLOCK = 2**14
+
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
@@ -114,13 +116,18 @@ class Marked(Sequence[int]):
 
     def __init__(self, start: int, marks: Bool[np.ndarray, " n"]):
         self.start, self.stop = start, start + len(marks)
-        self._bits, self._count = np.packbits(marks), int(marks.sum())
+        self._bits = np.packbits(marks)
+        # Chosen integers up to the end of each block, so that one is found without unpacking all.
+        self._ends = np.cumsum([marks[at : at + _BLOCK].sum() for at in range(0, len(marks), _BLOCK)], dtype=int)
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, place: int) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.start + int(np.flatnonzero(self.marks)[place])
+        place = range(len(self))[place]
+        block = int(np.searchsorted(self._ends, place, side="right"))
+        marks = np.unpackbits(self._bits[block * _BLOCK // 8 :][: _BLOCK // 8])
+        return self.start + block * _BLOCK + int(np.flatnonzero(marks)[place - (self._ends[block - 1] if block else 0)])
 
     @property
     def marks(self) -> Bool[np.ndarray, " n"]:

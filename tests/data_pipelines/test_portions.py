@@ -164,3 +164,15 @@ def test_marks_are_those_of_all_parts(ranges, start, length):
     assert list(Concatenated(parts)) == held
     numbers = range(start, start + length)
     assert Concatenated(parts).marks(numbers).tolist() == [i in held for i in numbers]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2**14, 2**14 + 1, 40_000])
+def test_marked_integers_are_found_in_any_block(count):
+    marks = np.random.default_rng(count).random(count) < 0.9
+    expected = (np.flatnonzero(marks) + 3).tolist()
+    found = Marked(3, marks)
+    assert len(found) == len(expected)
+    for place in {*range(-len(expected), len(expected), 997), *range(-1, 1)[: len(expected)]}:
+        assert found[place] == expected[place]
+    with pytest.raises(IndexError):
+        found[len(found)]
