@@ -49,6 +49,10 @@ from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 
+Transparency: TypeAlias = Literal["white", "dropped"]
+"""What becomes of transparent pixels: they lie over white, or show the colour that transparency hides, as in Pillow's
+``convert("RGB")`` and TensorFlow's three channels."""
+
 Box: TypeAlias = tuple[float, float, float, float]
 """A part of an image in its pixels: left, top, right, bottom."""
 
@@ -88,13 +92,14 @@ def decode(
     filter: Filter = "area",
     *,
     max_pixels: int = MAX_PIXELS,
+    transparency: Transparency = "white",
 ) -> UInt8[np.ndarray, "size size 3"]:
     """Decodes an image to RGB and resizes a part of it to ``size`` x ``size`` pixels.
 
     The first bytes decide the format. simplejpeg decodes JPEG, Pillow decodes PNG, WebP, GIF, BMP, TIFF and PPM: the
-    first frame of an animation, upright, the upper 8 of 16 bits, transparency over white. What decodes whole is read,
-    whatever lies around the pixels (`lit_het.data_pipelines.image_mending`); what lacks pixels is broken. Threads wait
-    while all together would exceed `memory.DECODING`.
+    first frame of an animation, upright, the upper 8 of 16 bits. What decodes whole is read, whatever lies around the
+    pixels (`lit_het.data_pipelines.image_mending`); what lacks pixels is broken. Threads wait while all together would
+    exceed `memory.DECODING`.
 
     Args:
         data: the encoded image.
@@ -102,13 +107,14 @@ def decode(
         choose_box: maps height and width of the upright image to the box.
         filter: how the box is resized.
         max_pixels: the largest accepted image.
+        transparency: see `Transparency`.
 
     Raises:
         BrokenImage: unknown format, damaged bytes, or beyond the limits of `lit_het.data_pipelines.image_headers`.
     """
     with _out_of_memory_as_broken():
         if format_of(data) != "JPEG":
-            with _decoded_with_pillow(data, max_pixels) as pixels:
+            with _decoded_with_pillow(data, max_pixels, transparency) as pixels:
                 return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
         jpeg = _Jpeg(data, max_pixels)
         box = choose_box(*jpeg.upright)
@@ -126,7 +132,7 @@ def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
     """
     with _out_of_memory_as_broken():
         if format_of(data) != "JPEG":
-            with _decoded_with_pillow(data, MAX_PIXELS) as pixels:
+            with _decoded_with_pillow(data, MAX_PIXELS, "white") as pixels:
                 return pixels
         jpeg = _Jpeg(data, MAX_PIXELS)
         with DECODING.reserve(jpeg.memory(shrunk=False)):
@@ -282,14 +288,14 @@ def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
 
 
 @contextlib.contextmanager
-def _decoded_with_pillow(data: bytes, max_pixels: int) -> Iterator[np.ndarray]:
+def _decoded_with_pillow(data: bytes, max_pixels: int, transparency: Transparency) -> Iterator[np.ndarray]:
     """Yields RGB pixels and keeps their memory reserved until the context ends."""
     image = open_with_pillow(data, max_pixels)
     if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
         raise BrokenImage(UNKNOWN_WHITE, f"{image.format} in mode {image.mode}; save it with 8 or 16 bits")
     with DECODING.reserve(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
         try:
-            pixels = upright_rgb(image)
+            pixels = upright_rgb(image, transparency)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
@@ -298,7 +304,7 @@ def _decoded_with_pillow(data: bytes, max_pixels: int) -> Iterator[np.ndarray]:
         yield pixels
 
 
-def upright_rgb(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
+def upright_rgb(image: Image.Image, transparency: Transparency = "white") -> UInt8[np.ndarray, "h w 3"]:
     """Returns the pixels of Pillow's image by the rules of `decode`; Pillow's readers raise arbitrary exceptions."""
     image.load()
     pixels = np.empty((image.height, image.width, 3), np.uint8)
@@ -306,7 +312,7 @@ def upright_rgb(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         part = image.crop((0, top, image.width, min(top + rows, image.height)))
-        pixels[top : top + rows] = np.asarray(_to_rgb(part))
+        pixels[top : top + rows] = np.asarray(_to_rgb(part, transparency))
     exif, xmp = image.info.get("exif"), image.info.get("xmp") or image.info.get("XML:com.adobe.xmp", b"")
     if exif is None and "Raw profile type exif" in image.info:
         exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
@@ -343,11 +349,13 @@ def open_with_pillow(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile:
     return image
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, transparency: Transparency) -> Image.Image:
     # The conversion of Pillow 13.0 would clip 16-bit levels instead of scaling them.
     if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
+        if transparency == "dropped":
+            return rgba.convert("RGB")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
-from lit_het.data_pipelines.images import Box, Filter, decode, resize, whole
+from lit_het.data_pipelines.images import Box, Filter, Transparency, decode, resize, whole
 from lit_het.data_pipelines.rand_augment import RandAugment
 from lit_het.errors import UserError, require_choice
 
@@ -29,23 +29,31 @@ class Preprocessing:
         fit: ``"squash"`` resizes the whole image and ignores its aspect ratio; ``"crop"`` takes the central square.
         crop_fraction: side of the central square over the shorter side of the image, usually 1 or 0.875.
         filter: see `lit_het.data_pipelines.images`.
+        transparency: white in training here; imported models take what their own preprocessing does, "dropped".
 
     Raises:
-        UserError: an unknown fit or filter, or a fraction outside (0, 1].
+        UserError: an unknown fit, filter or transparency, or a fraction outside (0, 1].
     """
 
     fit: Literal["squash", "crop"] = "squash"
     crop_fraction: float = 1.0
     filter: Filter = "area"
+    transparency: Transparency = "white"
 
     def __post_init__(self) -> None:
-        require_choice(self, "fit", "filter")
+        require_choice(self, "fit", "filter", "transparency")
         if not 0 < self.crop_fraction <= 1:
             raise UserError(f"Preprocessing: crop_fraction = {self.crop_fraction} must be above 0 and at most 1")
 
     def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "size size 3"]:
         """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decode`."""
-        return decode(data, size, self._box(size), self.filter)
+        return self.apply_to_box(data, size, self._box(size))
+
+    def apply_to_box(
+        self, data: bytes, size: int, choose_box: Callable[[int, int], Box]
+    ) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes a part of an image to RGB, as in training; raises as `lit_het.data_pipelines.images.decode`."""
+        return decode(data, size, choose_box, self.filter, transparency=self.transparency)
 
     def apply_to_pixels(self, pixels: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "size size 3"]:
         """Resizes an image that is already decoded, with the result that `apply` has for a PNG of it."""
@@ -96,10 +104,10 @@ class InceptionCrop:
             )
 
     def apply(
-        self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
+        self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
     ) -> UInt8[np.ndarray, "size size 3"]:
         """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decode`."""
-        return decode(data, size, functools.partial(self.draw, generator), filter)
+        return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator))
 
     def draw(self, generator: np.random.Generator, height: int, width: int) -> Box:
         """Draws a crop of one image, in whole pixels."""
@@ -136,10 +144,10 @@ class RandomCrop:
             raise UserError(f"RandomCrop: fraction = {self.fraction} must be above 0 and at most 1")
 
     def apply(
-        self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
+        self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
     ) -> UInt8[np.ndarray, "size size 3"]:
         """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decode`."""
-        return decode(data, size, functools.partial(self.draw, generator, size), filter)
+        return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator, size))
 
     def draw(self, generator: np.random.Generator, size: int, height: int, width: int) -> Box:
         """Draws a crop of one image, in whole pixels of the larger square."""
@@ -154,7 +162,7 @@ class Training:
     """Training preprocessing.
 
     Attributes:
-        preprocessing: of evaluation; training uses its filter.
+        preprocessing: of evaluation; training uses its filter and its rule for transparency.
         crop: the random crop; None uses the evaluation preprocessing.
         augmentations: changes of the resized image, in order.
     """
@@ -172,7 +180,7 @@ class Training:
         if self.crop is None:
             pixels = self.preprocessing.apply(data, size)
         else:
-            pixels = self.crop.apply(data, size, self.preprocessing.filter, generator)
+            pixels = self.crop.apply(data, size, self.preprocessing, generator)
         for augmentation in self.augmentations:
             pixels = augmentation.apply(pixels, generator)
         return pixels

@@ -15,7 +15,7 @@ from PIL import Image
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.image_headers import check_size
-from lit_het.data_pipelines.images import BrokenImage, upright_rgb
+from lit_het.data_pipelines.images import BrokenImage, Transparency, upright_rgb
 from lit_het.data_pipelines.storage import reason
 from lit_het.errors import UserError
 
@@ -76,7 +76,9 @@ class Images:
         image, name = self._images[number], self.names[number]
         if isinstance(image, Image.Image | np.ndarray):
             with self._lock:
-                return self._data.preprocessing.apply_to_pixels(_pixels(image, name), self._data.image_size)
+                return self._data.preprocessing.apply_to_pixels(
+                    _pixels(image, name, self._data.preprocessing.transparency), self._data.image_size
+                )
         return decode(self._read(image, name), self._data, name)
 
     def _read(self, image: Any, name: str) -> bytes:
@@ -133,7 +135,7 @@ def _name(image: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _pixels(image: Image.Image | np.ndarray, name: str) -> UInt8[np.ndarray, "h w 3"]:
+def _pixels(image: Image.Image | np.ndarray, name: str, transparency: Transparency) -> UInt8[np.ndarray, "h w 3"]:
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.shape[2:] not in ((), (1,), (3,), (4,)) or image.ndim < 2:
             raise UserError(
@@ -145,6 +147,6 @@ def _pixels(image: Image.Image | np.ndarray, name: str) -> UInt8[np.ndarray, "h 
         raise UserError(f"{name}: has no pixels")
     try:
         check_size(image.width, image.height)
-        return upright_rgb(image)
+        return upright_rgb(image, transparency)
     except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
         raise UserError(f"{name}: cannot be decoded ({reason(error)})") from error

@@ -95,7 +95,7 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
             write(run, to, output, calibrated=options.calibrated)
         if library := {"huggingface": "transformers", "onnx": "onnx"}.get(to):
             write_atomically(output / "README.md", write_card(run, name, licence=options.licence, library=library))
-        if to == "huggingface":
+        if to == "huggingface" and run.config.data.preprocessing.transparency == "white":
             message(TRANSPARENT)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error

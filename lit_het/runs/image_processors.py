@@ -49,7 +49,8 @@ def read(processor: Mapping[str, Any], image_size: int) -> Reading:
         remarks.append(f"resample = {resample!r} is not a supported filter; bicubic is used")
     fraction, size, remark = _square(processor, image_size)
     fit: Any = {"fit": "squash"} if fraction is None else {"fit": "crop", "crop_fraction": fraction}
-    preprocessing = Preprocessing(**fit, filter=filter or "bicubic")
+    # All of them convert to RGB, by which transparency is dropped.
+    preprocessing = Preprocessing(**fit, filter=filter or "bicubic", transparency="dropped")
     return Reading(preprocessing, size, (*remarks, *([remark] if remark else [])))
 
 

@@ -244,7 +244,7 @@ def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
 def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:
     """Returns the preprocessing of a source; differences from the source are printed to stderr."""
     if found.image_processor is None:
-        return Preprocessing()
+        return Preprocessing(transparency="dropped")  # TensorFlow decodes three channels
     reading = image_processors.read(found.image_processor, image_size)
     remarks = reading.remarks
     if reading.image_size != image_size and not was_chosen:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.captions import QUESTION
+from lit_het.data_pipelines.images import Transparency
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.report.tables import in_markdown
 from lit_het.heads.het_xl import HetXLConfig
@@ -42,10 +43,13 @@ _TEXT = """\
 TRANSPARENT = "transparent images: transformers drops transparency; compose them on white, as README.md shows"
 """What differs in images of a model that leaves for transformers."""
 
-_ON_WHITE = """\
+_OPENED: dict[Transparency, str] = {
+    "white": """\
 # On white, as in training: transformers would show what transparency hides.
 image = Image.open("photo.jpg").convert("RGBA")
-image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")"""
+image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")""",
+    "dropped": 'image = Image.open("photo.jpg").convert("RGB")',
+}
 _DECODER = """\
 ```python
 from PIL import Image
@@ -53,7 +57,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, VisionEncoderDecoder
 
 model = VisionEncoderDecoderModel.from_pretrained({name})
 processor, tokenizer = AutoImageProcessor.from_pretrained({name}), AutoTokenizer.from_pretrained({name})
-{on_white}
+{opened}
 pixels = processor(image, return_tensors="pt").pixel_values
 {prompt}
 ```
@@ -157,14 +161,16 @@ def _calibration(run: Run) -> str:
 
 
 def _use(name: str, library: str, config: ExperimentConfig) -> str:
-    task = _KINDS[type(config.task)]
+    task, opened = _KINDS[type(config.task)], _OPENED[config.data.preprocessing.transparency]
     if library == "transformers":
         if isinstance(config.task, CaptioningConfig):
-            return _use_of_decoder(name, config.data.prompts, has_noise=isinstance(config.task.head, HetXLConfig))
+            return _use_of_decoder(
+                name, opened, config.data.prompts, has_noise=isinstance(config.task.head, HetXLConfig)
+            )
         labels = ', candidate_labels=["a cat", "a dog"], hypothesis_template="{}"' if task.startswith("zero") else ""
         lines = ("from PIL import Image", "from transformers import pipeline", "")
-        opened = f'classify = pipeline("{task}", model={_quoted(name)})'
-        return "\n".join(["```python", *lines, opened, _ON_WHITE, f"classify(image{labels})", "```"])
+        made = f'classify = pipeline("{task}", model={_quoted(name)})'
+        return "\n".join(["```python", *lines, made, opened, f"classify(image{labels})", "```"])
     if library == "onnx":
         return "```bash\npython classify.py IMAGE --labels LABELS\n```"
     address = f"hf://{name}" if "/" in name else name
@@ -176,11 +182,11 @@ def _quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def _use_of_decoder(name: str, prompts: Sequence[str], *, has_noise: bool) -> str:
+def _use_of_decoder(name: str, opened: str, prompts: Sequence[str], *, has_noise: bool) -> str:
     first = prompts[0].replace(QUESTION, "how many cats?")
     text = _DECODER.format(
         name=_quoted(name),
-        on_white=_ON_WHITE,
+        opened=opened,
         prompt=_PROMPTED.format(prompt=first) if first else _UNPROMPTED,
         prompts=", ".join(f"`{prompt}`" if prompt else "none" for prompt in dict.fromkeys(prompts)),
     )

@@ -24,13 +24,15 @@ def run(name: str, values: np.ndarray) -> dict[str, Any]:
     return {output.name: value for output, value in zip(session.get_outputs(), found, strict=True)}
 
 
-def read(path, size, shorter_side, shrink, enlarge):
-    """Returns pixels ``[size size 3]``: upright, over white; the whole image, or a central square."""
+def read(path, size, shorter_side, shrink, enlarge, transparency="white"):
+    """Returns pixels ``[size size 3]``: upright; the whole image, or a central square."""
     image = ImageOps.exif_transpose(Image.open(path))
     if image.mode.startswith("I;16"):  # Pillow would cut off bright values
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert("RGBA")
-    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if transparency == "white":
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("RGB")
     sides = np.array(image.size)
     scaled = shorter_side * sides // sides.min() if shorter_side else np.array([size, size])
     corner = np.round((scaled - size) / 2)

@@ -161,7 +161,8 @@ def preprocessing_settings(preprocessing: Preprocessing, size: int) -> dict[str,
     is_whole = preprocessing.fit == "squash"
     shrink, enlarge = _FILTERS[preprocessing.filter]
     shorter = None if is_whole else preprocessing.shorter_side(size)
-    return {"size": size, "shorter_side": shorter, "shrink": shrink, "enlarge": enlarge}
+    names = {"shrink": shrink, "enlarge": enlarge, "transparency": preprocessing.transparency}
+    return {"size": size, "shorter_side": shorter, **names}
 
 
 def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Images of any kind become the same squares."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -56,6 +57,9 @@ def test_grey_pixels_are_grey_and_transparent_ones_are_white(pixels):
     np.testing.assert_array_equal(with_axis, repeated)
     (clear,) = Images(np.zeros((8, 8, 4), np.uint8), DATA)
     assert (clear == 255).all()
+    dropped = dataclasses.replace(DATA, preprocessing=Preprocessing(transparency="dropped"))
+    (hidden,) = Images(np.zeros((8, 8, 4), np.uint8), dropped)
+    assert (hidden == 0).all()
 
 
 def test_an_image_is_turned_upright_like_its_file(pixels, tmp_path):

@@ -185,13 +185,13 @@ def test_an_import_prepares_images_as_the_folders_processor_says(tmp_path, capsy
     folder = shutil.copytree(GOLDEN / "hf_siglip", tmp_path / "siglip")
     (folder / "preprocessor_config.json").unlink(missing_ok=True)
     run("import", "--from", folder, "--to", tmp_path / "plain")
-    assert preparation(tmp_path / "plain") == Preprocessing(filter="bicubic")  # as SigLIP's
+    assert preparation(tmp_path / "plain") == Preprocessing(filter="bicubic", transparency="dropped")  # as SigLIP's
     assert "preprocessing of" not in capsys.readouterr().err
 
     processor = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32, "resample": 3, "do_pad": True}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     run("import", "--from", folder, "--to", tmp_path / "run")
-    assert preparation(tmp_path / "run") == Preprocessing("crop", 0.8, "bicubic")
+    assert preparation(tmp_path / "run") == Preprocessing("crop", 0.8, "bicubic", "dropped")
     size = experiment.load(tmp_path / "run" / "config.json").data.image_size
     remarks = [line for line in capsys.readouterr().err.splitlines() if "preprocessing of" in line]
     assert [line.partition(f"{folder}: ")[2] for line in remarks] == [
@@ -201,7 +201,7 @@ def test_an_import_prepares_images_as_the_folders_processor_says(tmp_path, capsy
 
     run("export", "--checkpoint", tmp_path / "run", "--to", "huggingface", "--output", tmp_path / "out")
     run("import", "--from", tmp_path / "out", "--to", tmp_path / "again")
-    assert preparation(tmp_path / "again") == Preprocessing("crop", 0.8, "bicubic")
+    assert preparation(tmp_path / "again") == Preprocessing("crop", 0.8, "bicubic", "dropped")
 
 
 def preparation(run_dir):

@@ -1,5 +1,6 @@
 """A folder's preprocessor_config.json becomes a Preprocessing, and what cannot is said."""
 
+import functools
 import io
 import warnings
 
@@ -15,23 +16,24 @@ from lit_het.runs import image_processors
 BILINEAR, BICUBIC = 2, 3
 SQUARE = {"height": 224, "width": 224}
 CROP = {"do_center_crop": True, "resample": BICUBIC}
+imported = functools.partial(Preprocessing, transparency="dropped")
 
 
 @pytest.mark.parametrize(
     ("processor", "expected", "size"),
     [
-        ({"size": SQUARE, "resample": BILINEAR}, Preprocessing("squash", filter="bilinear"), 224),
-        ({"size": {"height": 384, "width": 384}, "resample": BICUBIC}, Preprocessing("squash", filter="bicubic"), 384),
-        ({**CROP, "size": {"shortest_edge": 224}, "crop_size": SQUARE}, Preprocessing("crop", 1.0, "bicubic"), 224),
-        ({**CROP, "size": {"shortest_edge": 256}, "crop_size": SQUARE}, Preprocessing("crop", 0.875, "bicubic"), 224),
+        ({"size": SQUARE, "resample": BILINEAR}, imported("squash", filter="bilinear"), 224),
+        ({"size": {"height": 384, "width": 384}, "resample": BICUBIC}, imported("squash", filter="bicubic"), 384),
+        ({**CROP, "size": {"shortest_edge": 224}, "crop_size": SQUARE}, imported("crop", 1.0, "bicubic"), 224),
+        ({**CROP, "size": {"shortest_edge": 256}, "crop_size": SQUARE}, imported("crop", 0.875, "bicubic"), 224),
         # Files of before sizes had names.
-        ({"size": 224, "resample": BILINEAR}, Preprocessing("squash", filter="bilinear"), 224),
-        ({**CROP, "size": 256, "crop_size": 224}, Preprocessing("crop", 0.875, "bicubic"), 224),
+        ({"size": 224, "resample": BILINEAR}, imported("squash", filter="bilinear"), 224),
+        ({**CROP, "size": 256, "crop_size": 224}, imported("crop", 0.875, "bicubic"), 224),
         # What kinds do where nothing is said.
-        (VIT_PROCESSOR, Preprocessing("squash", filter="bilinear"), 32),
-        (SIGLIP_PROCESSOR, Preprocessing("squash", filter="bicubic"), 32),
-        (CLIP_PROCESSOR, Preprocessing("crop", 1.0, "bicubic"), 32),
-        (DINO_PROCESSOR, Preprocessing("crop", 0.875, "bicubic"), 224),
+        (VIT_PROCESSOR, imported("squash", filter="bilinear"), 32),
+        (SIGLIP_PROCESSOR, imported("squash", filter="bicubic"), 32),
+        (CLIP_PROCESSOR, imported("crop", 1.0, "bicubic"), 32),
+        (DINO_PROCESSOR, imported("crop", 0.875, "bicubic"), 224),
     ],
 )
 def test_processors_of_the_known_kinds_are_understood_in_full(processor, expected, size):
@@ -91,9 +93,9 @@ def test_unsupported_fields_are_remarked_on(changes, remark):
 @pytest.mark.parametrize(
     "preprocessing",
     [
-        Preprocessing("squash", filter="bicubic"),
-        Preprocessing("crop", 1.0, "bilinear"),
-        Preprocessing("crop", 0.875, "bicubic"),
+        imported("squash", filter="bicubic"),
+        imported("crop", 1.0, "bilinear"),
+        imported("crop", 0.875, "bicubic"),
     ],
 )
 def test_written_processors_are_read_back(preprocessing):
@@ -111,12 +113,14 @@ def test_written_processors_are_read_back(preprocessing):
         ("BitImageProcessorPil", {"size": {"shortest_edge": 74}, "crop_size": {"height": 64, "width": 64}}),
     ],
 )
-def test_images_are_those_of_transformers(transformers, kind, fields):
+def test_images_with_transparency_are_those_of_transformers(transformers, kind, fields):
     random = np.random.default_rng(0)
     coarse = Image.fromarray(random.integers(0, 256, (12, 17, 3), np.uint8))
     # Nothing is cut off by half a pixel: their two backends round it differently.
     image, file = coarse.resize((170, 120), Image.Resampling.BICUBIC), io.BytesIO()
+    image.putalpha(Image.fromarray(random.integers(0, 256, (120, 170), np.uint8)))
     image.save(file, "png")
+    image = transformers.image_utils.load_image(image)  # as its pipelines do
     processor = getattr(transformers, kind)(**fields, do_rescale=False, do_normalize=False)
     theirs = np.moveaxis(np.asarray(processor(image, return_tensors="np")["pixel_values"][0]), 0, -1)
     reading = image_processors.read(processor.to_dict(), 64)

@@ -39,6 +39,15 @@ def test_pixels_of_crops_are_equal_or_near_where_opencv_crops_whole_pixels(shape
     assert np.ptp(expected) > 50
 
 
+@pytest.mark.parametrize("transparency", ["white", "dropped"])
+def test_transparent_pixels_are_equal(transparency, tmp_path):
+    rgba = np.random.default_rng(0).integers(0, 256, (32, 32, 4), np.uint8)
+    Image.fromarray(rgba).save(tmp_path / "image.png")
+    preprocessing = Preprocessing(transparency=transparency)
+    found = onnx_classify.read(tmp_path / "image.png", **onnx_folder.preprocessing_settings(preprocessing, 32))
+    np.testing.assert_array_equal(found, preprocessing.apply((tmp_path / "image.png").read_bytes(), 32))
+
+
 def test_pixels_of_16_bits_are_near(tmp_path):
     levels = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
     Image.fromarray(levels).save(tmp_path / "image.png")

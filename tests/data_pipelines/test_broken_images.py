@@ -77,7 +77,7 @@ def check(data: bytes, filter: Filter) -> None:
     for convert in (
         lambda: decode(data, SIZE, filter=filter, max_pixels=2**20),
         lambda: Preprocessing("crop", 0.875, filter).apply(data, SIZE),
-        lambda: InceptionCrop().apply(data, SIZE, filter, np.random.default_rng(0)),
+        lambda: InceptionCrop().apply(data, SIZE, Preprocessing(filter=filter), np.random.default_rng(0)),
     ):
         began = time.monotonic()
         try:
@@ -370,7 +370,7 @@ def test_unusual_images_are_decoded_without_warnings(name: str, filter: Filter):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whole = decode(ODD[name], SIZE, filter=filter)
-        crop = InceptionCrop().apply(ODD[name], SIZE, filter, np.random.default_rng(0))
+        crop = InceptionCrop().apply(ODD[name], SIZE, Preprocessing(filter=filter), np.random.default_rng(0))
     for pixels in (whole, crop, Preprocessing("crop", 0.875, filter).apply(ODD[name], SIZE)):
         assert (pixels.shape, pixels.dtype) == ((SIZE, SIZE, 3), np.uint8)
     # and much like what Pillow makes of it

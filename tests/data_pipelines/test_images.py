@@ -3,6 +3,7 @@ import pytest
 from PIL import Image
 
 from lit_het.data_pipelines.images import BrokenImage, decode, encode_jpeg, resize
+from lit_het.data_pipelines.transforms import Preprocessing
 from tests.data_pipelines.conftest import encoded
 
 
@@ -58,6 +59,16 @@ def test_transparency_lies_over_white():
     palette = Image.new("P", (4, 4), 0)
     palette.putpalette([0, 0, 0, 255, 0, 0])
     assert decode(encoded(palette, "PNG", transparency=0), 4).min() == 255
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparency_that_is_dropped_shows_the_colours_of_transformers(mode):
+    colours = np.random.default_rng(0).integers(0, 256, (4, 4, 4), np.uint8)
+    image = Image.fromarray(colours).convert(mode)
+    data = encoded(image, "PNG", **({"transparency": 3} if mode == "P" else {}))
+    found = Preprocessing(transparency="dropped").apply(data, 4)
+    np.testing.assert_array_equal(found, np.asarray(image.convert("RGB")))  # transformers.image_utils.load_image
+    assert not np.array_equal(found, Preprocessing().apply(data, 4))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

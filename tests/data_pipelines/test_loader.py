@@ -287,7 +287,7 @@ def test_stopping_early_ends_the_threads(shards: Path):
     before = set(threading.enumerate())
     batches = Loader(config(shards, threads=3)).batches()
     next(batches)
-    assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) - before
     batches.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=5)
