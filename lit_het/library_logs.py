@@ -3,18 +3,21 @@
 import logging
 import os
 
-_LIBRARIES = ("absl", "etils", "fsspec", "gcsfs", "grain", "huggingface_hub", "jax", "orbax", "s3fs", "tensorflow")
-
 
 def silence() -> None:
-    """Silences the loggers of libraries, whatever level they have; call it before they are imported."""
-    for name in _LIBRARIES:
-        logger = logging.getLogger(name)
-        if logger.propagate:
-            # Libraries set their level when they are imported, so levels would not do. A logger without any handler
-            # prints warnings.
-            logger.addHandler(logging.NullHandler())
-            logger.propagate = False
+    """Silences the loggers of all libraries, and shows the warnings of lit-het; call it before they are imported."""
+    # Where the root has no handler, Python prints warnings, and Abseil gives it one: from then on every warning, of
+    # lit-het too, is a line "WARNING:module:...". An application with handlers of its own keeps them.
+    if not logging.root.handlers:
+        logging.root.addHandler(logging.NullHandler())
+        logging.getLogger("lit_het").addHandler(_Messages(logging.WARNING))
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # it has a handler of its own
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")  # so does this, which says that there is no PyTorch
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings of XLA and TensorFlow in C++; errors stay
+
+
+class _Messages(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        from lit_het.console import message  # here, as it imports JAX
+
+        message(record.getMessage(), on_all_processes=True)

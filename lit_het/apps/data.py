@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_het import library_logs
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.captions import QUESTION, TextPlace
 from lit_het.data_pipelines.checksums import checksum_mismatch, save_checksum
@@ -111,7 +112,7 @@ def _pool(workers: int) -> Executor:
     if workers == 1:
         return ThreadPoolExecutor(1)  # a process would take longer to start than to scan a few shards
     # Scanning headers is bound by the CPU, hence processes; spawned ones do not inherit this one's threads.
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), library_logs.silence)
 
 
 class _AnyTokenizer:
