@@ -1,6 +1,7 @@
-"""What commands print beside their results: progress bars and messages."""
+"""What commands print: consoles for tables, progress bars and messages."""
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -124,6 +125,11 @@ def _clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def console_of_results(width_of_files: int = 120) -> Console:
+    """Returns a console for tables on standard output: as wide as ``COLUMNS`` or the terminal says, or as given."""
+    return Console(width=shutil.get_terminal_size((width_of_files, 1)).columns, highlight=False)
 
 
 def message(line: str, *, on_all_processes: bool = False) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from lit_het import console
-from lit_het.console import Bar, message
+from lit_het.console import Bar, console_of_results, message
 
 FIGURES = r"\d+/20000 steps, [\d.]+/s, [\d:]+ left, loss 2.345"
 
@@ -115,6 +115,13 @@ def test_messages_stand_above_the_bar_and_a_paused_bar_leaves_nothing(monkeypatc
     first, second, last = screen(b"".join(received(reader)).decode())
     assert (first, second) == ("lit-het: top1 0.250", "lit-het: saved")
     assert re.fullmatch(r"mine ━+ 3/3 steps, [\d.]+/s, in 0:00, loss 0.500", last)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("70", 70), ("300", 300), ("0", 120), ("", 120), ("wide", 120)])
+def test_tables_of_files_are_as_wide_as_columns_says_and_else_as_the_command_wants(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.__stdout__", io.StringIO())  # no terminal
+    assert console_of_results(120).width == width
 
 
 def received(descriptor):

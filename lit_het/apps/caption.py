@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lit_het.api.model import Model, load
 from lit_het.apps.classify import opened
+from lit_het.console import console_of_results
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
@@ -154,7 +154,7 @@ def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written
     if as_json:
         _print_json("image", images, found, calibration)
         return
-    console = Console()
+    console = console_of_results()
     for image, texts in zip(images, found, strict=True):
         console.print(table_of(image, texts))
     console.print(Text(calibration, style="italic"))

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from lit_het.api.images import BinaryFile
 from lit_het.api.model import load
+from lit_het.console import console_of_results
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError, require_at_least
 from lit_het.eval.answers import require_distinct_labels, split_labels
@@ -77,7 +76,7 @@ def classify(
     if as_json:
         print(json.dumps([found.to_dict() for found in results], indent=1, ensure_ascii=False))
         return
-    console = Console()
+    console = console_of_results()
     for found in results:
         found.drawing(options.top).print(console)
         console.print()

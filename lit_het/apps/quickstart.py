@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from lit_het.apps.quickstart_evaluation import (
     Models,
     Suspects,
@@ -37,7 +35,7 @@ from lit_het.configs import (
 )
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
-from lit_het.console import Bar
+from lit_het.console import Bar, console_of_results
 from lit_het.data_pipelines.glyphs import TYPEFACES, GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
@@ -121,7 +119,7 @@ def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, c
     runs = [run.directory for both in models.values() for run in (both.deterministic, both.het_xl)]
     report(runs, run_dir / "report.html", sections, f"{noisy} {clean}")
     write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
-    console = Console()
+    console = console_of_results()
     for condition, both in models.items():
         console.print(print_table(both.compared(), f"Zero-shot classification, {TITLES_OF_CONDITIONS[condition]}"))
     for sentence in sentences:

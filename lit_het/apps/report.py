@@ -1,13 +1,10 @@
 """``lit-het report`` and ``lit-het compare``: pages and tables of runs."""
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from lit_het.console import message
+from lit_het.console import console_of_results, message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import evaluations_folder
 from lit_het.eval.report import exports
@@ -26,8 +23,6 @@ from lit_het.eval.run_comparison import RunComparison, compare_runs
 from lit_het.eval.saved_runs import SavedRun, by_setting, read_runs
 from lit_het.files import write_atomically
 
-# Width of lines if the output is a file or a pipe.
-WIDTH_OF_FILES = 120
 _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
     ".md": exports.comparison_markdown,
     ".csv": exports.comparison_csv,
@@ -105,7 +100,7 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
         raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")
     runs = read_runs([*directories, *against])
     comparison = compare_runs(runs[: len(directories)], runs[len(directories) :])
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+    console = console_of_results()
     for title, table in welch_tables(comparison).items():
         console.print(dataclasses.replace(table, caption=title).terminal())
     for title, names in zip(comparison.titles, (comparison.one, comparison.other), strict=True):

@@ -1,15 +1,13 @@
 """``lit-het compare --pareto`` and ``--gains``: what runs reach, and at what cost of training."""
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
-from lit_het.apps.report import WIDTH_OF_FILES, write_files
-from lit_het.console import Bar
+from lit_het.apps.report import write_files
+from lit_het.console import Bar, console_of_results
 from lit_het.errors import UserError
 from lit_het.eval.gains import Gain, gains_of, mean_gains
 from lit_het.eval.pareto import Cost, Point, check_figures, direction, points_of
@@ -110,6 +108,6 @@ def _check_output(output: Path | None, writers: Mapping[str, Callable[..., str]]
 
 
 def _print(table: Table) -> None:
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+    console = console_of_results()
     console.print(table.terminal())
     console.print(trade_offs.ON_COST, markup=False, highlight=False)

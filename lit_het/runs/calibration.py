@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
-from rich.console import Console
 from rich.table import Table
 
 from lit_het.checkpoints.native.saving import Checkpoints
-from lit_het.console import Bar, message
+from lit_het.console import Bar, console_of_results, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.index import ShardSummary
 from lit_het.data_pipelines.labels import ClassIndex
@@ -105,10 +104,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
         monte_carlo=fits.by_samples[max(fits.by_samples)] if len(fits.by_samples) > 1 else None,
     )
     write_calibration(run_dir, run.step, found, fits.conformal)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    console.print(_table(found, fits))
+    console_of_results().print(_table(found, fits))
     message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
     return found
 

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lit_het import distributed
 from lit_het.configs import experiment
-from lit_het.console import message
+from lit_het.console import console_of_results, message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, cell, write_record
 from lit_het.eval.open_sets import Sets
@@ -82,9 +81,7 @@ def evaluate(
     models = [one.model(calibrated=calibrated and not is_other) for one in opened]
     for evaluator in evaluators:  # before any evaluator reads images
         evaluator.check(*models)
-    found, console = [], Console()
-    if not console.is_terminal:
-        console.width = 120
+    found, console = [], console_of_results()
 
     def keep(evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
         found.append(evaluation)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lit_het import distributed
-from lit_het.console import Bar
+from lit_het.console import Bar, console_of_results
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.evaluation import Evaluation
@@ -131,7 +130,4 @@ def _print(selection: Selection, checkpoints: Sequence[Path], name: str) -> None
     for number, weight in selection.weights.items():
         nll = selection.nll[selection.picks.index(number)]
         shown.add_row(f"{weight}/{total}", f"{nll:.4f}", Text(str(checkpoints[number])))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    console.print(shown)
+    console_of_results().print(shown)

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.console import message
+from lit_het.console import console_of_results, message
 from lit_het.errors import UserError, counted
 from lit_het.planning.program import Collective
 from lit_het.runs.plan import Plan, Step, plan
@@ -19,7 +18,6 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.translation import TranslationConfig
 
 GIB, MIB = 2**30, 2**20
-_WIDTH_OF_FILES = 120
 
 REMARKS = (
     "The step is compiled by XLA for CPUs. It converts bfloat16 to float32, in memory and in collectives, and turns a "
@@ -47,7 +45,7 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
     """
     message(f"compiling the step for {len(devices)} virtual devices")
     made = plan(config, devices)
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES, highlight=False)
+    console = console_of_results()
     mesh = " x ".join(f"{name} {size}" for name, size in made.mesh.shape.items())
     console.print(
         f"{counted(made.mesh.size, 'device')}: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device"

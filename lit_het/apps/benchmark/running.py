@@ -8,13 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from lit_het.apps.benchmark import page
 from lit_het.apps.benchmark.results import Result, read_results, write_results, write_text
 from lit_het.checkpoints.native import checksums
 from lit_het.configs import experiment
-from lit_het.console import Bar, message
+from lit_het.console import Bar, console_of_results, message
 from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.benchmarks import SUITES, check_complete, find_sets
 from lit_het.eval.evaluation import line, write_record
@@ -26,8 +24,6 @@ from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import Run, open_run
 from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel
-
-_WIDTH_OF_FILES = 160
 
 
 def benchmark(
@@ -163,9 +159,7 @@ def _write(shown: page.Page, output: Path, about: Mapping[str, object]) -> None:
         output.with_suffix(".md"),
         "\n".join([*(table.markdown() for table in tables), *(f"- {source}" for source in shown.sources()), ""]),
     )
-    console = Console()
-    if not console.is_terminal:
-        console.width = _WIDTH_OF_FILES
+    console = console_of_results(160)
     for table in tables:
         console.print(table.terminal())
     message(f"{output}, and its figures in {output.stem}.json and .md beside it")

@@ -2,17 +2,14 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from lit_het import untrusted
 from lit_het.apps import grid_runs
-from lit_het.apps.report import WIDTH_OF_FILES
 from lit_het.apps.shape import sweeps
+from lit_het.console import console_of_results
 from lit_het.errors import UserError, counted
 from lit_het.eval.report.tables import Cell, Row, Table
 from lit_het.files import write_atomically
@@ -83,7 +80,7 @@ def fit(folder: Path, metric: str, direction: str | None, level: float, resample
     uncertainty.check(level, resamples)
     if sweeps.load(folder).kind == "star":
         found = fit_star(folder, metric, direction, level, resamples)
-        console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+        console = console_of_results()
         console.print(table(found).terminal())
         for line in notes(found):
             print(line)

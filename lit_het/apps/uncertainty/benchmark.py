@@ -5,19 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from lit_het.apps.uncertainty import page
 from lit_het.apps.uncertainty.measuring import Benchmark, BenchmarkOptions
-from lit_het.console import Bar, message
+from lit_het.console import Bar, console_of_results, message
 from lit_het.errors import UserError
 from lit_het.eval.report.page import render_page
 from lit_het.eval.sets import ImageSet, parse_set, unlabelled
 from lit_het.eval.significance import Estimate
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.files import write_atomically
-
-_WIDTH_OF_FILES = 160
 
 
 def options_of(
@@ -103,9 +99,7 @@ def write(methods: Mapping[str, page.Figures], sets: Sequence[str], output: Path
     tables = page.tables(methods, sets)
     _write(output, render_page("Uncertainty", page.sections(methods, sets, note)))
     _write(output.with_suffix(".md"), "\n".join(table.markdown() for table in tables))
-    console = Console()
-    if not console.is_terminal:
-        console.width = _WIDTH_OF_FILES
+    console = console_of_results(160)
     for table in tables:
         console.print(table.terminal())
     message(f"{output}, and its figures in {output.stem}.json and .md beside it")
