@@ -11,6 +11,7 @@ import numpy as np
 
 from lit_het import distributed, untrusted
 from lit_het.errors import UserError
+from lit_het.eval.significance import Estimate
 from lit_het.files import completed, write_atomically
 from lit_het.untrusted import Malformed
 
@@ -92,6 +93,10 @@ class Record:
     step: int
     settings: Mapping[str, Any]
     drawing: Drawing
+
+    def estimate(self, figure: str) -> Estimate:
+        """Returns a figure with its standard error; NaN for what is missing."""
+        return Estimate(self.figures.get(figure, math.nan), self.errors.get(figure, math.nan))
 
 
 def of_part(part: str, figures: Mapping[str, float]) -> dict[str, float]:

@@ -13,6 +13,8 @@ from lit_het.eval.saved_runs import SavedRun, differences, flattened
 from lit_het.eval.significance import WelchTest, holm, welch_tests
 
 LEVEL = 0.05
+# The titles of groups whose runs share no part of their names.
+WITHOUT_TITLES = "A", "B"
 # Settings that change no figure, except for mixtures of experts, where images of a batch compete for slots.
 _WITHOUT_EFFECT = ("data.batch_size", "data.embeddings")
 # Settings that are paths. Every seed may have its own data folder, so only the last component of a path must agree.
@@ -44,7 +46,7 @@ class RunComparison:
             one, other = shared(self.one), shared(self.other)
             if one and other and one != other:
                 return one, other
-        return "A", "B"
+        return WITHOUT_TITLES
 
     @property
     def tested(self) -> dict[str, WelchTest]:

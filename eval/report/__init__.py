@@ -8,7 +8,7 @@
 - `statements`: results as sentences
 """
 
-from lit_het.eval.report.comparison import ComparedFigure, Comparison, compare, comparison_table, print_table
+from lit_het.eval.report.comparison import ComparedFigure, Comparison, compare, comparison_table
 from lit_het.eval.report.figures import Chart, curves, distribution, reliability_diagrams
 from lit_het.eval.report.grids import image_strip, image_to_name_grid, mark_legend
 from lit_het.eval.report.page import (
@@ -41,7 +41,6 @@ __all__ = [
     "image_to_name_grid",
     "mark_legend",
     "paragraph",
-    "print_table",
     "reliability_diagrams",
     "render_page",
     "side_by_side",

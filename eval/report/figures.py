@@ -13,10 +13,12 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from lit_het.eval.calibration import ReliabilityCurve
 from lit_het.eval.report.page import NOTHING, NUM_COLOURS, Html, escaped, legend, side_by_side
+from lit_het.eval.significance import Estimate
 
 # Placeholders: matplotlib needs hexadecimal colours, which are replaced by variables of the style sheet in the SVG.
 _INK, _MUTED, _LINE = "#0a0a01", "#0a0a02", "#0a0a03"
@@ -24,6 +26,8 @@ _SERIES = tuple(f"#0a0a1{number}" for number in range(NUM_COLOURS))
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _LINE: "--line"} | {
     colour: f"--series-{number}" for number, colour in enumerate(_SERIES)
 }
+# Bins of reliability diagrams with so few examples are faded: their accuracy says little.
+_FEW, _FADED = 2, 0.3
 # Narrow, so that text is still readable when a phone shrinks the figure.
 _WIDTH_INCHES = 4.4
 
@@ -161,6 +165,30 @@ def plot(
     return _figure(title, figure, caption, legend({name: line.colour for name, line in lines.items()}))
 
 
+def dots(title: str, values: Mapping[str, Estimate], *, chance: float | None = None, as_share: bool = False) -> Html:
+    """Returns named values one below the other, with bars of one standard error where it is known.
+
+    Args:
+        title: heading.
+        values: by name.
+        chance: value of a guess, a dotted line; None for none.
+        as_share: whether values are fractions, shown in per cent.
+    """
+    figure, axes = _canvas(0.8 + 0.28 * len(values), 1.5 * _WIDTH_INCHES)
+    for number, value in enumerate(values.values()):
+        error = value.error if math.isfinite(value.error) else None
+        axes.errorbar(value.mean, number, xerr=error, marker="o", color=_SERIES[number % NUM_COLOURS], capsize=3)
+    if chance is not None:
+        axes.axvline(chance, color=_MUTED, linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(values)), list(values), color=_INK)
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=_LINE, linewidth=0.6)
+    if as_share:
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    return _figure(title, figure, "Bars: one standard error." + (" Dotted: chance." if chance is not None else ""))
+
+
 def scatter(
     title: str,
     points: Mapping[str, tuple[float, float]],
@@ -263,21 +291,21 @@ def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve], examples
 
 def _reliability(name: str, curve: ReliabilityCurve, number: int, examples: str) -> Html:
     figure, axes, counts = _stacked_canvas(4.2)
-    filled = curve.count > 0
-    width = np.diff(curve.edges)
+    is_few = (curve.count > 0) & (curve.count <= _FEW)
+    width, colour = np.diff(curve.edges), _SERIES[number]
     axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=":")
-    axes.bar(
-        curve.edges[:-1], np.nan_to_num(curve.accuracy), width, align="edge", color=_SERIES[number], alpha=0.22, lw=0
-    )
-    axes.plot(
-        curve.confidence[filled], curve.accuracy[filled], color=_SERIES[number], marker="o", markersize=4, linewidth=1.6
-    )
+    for bins, alpha, line in ((curve.count > _FEW, 1.0, "-"), (is_few, _FADED, "none")):
+        heights = curve.accuracy[bins]
+        axes.bar(curve.edges[:-1][bins], heights, width[bins], align="edge", color=colour, alpha=0.22 * alpha, lw=0)
+        place = curve.confidence[bins], heights
+        axes.plot(*place, color=colour, alpha=alpha, marker="o", markersize=4, linewidth=1.6, linestyle=line)
     axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
-    counts.bar(curve.edges[:-1], curve.count, width, align="edge", color=_SERIES[number], alpha=0.6, lw=0)
+    counts.bar(curve.edges[:-1], curve.count, width, align="edge", color=colour, alpha=0.6, lw=0)
     counts.set(xlabel="confidence", ylabel=examples)
     caption = (
         f"Calibration error {curve.expected_calibration_error:.1%} over {curve.count.sum():,} {examples}; "
         "points under the dotted line are overconfident."
+        f"{f' Faded: bins of at most {_FEW} {examples}.' if is_few.any() else ''}"
     )
     return _figure(name, figure, caption)
 
@@ -351,6 +379,8 @@ def _figure(title: str, figure: Figure, caption: str, key: Html = NOTHING) -> Ht
 def _svg(figure: Figure, alt: str) -> Html:
     """Returns the figure as inline SVG with the fonts and colours of the page, a description and unique ids."""
     buffer = io.StringIO()
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a name may hold dollars
     # "none" keeps text as text: small and selectable. The salt makes ids of clip paths differ between figures.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
         figure.savefig(

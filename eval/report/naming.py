@@ -5,6 +5,11 @@ import math
 import re
 from collections.abc import Mapping
 
+from lit_het.eval.significance import Estimate
+
+SIGNIFICANTLY = "by more than two standard errors of the difference"
+"""What `FigureStyle.compared` calls better, in words."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FigureStyle:
@@ -24,6 +29,19 @@ class FigureStyle:
         """Returns the formatted value, with its standard error unless that is NaN."""
         text = self.format.format(value)
         return text if math.isnan(error) else f"{text} ± {self.format.format(error).removesuffix('%')}"
+
+    def compared(self, one: Estimate, other: Estimate) -> int:
+        """Returns 1 if one value is significantly better than another one, -1 if it is worse, and otherwise 0.
+
+        Significant: their difference has more than two standard errors, and they print differently. A value without
+        standard error (NaN), and one that is neither better high nor low, is never better.
+        """
+        difference = one.mean - other.mean
+        # Comparisons with NaN are false.
+        is_significant = abs(difference) > 2 * math.hypot(one.error, other.error)
+        if self.higher_is_better is None or not is_significant or self.shown(one.mean) == self.shown(other.mean):
+            return 0
+        return 1 if (difference > 0) == self.higher_is_better else -1
 
 
 # In the order of tables.

@@ -1,5 +1,6 @@
-"""Report sections on the runs: facts, training curves, configurations, comparison, and the verdict."""
+"""The top of a report, and its sections on the runs: facts, training curves, configurations, comparison."""
 
+import dataclasses
 import datetime
 import math
 from collections.abc import Mapping, Sequence
@@ -9,15 +10,18 @@ from lit_het.errors import counted
 from lit_het.eval.evaluation import FIGURES_OF_TRAINING, Record, evaluations_folder
 from lit_het.eval.report import figures
 from lit_het.eval.report.naming import STYLES, split, style_of, title_of_kind
-from lit_het.eval.report.page import Html, Section, configuration, facts, folded
+from lit_het.eval.report.page import NOTHING, Html, Section, configuration, facts, folded, joined, paragraph
+from lit_het.eval.report.predictions import curve_of
 from lit_het.eval.report.sections import keys_of, measured_by
-from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table, best_of
+from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
 from lit_het.eval.report.welch import shown_p, welch_tables
-from lit_het.eval.run_comparison import RunComparison
+from lit_het.eval.run_comparison import WITHOUT_TITLES, RunComparison
 from lit_het.eval.saved_runs import SavedRun, differing_fields
-from lit_het.eval.significance import WelchTest
+from lit_het.eval.significance import Estimate, WelchTest, standard_error
 
-# The figures that a verdict reports; earlier entries take precedence.
+# A title names so many runs.
+_MOST_NAMES = 4
+# The figures of which one opens a page; earlier entries take precedence.
 _HEADLINES = (
     ("zero_shot", ("top1", "mean_average_precision")),
     ("supervised", ("top1", "mean_average_precision")),
@@ -31,12 +35,28 @@ _HEADLINES = (
 )
 
 
-def header(runs: Sequence[SavedRun]) -> Html:
-    """Returns the facts of a single run, or a summary of several runs; see also `runs_section`."""
-    if len(runs) > 1:
-        return facts({"runs": len(runs), "evaluated": _date(runs)})
-    (run,) = runs
-    return facts({"run": run.directory, **_facts(run), "evaluated": _date(runs), **_images(run)})
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """What stands above the sections of a page.
+
+    Attributes:
+        title: what the runs are.
+        sentences: the first says what was found.
+        plot: of what was found.
+    """
+
+    title: str
+    sentences: Sequence[str]
+    plot: Html = NOTHING
+
+
+def header(runs: Sequence[SavedRun], opening: Opening) -> Html:
+    """Returns what follows the first sentence: the plot, the other sentences, and the facts of the runs."""
+    shown: dict[str, object] = {"runs": len(runs), "evaluated": _date(runs)}
+    if len(runs) == 1:
+        (run,) = runs
+        shown = {"run": run.directory, **_facts(run), "evaluated": _date(runs), **_images(run)}
+    return joined([opening.plot, *map(paragraph, opening.sentences[1:]), facts(shown)])
 
 
 def runs_section(runs: Sequence[SavedRun]) -> Section | None:
@@ -152,62 +172,84 @@ def _summarized(fields: Sequence[str]) -> str:
     return ".".join(shared) or ", ".join(fields)
 
 
-def verdict(runs: Sequence[SavedRun], comparison: RunComparison | None) -> str:
-    """Returns the main results in a few sentences."""
-    keys = keys_of(runs)
-    if not keys:
-        return "No evaluations yet: run lit-het zero-shot or lit-het evaluate."
-    sentences = [_test_summary(comparison)] if comparison is not None else []
-    for kind, figures_of_kind in _HEADLINES:
-        for key in (key for key in keys if key[0] == kind):
-            measured = measured_by(runs, key)
-            figure = next(
-                (f for f in figures_of_kind if all(f in record.figures for record in measured.values())), None
-            )
-            if figure is not None:
-                path = "/".join((*key, figure))
-                test = None if comparison is None else comparison.figures.get(path)
-                sentences.append(
-                    _headline(key, figure, measured)
-                    if comparison is None or test is None
-                    else _headline_of_groups(key, figure, comparison.titles, test)
-                )
-                break
-        if len(sentences) > bool(comparison):
-            break
+def opening_of(runs: Sequence[SavedRun], comparison: RunComparison | None, remark: str = "") -> Opening:
+    """Returns the top of a page: the main result, what is to know about it, and ``remark``."""
+    found = _main_figure(runs)
+    sentences: list[str] = []
+    plot = NOTHING
+    if found is not None:
+        key, figure = found
+        measured = measured_by(runs, key)
+        test = None if comparison is None else comparison.figures.get("/".join((*key, figure)))
+        if comparison is None or test is None:
+            sentences = [_headline(key, figure, measured)]
+            values = {name: record.estimate(figure) for name, record in measured.items()}
+        else:
+            sentences = [_headline_of_groups(key, figure, comparison.titles, test)]
+            values = dict(zip(comparison.titles, (test.one, test.other), strict=True))
+        plot = _plot(key, figure, measured, values)
+    if comparison is not None:
+        sentences.append(f"{' against '.join(comparison.titles)}, {comparison.verdict}")
     if len(runs) == 1:
         sentences += _overconfidence(runs[0])
-    return " ".join(sentences) or f"{counted(len(keys), 'evaluation')}."
+    if not sentences:
+        count = len(keys_of(runs))
+        nothing = "No evaluations yet: run lit-het zero-shot or lit-het evaluate."
+        sentences = [f"{counted(count, 'evaluation')}." if count else nothing]
+    return Opening(_title(runs, comparison), [*sentences, *filter(None, [remark])], plot)
 
 
-def _test_summary(comparison: RunComparison) -> str:
-    one, other = comparison.titles
-    return f"{one} against {other}, {comparison.verdict}"
+def _title(runs: Sequence[SavedRun], comparison: RunComparison | None) -> str:
+    if comparison is not None and comparison.titles != WITHOUT_TITLES:
+        return " against ".join(comparison.titles)
+    names = [run.name for run in runs]
+    if len(names) > _MOST_NAMES:
+        names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} other runs"]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _main_figure(runs: Sequence[SavedRun]) -> tuple[tuple[str, str], str] | None:
+    """Returns the evaluation and the figure that stand first in `_HEADLINES`, of those that all its runs have."""
+    keys = keys_of(runs)
+    for kind, figures_of_kind in _HEADLINES:
+        for key in (key for key in keys if key[0] == kind):
+            records = measured_by(runs, key).values()
+            for figure in figures_of_kind:
+                if all(figure in record.figures for record in records):
+                    return key, figure
+    return None
+
+
+def _plot(key: tuple[str, str], figure: str, measured: Mapping[str, Record], values: Mapping[str, Estimate]) -> Html:
+    """Returns the calibration of a single run, if it was drawn, or else the values of the main figure."""
+    first, *others = measured.values()
+    if not others and "reliability/plain" in first.drawing.arrays:
+        return figures.reliability_diagrams(
+            {f"{title_of_kind(key[0])} on {key[1]}: calibration": curve_of(first.drawing.arrays["reliability/plain"])}
+        )
+    style = style_of(split(figure)[1])
+    title = f"{title_of_kind(key[0])} on {key[1]}: {style.label}"
+    finite = {name: value for name, value in values.items() if math.isfinite(value.mean)}
+    return figures.dots(title, finite, chance=first.chance.get(figure), as_share="%" in style.format)
 
 
 def _headline(key: tuple[str, str], path: str, measured: Mapping[str, Record]) -> str:
     kind, name = key
     style = style_of(split(path)[1])
-    values = [record.figures[path] for record in measured.values()]
-    errors = [record.errors.get(path, float("nan")) for record in measured.values()]
     subject = f"{title_of_kind(kind)} on {name}, {style.label}"
-    names = list(measured)
-    first = max(range(len(values)), key=lambda number: values[number])
-    if len(values) == 1:
-        chance = next((record.chance[path] for record in measured.values() if path in record.chance), None)
+    values = {run: record.estimate(path) for run, record in measured.items()}
+    first, *others = sorted(values, key=lambda run: values[run].mean, reverse=True)
+    shown = {run: style.shown(value.mean, value.error) for run, value in values.items()}
+    if not others:
+        chance = measured[first].chance.get(path)
         beside = "" if chance is None else f" (chance {style.shown(chance)})"
-        return f"{subject}: {style.shown(values[0], errors[0])}{beside}."
-    second = max((number for number in range(len(values)) if number != first), key=lambda number: values[number])
-    beside = f"{names[second]} with {style.shown(values[second], errors[second])}"
-    if math.isnan(errors[first] + errors[second]):
+        return f"{subject}: {shown[first]}{beside}."
+    one, other = values[first], values[others[0]]
+    if math.isnan(one.error + other.error):
         apart = "without standard errors it is unknown whether they differ"
     else:
-        is_clear = best_of([values[first], values[second]], [errors[first], errors[second]], style) is not None
-        apart = f"a difference of {'more' if is_clear else 'no more'} than the standard errors"
-    return (
-        f"{subject}: highest with {names[first]}, {style.shown(values[first], errors[first])}; next is {beside}, "
-        f"{apart}."
-    )
+        apart = f"a difference of {'more' if style.compared(one, other) else 'no more'} than two standard errors"
+    return f"{subject}: highest with {first}, {shown[first]}; next is {others[0]} with {shown[others[0]]}, {apart}."
 
 
 def _headline_of_groups(key: tuple[str, str], path: str, titles: tuple[str, str], found: WelchTest) -> str:
@@ -219,9 +261,13 @@ def _headline_of_groups(key: tuple[str, str], path: str, titles: tuple[str, str]
 
 def _overconfidence(run: SavedRun) -> list[str]:
     for record in run.records.values():
-        if "confidence" in record.drawing.arrays and "top1" in record.figures:
-            confidence, accuracy = float(record.drawing.arrays["confidence"].mean()), record.figures["top1"]
-            error = STYLES["ece"].shown(record.figures.get("ece", abs(confidence - accuracy)))
-            direction = "underconfident" if confidence < accuracy else "overconfident"
-            return [f"Its mean confidence is {confidence:.1%}: it is {direction} (calibration error {error})."]
+        arrays = record.drawing.arrays
+        if "confidence" in arrays and "correct" in arrays:
+            excess = arrays["confidence"] - arrays["correct"]
+            error = STYLES["ece"].shown(record.figures.get("ece", abs(float(excess.mean()))))
+            direction = "overconfident" if excess.mean() > 0 else "underconfident"
+            if abs(excess.mean()) <= 2 * standard_error(excess):
+                direction = "neither over- nor underconfident"
+            confidence = f"{arrays['confidence'].mean():.1%}"
+            return [f"Its mean confidence is {confidence}: it is {direction} (calibration error {error})."]
     return []

@@ -9,7 +9,14 @@ from lit_het.eval.evaluation import Record
 from lit_het.eval.report import figures, grids
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
-from lit_het.eval.report.naming import place_of_kind, style_of, title_of_kind, title_of_part, title_of_score
+from lit_het.eval.report.naming import (
+    SIGNIFICANTLY,
+    place_of_kind,
+    style_of,
+    title_of_kind,
+    title_of_part,
+    title_of_score,
+)
 from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined, paragraph, side_by_side
 from lit_het.eval.report.predictions import Titled, sections_of_predictions
 from lit_het.eval.report.tables import evaluation_table
@@ -17,7 +24,7 @@ from lit_het.eval.report.texts import drawn_texts
 from lit_het.eval.saved_runs import SavedRun
 
 CLASSIFICATION = ("zero_shot", "supervised")
-_BOLD = "Bold: best by more than the standard errors and the shown digits."
+_BOLD = f"Bold: best {SIGNIFICANTLY}."
 _OF_SIZES = "Plots: figures of ensembles of some of the members."
 _NOTES = {
     "zero_shot": "Every image is compared with the class names.",

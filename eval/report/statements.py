@@ -2,16 +2,15 @@
 
 from lit_het.eval.ambiguity import GroupErrors, RankTest
 from lit_het.eval.report.comparison import Comparison
+from lit_het.eval.report.naming import SIGNIFICANTLY
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Returns on how many figures the candidate was better, and whether it was better overall."""
-    better, worse, equal = (comparison.count(winner) for winner in (1, -1, 0))
-    verb = "was better than" if better > worse else "was not better than"
-    tail = f" and equal on {equal}" if equal else ""
+    """Returns on how many figures the candidate was significantly better, and on how many worse."""
+    better, worse, neither = (comparison.count(winner) for winner in (1, -1, 0))
     return (
-        f"{comparison.candidate} {verb} {comparison.baseline}: better on {better} of {len(comparison.rows)} figures, "
-        f"worse on {worse}{tail}."
+        f"{comparison.candidate} is significantly better than {comparison.baseline} on {better} of "
+        f"{len(comparison.rows)} figures, and worse on {worse}; {neither} do not differ {SIGNIFICANTLY}."
     )
 
 

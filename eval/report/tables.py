@@ -21,6 +21,7 @@ from lit_het.eval.report.naming import (
     title_of_part,
 )
 from lit_het.eval.report.page import Html, escaped, joined
+from lit_het.eval.significance import Estimate
 
 # With more parts (such as corruptions), a table only shows their means.
 _MOST_PARTS = 12
@@ -224,12 +225,11 @@ class _Shown:
 
     def cells_of_runs(self, part: str, figure: str) -> tuple[Cell, ...]:
         path, style = self.paths[part, figure], style_of(figure)
-        values = [record.figures.get(path, math.nan) for record in self.measured.values()]
-        errors = [record.errors.get(path, math.nan) for record in self.measured.values()]
-        best = best_of(values, errors, style)
+        values = [record.estimate(path) for record in self.measured.values()]
+        best = best_of(values, style)
         cells = (
-            Cell(style.shown(value, error), number == best) if path in record.figures else Cell(NO_FIGURE)
-            for number, (record, value, error) in enumerate(zip(self.measured.values(), values, errors, strict=True))
+            Cell(style.shown(value.mean, value.error), number == best) if path in record.figures else Cell(NO_FIGURE)
+            for number, (record, value) in enumerate(zip(self.measured.values(), values, strict=True))
         )
         return (*self._chance_cell([(part, figure)]), *cells)
 
@@ -264,15 +264,14 @@ class _Shown:
         return Cell("", faint=True)
 
 
-def best_of(values: Sequence[float], errors: Sequence[float], style: FigureStyle) -> int | None:
-    """Returns the index of the value that is better than all others by more than the standard errors and shown digits.
+def best_of(values: Sequence[Estimate], style: FigureStyle) -> int | None:
+    """Returns the index of the value that is better than all others (`FigureStyle.compared`), or None.
 
-    Returns None if no value is. A value with unknown standard error (NaN) is never distinguished from others.
+    NaN values do not count.
     """
-    known = [number for number, value in enumerate(values) if not math.isnan(value)]
-    if style.higher_is_better is None or len(known) < 2:
-        return None
-    first, *others = sorted(known, key=lambda number: values[number], reverse=style.higher_is_better)
-    # Comparisons with NaN are false: unknown errors never make a value the best.
-    is_better = all(abs(values[first] - values[other]) > errors[first] + errors[other] for other in others)
-    return first if is_better and style.shown(values[first]) != style.shown(values[others[0]]) else None
+    known = {number: value for number, value in enumerate(values) if not math.isnan(value.mean)}
+    for number, one in known.items():
+        others = [other for place, other in known.items() if place != number]
+        if others and all(style.compared(one, other) > 0 for other in others):
+            return number
+    return None

@@ -24,6 +24,7 @@ from lit_het.apps.quickstart_report import (
     comparison_section,
     findings,
     homoglyphs_section,
+    opening,
     summary_section,
 )
 from lit_het.apps.report import report
@@ -40,7 +41,7 @@ from lit_het.data_pipelines.glyphs import TYPEFACES, GlyphConfig, write_glyph_sh
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
 from lit_het.errors import UserError
-from lit_het.eval.report.comparison import print_table
+from lit_het.eval.report.comparison import comparison_table
 from lit_het.eval.saved_runs import read_runs
 from lit_het.files import write_atomically
 from lit_het.runs.calibration import CalibrateOptions, calibrate
@@ -110,21 +111,22 @@ def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, c
         "seed": clock.seed,
     }
     results["noisy"]["het_xl"]["noisy_caption_auroc"] = suspects.auroc("noise_norm")
-    noisy, clean, found_by = sentences = findings(models, suspects)
+    *compared, found_by = sentences = findings(models, suspects)
     sections = [
         summary_section(models, suspects, found_by, results),
         *(comparison_section(both, condition) for condition, both in models.items()),
         homoglyphs_section(models["clean"].het_xl, homoglyphs, noise),
     ]
     runs = [run.directory for both in models.values() for run in (both.deterministic, both.het_xl)]
-    report(runs, run_dir / "report.html", sections, f"{noisy} {clean}")
+    report(runs, run_dir / "report.html", sections, opening(models, compared))
     write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
     console = console_of_results()
     for condition, both in models.items():
-        console.print(print_table(both.compared(), f"Zero-shot classification, {TITLES_OF_CONDITIONS[condition]}"))
+        title = f"Zero-shot classification, {TITLES_OF_CONDITIONS[condition]}"
+        console.print(comparison_table(both.compared(), title).terminal())
     for sentence in sentences:
-        console.print(sentence, highlight=False)
-    console.print(f"{results['seconds']:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most", highlight=False)
+        console.print(sentence, markup=False)
+    console.print(f"{results['seconds']:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most")
 
 
 def _on(config: ExperimentConfig, run_dir: Path, condition: str, name: str) -> ExperimentConfig:

@@ -98,12 +98,7 @@ class Models:
         pairs = {
             title: (zero_shot(self.deterministic, name), zero_shot(self.het_xl, name)) for name, title in TITLES.items()
         }
-        return compare(
-            "deterministic",
-            "HET-XL",
-            {title: (one.figures, other.figures) for title, (one, other) in pairs.items()},
-            {title: one.chance for title, (one, _) in pairs.items()},
-        )
+        return compare("deterministic", "HET-XL", pairs)
 
 
 @dataclasses.dataclass(frozen=True)

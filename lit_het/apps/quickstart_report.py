@@ -1,7 +1,7 @@
 """The sections that the quickstart adds to its report, and its findings."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,15 @@ from lit_het.eval.report import figures, grids, page
 from lit_het.eval.report.comparison import comparison_table
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
+from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.page import Html, Section
 from lit_het.eval.report.predictions import top_names
+from lit_het.eval.report.runs import Opening
 from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 from lit_het.eval.saved_runs import SavedRun
-from lit_het.eval.significance import standard_error
+from lit_het.eval.significance import Estimate, standard_error
 
+_VERDICTS = {1: "better", -1: "worse", 0: "not significantly different"}
 TITLES_OF_CONDITIONS = {"clean": "clean captions", "noisy": "40 % of the Cyrillic captions wrong"}
 
 
@@ -37,35 +40,49 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
     """Returns what the quickstart shows, in sentences whose words follow from the figures."""
     noise, loss = (suspects.auroc(by) for by in ("noise_norm", "loss"))
     return [
+        describe_new_images(models),
         *(describe_condition(models[condition], TITLES_OF_CONDITIONS[condition]) for condition in ("noisy", "clean")),
         f"Wrong training captions are found by the noise norm of their images with an AUROC of {noise:.3f}, by their "
         f"loss with {loss:.3f}: the noise marks images whose captions are unreliable, the loss single captions.",
     ]
 
 
-def describe_condition(both: Models, title: str) -> str:
-    """Returns which head is better, in a typeface that training has not seen and on characters that it has not seen.
+def describe_new_images(models: Mapping[str, Models]) -> str:
+    """Returns which head is better in a typeface that training has not seen, in one sentence."""
+    found = {TITLES_OF_CONDITIONS[name]: _fitted_nll(models[name], TYPEFACE) for name in ("noisy", "clean")}
+    parts = (f"{verdict} after training with {title} ({values})" for title, (verdict, values) in found.items())
+    return f"Beside the deterministic head, the fitted NLL of HET-XL on new images is {', and '.join(parts)}."
 
-    By the fitted NLL, beyond two standard errors over the differences of single images, which both heads share.
-    """
-    (known, of_known), (new, of_new) = (_difference(both, name) for name in (TYPEFACE, CHARACTERS))
+
+def describe_condition(both: Models, title: str) -> str:
+    """Returns which head is better, in a typeface that training has not seen and on characters that it has not seen."""
+    (known, of_known), (new, of_new) = (_fitted_nll(both, name) for name in (TYPEFACE, CHARACTERS))
+    (ece, of_ece), (new_ece, of_new_ece) = (_calibration_error(both, name) for name in (TYPEFACE, CHARACTERS))
     return (
-        f"Trained with {title}, HET-XL is {known} the deterministic head on new images (NLL with fitted temperatures "
-        f"{of_known}); on new characters it is {new} the deterministic head ({of_new})."
+        f"HET-XL beside the deterministic head, trained with {title}: on new images its NLL with fitted temperatures "
+        f"is {known} ({of_known}), and its calibration error before fitting is {ece} ({of_ece}); on new characters the "
+        f"NLL is {new} ({of_new}), and the calibration error is {new_ece} ({of_new_ece})."
     )
 
 
-def _difference(both: Models, name: str) -> tuple[str, str]:
-    """Returns what HET-XL is in comparison, and the figures."""
+def _fitted_nll(both: Models, name: str) -> tuple[str, str]:
+    """Returns what the fitted NLL of HET-XL is in comparison, and both values.
+
+    Its standard error is over the differences of single images, which both heads share.
+    """
     runs = (both.het_xl, both.deterministic)
     one, other = (zero_shot(run, name).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
     error = standard_error(one - other)
-    found = "not significantly different from"
-    if abs(np.mean(one - other)) > 2 * error:
-        found = "better than" if np.mean(one - other) < 0 else "worse than"
-    ece = [zero_shot(run, name).figures["ece"] for run in runs]
-    nll = f"{np.mean(one):.3f} against {np.mean(other):.3f}, difference ± {error:.3f}"
-    return found, f"{nll}; calibration error before fitting {ece[0]:.1%} against {ece[1]:.1%}"
+    found = STYLES["nll"].compared(Estimate(float(np.mean(one - other)), error), Estimate(0.0, 0.0))
+    return _VERDICTS[found], f"{one.mean():.3f} against {other.mean():.3f}, difference ± {error:.3f}"
+
+
+def _calibration_error(both: Models, name: str) -> tuple[str, str]:
+    """Returns what the calibration error of HET-XL as trained is in comparison, and both values."""
+    one, other = (zero_shot(run, name).estimate("ece") for run in (both.het_xl, both.deterministic))
+    style = STYLES["ece"]
+    shown = (style.shown(value.mean, value.error) for value in (one, other))
+    return _VERDICTS[style.compared(one, other)], " against ".join(shown)
 
 
 def summary_section(
@@ -82,26 +99,32 @@ def summary_section(
     return Section(
         "What HET-XL buys",
         (
-            page.side_by_side(
-                _both_conditions(models, "NLL after fitting a temperature", f"{CALIBRATED}/nll", "nats"),
-                _both_conditions(models, "Right answers", "top1", "top-1", as_share=True),
-            ),
+            _both_conditions(models, "Right answers", "top1", "top-1", as_share=True),
             page.paragraph(finding),
             _noise_of_captions(suspects),
             _noisiest(suspects),
             page.facts(facts),
         ),
         f"New images of {results['num_names']:,} names in a typeface that training has not seen; evaluation labels are "
-        "clean, and predictions without noise. Bars are standard errors over images.",
+        "clean, and predictions without noise.",
     )
+
+
+def opening(models: Mapping[str, Models], sentences: Sequence[str]) -> Opening:
+    """Returns the top of the page, with the fitted NLL of both heads."""
+    plot = _both_conditions(
+        models, "NLL on new images, temperature fitted", f"{CALIBRATED}/nll", "nats, lower is better"
+    )
+    return Opening("Quickstart: HET-XL beside a deterministic head", sentences, plot)
 
 
 def comparison_section(both: Models, condition: str) -> Section:
     """Returns all figures of both heads, trained in one condition."""
     compared = both.compared()
+    table = comparison_table(compared, "± standard error over images")
     return Section(
         f"Both heads, {TITLES_OF_CONDITIONS[condition]}",
-        (comparison_table(compared), page.paragraph(describe_comparison(compared))),
+        (table.html(), page.paragraph(describe_comparison(compared))),
         "A uniform prediction is perfectly calibrated, so chance has no calibration error.",
     )
 
@@ -147,7 +170,8 @@ def _both_conditions(
         "deterministic": line([both.deterministic for both in models.values()], 0),
         "HET-XL": line([both.het_xl for both in models.values()], 1),
     }
-    return figures.plot(title, lines, "", y_label, ticks=ticks, as_share=as_share)
+    caption = "Bars: standard errors over images."
+    return figures.plot(title, lines, "", y_label, ticks=ticks, as_share=as_share, caption=caption)
 
 
 def _noise_of_captions(suspects: Suspects) -> Html:

@@ -10,12 +10,13 @@ from lit_het.eval.evaluation import evaluations_folder
 from lit_het.eval.report import exports
 from lit_het.eval.report.page import Section, render_page
 from lit_het.eval.report.runs import (
+    Opening,
     comparison_section,
     configuration_section,
     header,
+    opening_of,
     runs_section,
     training_section,
-    verdict,
 )
 from lit_het.eval.report.sections import evaluation_sections
 from lit_het.eval.report.welch import welch_tables
@@ -31,7 +32,10 @@ _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
 
 
 def report(
-    directories: Sequence[Path], output: Path | None = None, first: Sequence[Section] = (), summary: str = ""
+    directories: Sequence[Path],
+    output: Path | None = None,
+    first: Sequence[Section] = (),
+    opening: Opening | None = None,
 ) -> Path:
     """Writes a page on runs from the files in their folders, and the same figures as JSON, CSV and Markdown.
 
@@ -39,7 +43,7 @@ def report(
         directories: of the runs.
         output: path of the page; by default ``report.html`` in the folder of a single run, or in the working directory.
         first: further sections, shown first.
-        summary: what is said above all sections; by default which run is best.
+        opening: what stands above all sections; by default the main results.
 
     Returns:
         The path of the page.
@@ -57,6 +61,7 @@ def report(
     # One run of each setting is drawn: those that differ only in their seeds look alike.
     drawn = [members[0] for members in settings]
     try:
+        opening = opening or opening_of(runs, comparison, remark)
         sections = [
             *first,
             runs_section(runs),
@@ -70,15 +75,15 @@ def report(
         problem = f"{type(error).__name__}: {str(error)[:200]}"
         places = ", ".join(str(evaluations_folder(run.directory)) for run in runs)[:500]
         raise UserError(f"{places}: contain values that lit-het does not write ({problem}); evaluate again") from error
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    summary = summary or " ".join(filter(None, (verdict(runs, comparison), remark)))
-    page = render_page(title, [section for section in sections if section is not None], summary, header(runs))
+    summary = " ".join(opening.sentences)
+    shown = [section for section in sections if section is not None]
+    page = render_page(opening.title, shown, opening.sentences[0], header(runs, opening))
     write_files(
         {
             output: page,
             output.with_suffix(".json"): exports.report_json(runs, comparison, summary),
             output.with_suffix(".csv"): exports.report_csv(runs),
-            output.with_suffix(".md"): exports.report_markdown(runs, comparison, title, summary),
+            output.with_suffix(".md"): exports.report_markdown(runs, comparison, opening.title, summary),
         }
     )
     message(f"{output} and {output.stem}.json, .csv and .md beside it")

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import math
+import re
 import shutil
 import tarfile
 
@@ -12,7 +13,7 @@ import pytest
 
 from lit_het.apps.uncertainty import measuring
 from lit_het.apps.uncertainty.measuring import Benchmark
-from lit_het.apps.uncertainty.page import advice, detection_tables
+from lit_het.apps.uncertainty.page import advice, answer_table, detection_tables
 from lit_het.cli.main import main
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_shards
@@ -270,4 +271,13 @@ def test_models_are_close_only_where_there_are_standard_errors():
 def test_the_summary_names_the_set_that_a_score_finds():
     found = {"a/quiet/fitted_nll": Estimate(1.0, 0.1), "outside/near/entropy": Estimate(0.9, 0.1)}
     found |= {"outside/far/entropy": Estimate(0.6, 0.1)}
-    assert "m by entropy of near finds them best, with an AUROC of 0.900" in advice({"m": found}, "a")[1]
+    said = advice({"m": found}, "a")[1]
+    assert said.endswith("m by entropy of near has the highest AUROC, 0.900 ± 0.100.")
+    close = advice({"m": found | {"outside/far/entropy": Estimate(0.8, 0.1)}}, "a")[1]
+    assert close.endswith("0.900 ± 0.100; within two standard errors of it: m by entropy of far.")
+
+
+@pytest.mark.parametrize(("error", "bold"), [(0.01, ["1.000 ± 0.010"]), (0.1, []), (math.nan, [])])
+def test_the_best_of_a_column_is_bold_only_where_it_is_significantly_better(error, bold):
+    nll = {name: {"a/quiet/nll": Estimate(value, error)} for name, value in {"m": 1.0, "n": 1.1}.items()}
+    assert re.findall("<strong>(.*?)</strong>", answer_table(nll, "a").html()) == bold

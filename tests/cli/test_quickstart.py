@@ -11,7 +11,7 @@ import pytest
 
 from lit_het.apps.quickstart import write_data
 from lit_het.apps.quickstart_evaluation import Models
-from lit_het.apps.quickstart_report import describe_condition
+from lit_het.apps.quickstart_report import describe_condition, describe_new_images
 from lit_het.apps.report import report
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
@@ -137,11 +137,12 @@ def test_data_of_another_configuration_are_refused(tmp_path):
         write_data(directory, GlyphConfig(noisy_script="cyrillic"))
 
 
-def test_a_finding_says_better_only_beyond_two_standard_errors():
-    def run(nll):
+def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figure_by_itself():
+    def run(nll, ece):
+        figures, errors = {"top1": 0.5, "ece": ece}, {"ece": 0.005}
         records = {
             ("zero_shot", name): Record(
-                "zero_shot", name, {"top1": 0.5, "ece": 0.1}, {}, {}, 1, {}, Drawing({"nll/calibrated": nll}, {})
+                "zero_shot", name, figures, errors, {}, 1, {}, Drawing({"nll/calibrated": nll}, {})
             )
             for name in ("held_out_typeface", "held_out_characters")
         }
@@ -149,16 +150,16 @@ def test_a_finding_says_better_only_beyond_two_standard_errors():
 
     # Images differ much, and the heads on one image little: only the paired error is small.
     nll, noise = np.random.default_rng(0).standard_normal((2, 400)).astype(np.float32)
-    for difference, verb in (
-        (-0.02, "is better than"),
-        (-0.005, "is not significantly different from"),
-        (0.02, "is worse than"),
-    ):
-        models = Models(run(nll), run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std()))
+    for difference, verdict in ((-0.02, "better"), (-0.005, "not significantly different"), (0.02, "worse")):
+        models = Models(run(nll, 0.04), run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std(), 0.103))
         sentence = describe_condition(models, "clean captions")
-        assert f"Trained with clean captions, HET-XL {verb} the deterministic head" in sentence
-        assert f"on new characters it {verb} the deterministic head" in sentence
-        assert sentence.count("difference ± 0.005;") == 2
+        assert f"trained with clean captions: on new images its NLL with fitted temperatures is {verdict} (" in sentence
+        assert f"on new characters the NLL is {verdict} (" in sentence
+        assert sentence.count("difference ± 0.005)") == 2
+        assert "its calibration error before fitting is worse (10.3% ± 0.5 against 4.0% ± 0.5)" in sentence
+        both = describe_new_images({"clean": models, "noisy": models})
+        assert f"is {verdict} after training with 40 % of the Cyrillic captions wrong (" in both
+        assert f"and {verdict} after training with clean captions (" in both
 
 
 def report_without_drawings(*arguments):

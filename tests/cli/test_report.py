@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lit_het.cli.main import main
@@ -18,9 +19,18 @@ from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.page import NOTHING
 from lit_het.eval.report.tables import best_of
+from lit_het.eval.significance import Estimate
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
 from tests.eval.report.outline import Outline
-from tests.eval.report.saved_runs import DETERMINISTIC, NAMES, all_kinds, predictions, write_run, zero_shot
+from tests.eval.report.saved_runs import (
+    DETERMINISTIC,
+    NAMES,
+    NUM_IMAGES,
+    all_kinds,
+    predictions,
+    write_run,
+    zero_shot,
+)
 
 
 def report(*arguments: object) -> None:
@@ -105,11 +115,19 @@ def test_names_cannot_break_the_page_are_unique_and_every_reference_finds_one(pa
     assert set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", page)) <= set(names)
 
 
-def test_the_verdict_tells_accuracy_beside_chance_and_whether_the_model_is_too_sure(page: str):
-    verdict = re.search('class="verdict">(.*?)<', page)
-    assert verdict
-    assert "top-1 accuracy: 50.0% ± 2.0 (chance 25.0%)" in verdict[1]
-    assert "overconfident (calibration error 12.5%)" in verdict[1]
+def test_the_page_opens_with_one_sentence_of_what_was_found_and_one_figure(page: str):
+    top = page.partition("<nav")[0]
+    said = re.findall("<p.*?>(.*?)</p>", top)
+    assert said[0] == "Zero-shot on pets, top-1 accuracy: 50.0% ± 2.0 (chance 25.0%)."
+    assert said[1].endswith("it is overconfident (calibration error 12.5%).")
+    assert re.findall('<figure class="plot"><h3>(.*?)</h3>', top) == ["Zero-shot on pets: calibration"]
+
+
+def test_a_run_whose_confidence_fits_its_accuracy_is_neither_over_nor_underconfident(tmp_path: Path):
+    saved = predictions()
+    arrays = {**saved.arrays, "confidence": np.full(NUM_IMAGES, saved.arrays["correct"].mean() + 0.05)}
+    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(arrays, saved.texts))])
+    assert "it is neither over- nor underconfident (" in page_of(run)
 
 
 def test_the_worst_classes_stand_beside_all_that_they_were_taken_for(page: str):
@@ -217,6 +235,8 @@ def test_several_seeds_of_two_heads_are_tested(seeds: Path, tmp_path: Path):
     titles = Outline(page).titles
     assert titles[:3] == ["Runs", "Comparison", "Zero-shot"]
     assert "differ in task.head" in page
+    assert "<h1>het against det</h1>" in page
+    assert "<h3>Zero-shot on pets: top-1 accuracy</h3>" in page.partition("<nav")[0]
     assert "het against det, 3 runs against 3" in page
     assert json.loads((tmp_path / "all.json").read_text())["comparison"]["figures"]["zero_shot/pets/top1"]["p"] < 0.05
 
@@ -232,12 +252,14 @@ def test_runs_that_differ_otherwise_stand_side_by_side(tmp_path: Path):
     page = side_by_side(tmp_path, zero_shot(top1=0.7))
     assert "Comparison" not in Outline(page).titles
     assert "<strong>70.0% ± 2.0</strong>" in page
+    assert "<h1>first and second</h1>" in page
+    assert "<h3>Zero-shot on pets: top-1 accuracy</h3>" in page.partition("<nav")[0]
     assert "task.head.type" in page
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_value_is_bold_only_where_it_is_better_by_more_than_the_errors(tmp_path: Path):
-    assert "<strong>" not in side_by_side(tmp_path, zero_shot(top1=0.53))
+def test_a_value_is_bold_only_where_it_is_significantly_better(tmp_path: Path):
+    assert "<strong>" not in side_by_side(tmp_path, zero_shot(top1=0.55))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -245,11 +267,11 @@ def test_a_value_is_bold_only_where_it_is_better_by_more_than_the_errors(tmp_pat
     ("other", "errors", "said"),
     [
         (0.4, {}, "without standard errors it is unknown whether they differ"),
-        (0.4, {"mean_average_precision": 0.01}, "a difference of more than the standard errors"),
-        (0.49, {"mean_average_precision": 0.01}, "a difference of no more than the standard errors"),
+        (0.4, {"mean_average_precision": 0.01}, "a difference of more than two standard errors"),
+        (0.49, {"mean_average_precision": 0.01}, "a difference of no more than two standard errors"),
     ],
 )
-def test_the_verdict_says_whether_a_run_is_better_by_more_than_the_standard_errors(
+def test_the_verdict_says_whether_a_run_is_better_by_more_than_two_standard_errors(
     tmp_path: Path, other: float, errors: Mapping[str, float], said: str
 ):
     precisions = (0.501 if not errors else 0.5, other)
@@ -262,15 +284,18 @@ def test_the_verdict_says_whether_a_run_is_better_by_more_than_the_standard_erro
 
 
 @pytest.mark.parametrize(
-    ("errors", "best"), [((0.01, 0.01, 0.01), 1), ((0.01, 0.01, math.nan), None), ((0.3, 0.01, 0.01), None)]
+    ("errors", "best"),
+    [((0.01, 0.01, 0.01), 1), ((0.01, 0.01, math.nan), None), ((0.3, 0.01, 0.01), None), ((0.01, 0.04, 0.04), None)],
 )
-def test_the_best_value_is_better_than_all_others_by_more_than_the_errors(errors: tuple[float, ...], best: int | None):
-    assert best_of([0.3, 0.5, 0.4], errors, STYLES["top1"]) == best
+def test_the_best_value_is_significantly_better_than_all_others(errors: tuple[float, ...], best: int | None):
+    assert best_of([*map(Estimate, (0.3, 0.5, 0.4), errors)], STYLES["top1"]) == best
 
 
 def test_many_runs_are_drawn_though_colours_come_again(tmp_path: Path):
     runs = [write_run(tmp_path / f"run{seed}", [], seed) for seed in range(10)]
-    assert 'class="swatch dashed"' in page_of(*runs)
+    page = page_of(*runs)
+    assert 'class="swatch dashed"' in page
+    assert "<h1>run0, run1, run2 and 7 other runs</h1>" in page
 
 
 @pytest.mark.parametrize("name", ["zero_shot_pets.npz", "zero_shot_pets.json"])

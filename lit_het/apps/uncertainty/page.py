@@ -1,30 +1,37 @@
 """The page of ``lit-het benchmark-uncertainty``: tables, a Pareto figure, and what to take when."""
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from lit_het.eval.report import figures, page
-from lit_het.eval.report.naming import STYLES, FigureStyle
+from lit_het.eval.report.naming import SIGNIFICANTLY, STYLES, FigureStyle
 from lit_het.eval.report.page import Html, Section
-from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
+from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table, best_of
 from lit_het.eval.significance import Estimate
 
 # The figures of a method: ``measuring.Benchmark.measure``, with standard errors over seeds.
 Figures = Mapping[str, Estimate]
 
-AUROC = FigureStyle("AUROC", "{:.3f}", higher_is_better=True)
+
+def _named(figure: str, label: str) -> FigureStyle:
+    return dataclasses.replace(STYLES[figure], label=label)
+
+
+AUROC = STYLES["auroc"]
 _CORRELATION = FigureStyle("rank correlation", "{:.3f}", higher_is_better=True)
 _ANSWERED: Mapping[str, FigureStyle] = {
     "top1": STYLES["top1"],
-    "nll": FigureStyle("NLL", "{:.3f}", higher_is_better=False),
-    "fitted_nll": FigureStyle("NLL, temperature", "{:.3f}", higher_is_better=False),
-    "vector_nll": FigureStyle("NLL, vector", "{:.3f}", higher_is_better=False),
-    "ece": FigureStyle("ECE", "{:.1%}", higher_is_better=False),
-    "fitted_ece": FigureStyle("ECE, temperature", "{:.1%}", higher_is_better=False),
-    "vector_ece": FigureStyle("ECE, vector", "{:.1%}", higher_is_better=False),
-    "aurc": FigureStyle("AURC", "{:.3f}", higher_is_better=False),
-    "set_size90": FigureStyle("90 % set", "{:.1f}", higher_is_better=False),
+    "nll": _named("nll", "NLL"),
+    "fitted_nll": _named("nll", "NLL, temperature"),
+    "vector_nll": _named("nll", "NLL, vector"),
+    "ece": _named("ece", "ECE"),
+    "fitted_ece": _named("ece", "ECE, temperature"),
+    "vector_ece": _named("ece", "ECE, vector"),
+    "aurc": _named("aurc", "AURC"),
+    "set_size90": dataclasses.replace(STYLES["set_size90"], label="90 % set", format="{:.1f}"),
 }
 _COSTS: Mapping[str, FigureStyle] = {
     "training_seconds": FigureStyle("training, s", "{:.0f}", higher_is_better=False),
@@ -65,9 +72,9 @@ def sections(methods: Mapping[str, Figures], sets: Sequence[str], note: str = ""
 
 
 _ANSWERS_NOTE = (
-    "As trained, with a temperature, and with vector scaling, each fitted on the other half of the images. Bold is the "
-    "best of a column. AURC is the area under the risk-coverage curve; 90 % set is the mean number of classes in a "
-    "conformal set."
+    "As trained, with a temperature, and with vector scaling, each fitted on the other half of the images. Bold: the "
+    f"best of a column {SIGNIFICANTLY}; a single seed has none. AURC is the area under the risk-coverage curve; 90 % "
+    "set is the mean number of classes in a conformal set."
 )
 _FINDS_NOTE = (
     "AUROC of a score for wrong answers, out-of-distribution images and images with wrong captions, and its rank "
@@ -165,11 +172,10 @@ def pareto(methods: Mapping[str, Figures], name: str) -> Html:
 def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
     """Returns sentences on the best methods, whose words follow from the figures."""
     best = {method: found[f"{name}/{best_prediction(found, name)}/fitted_nll"] for method, found in methods.items()}
-    (first, lowest), *others = sorted(best.items(), key=lambda item: item[1].mean)
-    close = [method for method, value in others if _is_close(value, lowest)]
+    first = min(best, key=lambda method: best[method].mean)
     sentences = [
-        f"Probabilities: {first} has the lowest NLL on {name} with a fitted temperature, {lowest.shown(3)} nats"
-        + (f"; within two standard errors of it: {'; '.join(close)}." if close else ".")
+        f"Probabilities: {first} has the lowest NLL on {name} with a fitted temperature, {best[first].shown(3)} nats"
+        f"{_close_to(first, best)}."
     ]
     for prefix, what in (
         (f"errors/{name}/", "Wrong answers"),
@@ -184,14 +190,22 @@ def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
             if path.startswith(prefix) and (score := path.rpartition("/")[2]) not in ("loss", "clip_score")
         }
         if scored:
-            winner, value = max(scored.items(), key=lambda item: item[1].mean)
-            sentences.append(f"{what}: {winner} finds them best, with an AUROC of {value.shown(3)}.")
+            winner = max(scored, key=lambda found_by: scored[found_by].mean)
+            shown = scored[winner].shown(3)
+            sentences.append(f"{what}: {winner} has the highest AUROC, {shown}{_close_to(winner, scored)}.")
     return sentences
 
 
-def _is_close(value: Estimate, best: Estimate) -> bool:
+def _close_to(best: str, values: Mapping[str, Estimate]) -> str:
+    """Returns which other values lie within two standard errors of one, in words; empty if none does."""
+    one = values[best]
     # Without standard errors nothing is close: a comparison with NaN is false.
-    return bool(value.mean - best.mean <= 2 * np.hypot(value.error, best.error))
+    close = [
+        name
+        for name, other in values.items()
+        if name != best and abs(one.mean - other.mean) <= 2 * np.hypot(one.error, other.error)
+    ]
+    return f"; within two standard errors of it: {'; '.join(close)}" if close else ""
 
 
 def _words(score: str) -> str:
@@ -201,20 +215,17 @@ def _words(score: str) -> str:
 def _table(title: str, rows: Mapping[str, Mapping[str, Estimate]], styles: Mapping[str, FigureStyle]) -> Table:
     """Returns a table whose best value of each column is bold; columns that no row has are left out."""
     columns = [figure for figure in styles if any(figure in row for row in rows.values())]
-    best = {}
-    for figure in columns:
-        values = [row[figure].mean for row in rows.values() if figure in row]
-        if len(values) > 1:  # a single value is the best of nothing
-            best[figure] = max(values) if styles[figure].higher_is_better else min(values)
+    missing = Estimate(math.nan, math.nan)
+    best = {figure: best_of([row.get(figure, missing) for row in rows.values()], styles[figure]) for figure in columns}
 
-    def cell(row: Mapping[str, Estimate], figure: str) -> Cell:
+    def cell(row: Mapping[str, Estimate], figure: str, number: int) -> Cell:
         if figure not in row:
             return Cell(NO_FIGURE)
-        shown = styles[figure].shown(row[figure].mean, row[figure].error)
-        return Cell(shown, strong=row[figure].mean == best.get(figure))
+        return Cell(styles[figure].shown(row[figure].mean, row[figure].error), strong=number == best[figure])
 
     heads = tuple(styles[figure].label if styles[figure] in _NAMED else figure for figure in columns)
-    return Table(title, heads, tuple(Row(label, tuple(cell(row, f) for f in columns)) for label, row in rows.items()))
+    cells = (tuple(cell(row, figure, number) for figure in columns) for number, row in enumerate(rows.values()))
+    return Table(title, heads, tuple(map(Row, rows, cells)))
 
 
 _NAMED = (*_ANSWERED.values(), *_COSTS.values(), *_RETRIEVAL.values())

@@ -16,6 +16,7 @@ from scipy import special
 
 from lit_het.eval import report, scores
 from lit_het.eval.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
+from lit_het.eval.evaluation import Drawing, Record
 from lit_het.eval.predictions import Predictions, highest
 from lit_het.eval.report.grids import image_row, mark_of
 from tests.eval.report.outline import Outline
@@ -59,8 +60,9 @@ class Simulated:
         zeros = np.zeros(labels.size, np.float32)
         self.predictions = Predictions(log_p, labels, np.arange(labels.size), zeros, zeros)
 
-    def figures(self) -> dict[str, float]:
-        return scores.figures(self.predictions)[0]
+    def record(self) -> Record:
+        found, errors = scores.figures(self.predictions)
+        return Record("zero_shot", "glyphs", found, errors, scores.chance(len(NAMES)), 1, {}, Drawing())
 
 
 def simulate_history(seed: int, heteroscedastic: bool) -> list[dict[str, float]]:
@@ -83,10 +85,10 @@ def demo_page() -> report.Html:
     deterministic, heteroscedastic = Simulated(0, 0.95), Simulated(1, 0.85)
     models = {"DET": deterministic, "HET-XL": heteroscedastic}
     results = {
-        "held-out typeface, all names": (deterministic.figures(), heteroscedastic.figures()),
-        "held-out characters, held-out names": (Simulated(2, 0.7).figures(), Simulated(3, 0.75).figures()),
+        "held-out typeface, all names": (deterministic.record(), heteroscedastic.record()),
+        "held-out characters, held-out names": (Simulated(2, 0.7).record(), Simulated(3, 0.75).record()),
     }
-    comparison = report.compare("DET", "HET-XL", results, dict.fromkeys(results, scores.chance(len(NAMES))))
+    comparison = report.compare("DET", "HET-XL", results)
     verdict = report.describe_comparison(comparison)
     errors = [
         errors_within_groups(model.predictions.predicted, model.predictions.labels, GROUPS) for model in models.values()
@@ -127,7 +129,9 @@ def demo_page() -> report.Html:
         for query, best in zip(queries, best_labels.tolist(), strict=True)
     ]
     legend = report.mark_legend("another character of the same shape")
-    table = report.comparison_table(comparison, "Chance is a uniform guess, which is always perfectly calibrated.")
+    table = report.comparison_table(
+        comparison, "Chance is a uniform guess, which is always perfectly calibrated"
+    ).html()
     sections = {
         "Results": (table, report.paragraph(verdict), *within_groups),
         "Training curves": (report.curves(histories, charts),),

@@ -1,28 +1,36 @@
 import base64
 import io
+import math
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from rich.console import Console
 
 from lit_het.eval import report
 from lit_het.eval.ambiguity import GroupErrors, RankTest
-from lit_het.eval.report.figures import pareto_front, scatter
+from lit_het.eval.calibration import ReliabilityCurve
+from lit_het.eval.evaluation import Drawing, Record
+from lit_het.eval.report.figures import dots, pareto_front, scatter
 from lit_het.eval.report.grids import Mark, mark_of
+from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.page import img
 from lit_het.eval.report.texts import token
 from lit_het.eval.scores import chance
+from lit_het.eval.significance import Estimate
 
 
-def figures(**changes: float) -> dict[str, float]:
+def record(**changes: float) -> Record:
     values = {"top1": 0.5, "top5": 0.8, "mean_class_recall": 0.5, "mean_reciprocal_rank": 0.6, "nll": 1.5, "brier": 0.6}
-    return values | {"ece": 0.1} | changes
+    values |= {"ece": 0.1} | changes
+    errors = {name: 0.01 for name in values if name != "mean_class_recall"}
+    return Record("zero_shot", "pets", values, errors, chance(10), 1, {}, Drawing())
 
 
-def compared(**sets: tuple[dict[str, float], dict[str, float]]) -> report.Comparison:
-    return report.compare("DET", "HET-XL", sets, dict.fromkeys(sets, chance(10)))
+def compared(**sets: tuple[Record, Record]) -> report.Comparison:
+    return report.compare("DET", "HET-XL", sets)
 
 
 def decode(image: report.Html) -> Image.Image:
@@ -32,32 +40,39 @@ def decode(image: report.Html) -> Image.Image:
 
 
 def test_higher_accuracy_wins_and_lower_loss_wins():
-    comparison = compared(pets=(figures(), figures(top1=0.6, nll=1.4, ece=0.2)))
+    comparison = compared(pets=(record(), record(top1=0.6, nll=1.4, ece=0.2)))
     assert [row.winner for row in comparison.rows] == [1, 0, 0, 0, 1, 0, -1]
     assert report.describe_comparison(comparison) == (
-        "HET-XL was better than DET: better on 2 of 7 figures, worse on 1 and equal on 4."
+        "HET-XL is significantly better than DET on 2 of 7 figures, and worse on 1; 4 do not differ by more than two "
+        "standard errors of the difference."
     )
 
 
-def test_an_equal_candidate_is_not_described_as_better():
-    said = report.describe_comparison(compared(pets=(figures(), figures())))
-    assert said.startswith("HET-XL was not better than DET: better on 0 of 7 figures, worse on 0")
-    assert "was not better" in report.describe_comparison(compared(pets=(figures(), figures(top1=0.4))))
+def test_only_the_better_value_is_bold_and_chance_stands_beside_it():
+    table = report.comparison_table(compared(pets=(record(), record(top1=0.6))), "Results").html()
+    assert re.findall("<strong>(.*?)</strong>", table) == ["60.0% ± 1.0"]
+    assert '<td class="chance">10.0%</td><td>50.0% ± 1.0</td><td><strong>60.0% ± 1.0</strong></td>' in table
 
 
-def test_only_the_better_value_is_bold_and_chance_stands_beside_it_and_numbers_that_print_the_same_are_a_tie():
-    table = report.comparison_table(compared(pets=(figures(), figures(top1=0.6))))
-    assert re.findall("<strong>(.*?)</strong>", table) == ["60.0%"]
-    assert '<td class="chance">10.0%</td><td>50.0%</td><td><strong>60.0%</strong></td>' in table
-    tie = compared(pets=(figures(), figures(top1=0.50001)))
-    assert tie.rows[0].winner == 0
-    assert "<strong>" not in report.comparison_table(tie)
+@pytest.mark.parametrize(
+    "insignificant",
+    [{"top1": 0.525}, {"nll": 1.475}, {"mean_class_recall": 0.9}, {"top1": math.nan}],
+    ids=["within two standard errors", "of a loss", "without a standard error", "not a number"],
+)
+def test_a_difference_that_is_not_significant_is_neither_bold_nor_called_better(insignificant: dict[str, float]):
+    comparison = compared(pets=(record(), record(**insignificant)))
+    assert "<strong>" not in report.comparison_table(comparison, "Results").html()
+    assert "better than DET on 0 of 7 figures, and worse on 0; 7 do not" in report.describe_comparison(comparison)
+
+
+def test_numbers_that_print_the_same_are_equal_whatever_their_errors():
+    assert STYLES["top1"].compared(Estimate(0.50004, 1e-9), Estimate(0.5, 1e-9)) == 0
 
 
 def test_the_terminal_shows_the_same_rows_and_takes_brackets_literally():
-    comparison = compared(**{"set [bold]": (figures(), figures(top1=0.6)), "b": (figures(), figures())})
+    comparison = compared(**{"set [bold]": (record(), record(top1=0.6)), "b": (record(), record())})
     console = Console(width=100, file=io.StringIO(), record=True)
-    console.print(report.print_table(comparison, "Results"))
+    console.print(report.comparison_table(comparison, "Results").terminal())
     text = console.export_text()
     assert "set [bold]" in text
     for row in comparison.rows:
@@ -140,3 +155,18 @@ def test_tokens_stand_above_their_probabilities_and_are_never_markup():
     assert token(" <b>", 0.25) == '<ruby style="--doubt: 75%">&lt;b&gt;<rt>25</rt></ruby>'
     assert token("", 1.0, (0.954, 1.0)) == '<ruby style="--doubt: 0%">⏎<rt>100 (95–100)</rt></ruby>'
     assert "␣" in token(" ", 0.5)
+
+
+@pytest.mark.parametrize(("count", "is_faded"), [(0, False), (1, True), (2, True), (3, False)])
+def test_bins_of_one_or_two_images_are_faded_and_the_caption_says_so(count: int, is_faded: bool):
+    middles = np.array([0.25, 0.75])
+    curve = ReliabilityCurve(np.array([0, 0.5, 1]), middles, middles, np.array([count, 9]))
+    drawn = report.reliability_diagrams({"DET": curve})
+    assert ("opacity: 0.3" in drawn) == is_faded
+    assert ("Faded: bins of at most 2 images." in drawn) == is_faded
+
+
+def test_names_in_figures_are_never_formulas():
+    drawn = dots("NLL", {"$\\frac{$": Estimate(0.5, 0.1), "a$b$": Estimate(0.4, math.nan)}, chance=0.2)
+    assert "$\\frac{$<" in drawn
+    assert "a$b$<" in drawn
