@@ -28,6 +28,8 @@ _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _LINE: "--line"} | {
 }
 # Bins of reliability diagrams with so few examples are faded: their accuracy says little.
 _FEW, _FADED = 2, 0.3
+# Characters of a name beside a figure.
+_LONGEST_NAME = 36
 # Narrow, so that text is still readable when a phone shrinks the figure.
 _WIDTH_INCHES = 4.4
 
@@ -174,13 +176,15 @@ def dots(title: str, values: Mapping[str, Estimate], *, chance: float | None = N
         chance: value of a guess, a dotted line; None for none.
         as_share: whether values are fractions, shown in per cent.
     """
-    figure, axes = _canvas(0.8 + 0.28 * len(values), 1.5 * _WIDTH_INCHES)
+    figure, axes = _canvas(0.8 + 0.28 * len(values), 1.2 * _WIDTH_INCHES)
     for number, value in enumerate(values.values()):
         error = value.error if math.isfinite(value.error) else None
         axes.errorbar(value.mean, number, xerr=error, marker="o", color=_SERIES[number % NUM_COLOURS], capsize=3)
     if chance is not None:
         axes.axvline(chance, color=_MUTED, linewidth=1, linestyle=":")
-    axes.set_yticks(range(len(values)), list(values), color=_INK)
+    # Longer names would leave no room; the beginning is what runs share.
+    names = [name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}" for name in values]
+    axes.set_yticks(range(len(values)), names, color=_INK)
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=_LINE, linewidth=0.6)

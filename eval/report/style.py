@@ -61,6 +61,7 @@ td.chance { color: var(--muted); }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.75rem 2.5rem; }
 .columns { margin: 0 0 1rem; align-items: start; }
 figure { margin: 0; min-width: 0; }
+header figure { margin-bottom: 1rem; }
 .plot svg { display: block; width: 100%; max-width: 34rem; height: auto; overflow: visible; }
 .plot svg { stroke-linejoin: round; font-family: inherit; font-variant-numeric: tabular-nums; }
 .plot figcaption { margin-top: .4rem; }

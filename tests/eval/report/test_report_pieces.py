@@ -170,3 +170,10 @@ def test_names_in_figures_are_never_formulas():
     drawn = dots("NLL", {"$\\frac{$": Estimate(0.5, 0.1), "a$b$": Estimate(0.4, math.nan)}, chance=0.2)
     assert "$\\frac{$<" in drawn
     assert "a$b$<" in drawn
+
+
+def test_long_names_leave_room_for_their_values():
+    drawn = dots("NLL", {"runs/" + "long/" * 20 + end: Estimate(0.5, 0.1) for end in ("one", "other")})
+    assert "long/one<" in drawn
+    assert "long/other<" in drawn
+    assert "runs/" not in drawn
