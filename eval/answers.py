@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het import arguments
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError
 from lit_het.eval.conformal import prediction_sets
 from lit_het.eval.evaluation import Record
 from lit_het.eval.predictions import Predictor
@@ -115,8 +115,7 @@ def label_predictor(
     require_head(model)
     if len(labels) != model.num_classes:
         raise UserError(
-            f"the classifier was trained on {counted(model.num_classes, 'class')}, and there are "
-            f"{counted(len(labels), 'label')}; "
+            f"the classifier was trained on {model.num_classes} classes, and there are {len(labels)} labels; "
             "give the names of its classes, in order"
         )
     return Predictor(model, len(labels))

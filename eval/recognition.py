@@ -89,8 +89,7 @@ class Recognition:
         if model.num_classes != len(self.candidates) and self._groups_of(model) is self.groups:
             several = ", or take the words of captions as labels with --caption-words"
             raise UserError(
-                f"the classifier has {counted(model.num_classes, 'class')} and there are "
-                f"{counted(len(self.candidates), 'candidate')}; "
+                f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} candidates; "
                 "give the names of its classes with --candidates FILE" + several * model.has_class_probabilities
             )
 

@@ -25,8 +25,9 @@ def whole(value: Any, name: str, least: int = 0, most: int | None = None) -> int
         UserError: it is no whole number, or out of range.
     """
     try:
-        # bool is a kind of int, and True is no number of anything.
-        number = operator.index(None if isinstance(value, bool) else value)
+        if isinstance(value, bool):  # a kind of int, and no number of anything
+            raise TypeError
+        number = operator.index(value)
     except TypeError:
         raise UserError(f"{name} = {value!r:.100} must be a whole number") from None
     if number < least or (most is not None and number > most):

@@ -62,7 +62,7 @@ def evaluate(
     Raises:
         UserError: the run or a set cannot be read, or an evaluation does not fit the run.
     """
-    given = run if isinstance(run, Sequence) and not isinstance(run, str) else [run]
+    given = run if isinstance(run, Sequence) and not isinstance(run, str | bytes) else [run]
     runs = [member for one in given for member in runs_in(Path(arguments.path(one, "run")))]
     path = locate_config(Path(evaluations), "get_evaluations") if isinstance(evaluations, str | Path) else None
     from lit_het.runs import evaluation

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -165,7 +166,8 @@ def test_generators_large_seeds_and_numbers_of_numpy_are_taken(model, squares):
 def test_a_path_without_a_model_is_a_one_line_error(upstream, tmp_path):
     with pytest.raises(lit_het.UserError, match="does not exist; give a file, a folder or an address"):
         lit_het.load(tmp_path / "nowhere")
-    for wrong in (None, 3, b"run"):
+    wrongs: list[Any] = [None, 3, b"run"]
+    for wrong in wrongs:
         with pytest.raises(lit_het.UserError, match=f"address = {wrong!r} is no path"):
             lit_het.load(wrong)
         with pytest.raises(lit_het.UserError, match=f"run = {wrong!r} is no path"):
