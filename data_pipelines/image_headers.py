@@ -27,8 +27,11 @@ MAX_PREAMBLE_BYTES = 2**20
 
 _STARTS = {b"\xff\xd8": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP"}
 _STARTS |= {b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_UNREAD = {b"\0\0\0\x0cjP  ": "JPEG 2000", b"\xff\x4f": "JPEG 2000"}  # with and without a container
+_UNREAD |= {b"\0\0\0\x0cJXL ": "JPEG XL", b"\xff\x0a": "JPEG XL"}
 START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 SEQUENTIAL_FRAMES, PROGRESSIVE_FRAMES = (0xC0, 0xC1, 0xC9), (0xC2, 0xCA)
+FRAMES = frozenset((*range(0xC0, 0xD0), 0xF7)) - {0xC4, 0xC8, 0xCC}  # also of kinds that are not read; 0xF7: JPEG-LS
 # A marker that a segment follows, or the end of the image; not fill bytes, stuffed bytes or restart markers.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]", re.DOTALL)
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
@@ -63,8 +66,9 @@ def format_of(data: bytes) -> str:
         return "WEBP"
     if data[:2] in (b"P4", b"P5", b"P6") and data[2:3].isspace():
         return "PPM"
-    if data[4:8] == b"ftyp":
-        raise BrokenImage("AVIF or HEIC", "is not read; save it as JPEG, PNG or WebP")
+    unread = "AVIF or HEIC" if data[4:8] == b"ftyp" else _UNREAD.get(data[:8]) or _UNREAD.get(data[:2])
+    if unread:
+        raise BrokenImage(unread, "is not read; save it as JPEG, PNG or WebP")
     raise BrokenImage("not an image", f"{len(data)} bytes that start with {data[:8]!r}")
 
 
@@ -94,6 +98,24 @@ def check_parts(data: bytes, max_pixels: int) -> None:
     elif found == "WEBP":
         # Pillow's WebP decoder allocates all pixels when it opens the file.
         check_size(*_webp_size(data), min(max_pixels, MAX_WEBP_PIXELS))
+
+
+def check_frame(data: bytes, marker: int, start: int) -> None:
+    """Checks that a JPEG is of a kind that is read, given the marker of its frame and the offset behind it.
+
+    Raises:
+        BrokenImage: it is not.
+    """
+    bits, rows = data[start + 2 : start + 3], data[start + 3 : start + 5]
+    if marker not in SEQUENTIAL_FRAMES + PROGRESSIVE_FRAMES:
+        kind = "lossless or hierarchical"
+    elif bits not in (b"", b"\x08"):
+        kind = f"{bits[0]} bits per channel"
+    elif rows == b"\0\0":
+        kind = "height after the pixels"
+    else:
+        return
+    raise BrokenImage("JPEG of a kind that is not read", f"{kind}; save it as baseline JPEG, PNG or WebP")
 
 
 def is_progressive(data: bytes) -> bool:

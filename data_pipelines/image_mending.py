@@ -6,18 +6,21 @@ All decoders are strict: libjpeg reports only its first warning, so that a harml
 import zlib
 
 from lit_het.data_pipelines.image_headers import (
+    FRAMES,
     MAX_PARTS,
-    PROGRESSIVE_FRAMES,
     SEQUENTIAL_FRAMES,
     START_OF_SCAN,
     BrokenImage,
+    check_frame,
     segments,
 )
 
 MAX_TEXT_BYTES = 2**20
 """The most that is unpacked of a text of a PNG: only its orientation is looked for."""
 
-_JFIF, _ADOBE = 0xE0, 0xEE
+_LONGEST_ZEROS = 64  # bytes
+_JFIF, _ADOBE, _TABLES = 0xE0, 0xEE, 0xC4
+_END_OF_JPEG, _END_OF_PNG = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 _ALL_COEFFICIENTS = b"\0\x3f\0"  # of a scan that is not progressive: from 0 to 63, of all bits
 _EXIF_TEXT, _XMP_TEXT = "Raw profile type exif", "XML:com.adobe.xmp"
 
@@ -26,13 +29,13 @@ def mended_jpeg(data: bytes) -> bytes:
     """Returns a JPEG without stray bytes among its headers, and with valid fields in them; itself if it is valid.
 
     Mended are JFIF versions other than 1, unknown colour transforms of Adobe, and the range of coefficients in scans
-    that have no range, as libjpeg takes them after a warning.
+    that have no range, as libjpeg takes them after a warning; and a missing end, before which libjpeg misses pixels.
 
     Raises:
-        BrokenImage: it has too many segments.
+        BrokenImage: it has too many segments, or is of a kind that is not read.
     """
     edits: list[tuple[int, int, bytes]] = []  # start, end, what replaces these bytes
-    end, transform, is_sequential, num_components = 2, 0, False, 0
+    end, transform, is_sequential, num_components, tables = 2, 0, False, 0, b""
     for marker, start in segments(data):
         # Between a scan and the next marker lies the coded image; fill bytes are valid.
         if end and data[end : start - 2].strip(b"\xff"):
@@ -42,7 +45,10 @@ def mended_jpeg(data: bytes) -> bytes:
             edits.append((start + 7, start + 8, b"\1"))
         elif marker == _ADOBE and data.startswith(b"Adobe", start + 2):
             transform = start + 13
-        elif marker in SEQUENTIAL_FRAMES or marker in PROGRESSIVE_FRAMES:
+        elif marker == _TABLES:
+            tables += data[start + 2 : end]
+        elif marker in FRAMES:
+            check_frame(data, marker, start)
             is_sequential, num_components = marker in SEQUENTIAL_FRAMES, data[start + 7] if start + 7 < len(data) else 0
             valid = {3: b"\1\0", 4: b"\2\0"}.get(num_components)  # the first is what libjpeg assumes
             if transform and valid and data[transform : transform + 1] not in (valid[:1], valid[1:]):
@@ -54,6 +60,10 @@ def mended_jpeg(data: bytes) -> bytes:
             if not is_sequential or of_scan == num_components:
                 break
             end = 0
+    if is_sequential and end:
+        _check_zeros(data, end, tables)
+    if _END_OF_JPEG not in data[end:]:
+        edits.append((len(data), len(data), _END_OF_JPEG))
     edits = [edit for edit in edits if data[edit[0] : edit[1]] != edit[2]]
     if not edits:
         return data
@@ -64,6 +74,31 @@ def mended_jpeg(data: bytes) -> bytes:
     return b"".join((*parts, data[place:]))
 
 
+def _check_zeros(data: bytes, start: int, tables: bytes) -> None:
+    """Checks that no hole of zeros, as lost blocks of a disk leave, is among the coded pixels: libjpeg may decode it.
+
+    Only where zeros code an empty block of every component, as in optimal tables of images with blank parts, is a long
+    run of them an image. The runs before the end and behind it are padding.
+    """
+    place = 0
+    while place + 17 < len(tables):
+        if tables[place] & 0x10 and tables[place + 17]:  # of coefficients, and its shortest code is not that of none
+            stop = data.find(_END_OF_JPEG, start)
+            stop = len(data) if stop < 0 else stop
+            hole = data.find(bytes(_LONGEST_ZEROS), start, stop)
+            if hole >= 0 and data[hole:stop].strip(b"\0"):
+                raise BrokenImage("damaged JPEG", f"zeros in place of coded pixels at byte {hole}")
+            return
+        place += 17 + sum(tables[place + 1 : place + 17])
+
+
+def without_padding(data: bytes) -> bytes:
+    """Returns a JPEG without the repeated byte before its end; itself if there is none."""
+    body, end, rest = data.rpartition(_END_OF_JPEG)
+    # One is left: it may be the second half of a coded byte.
+    return body.rstrip(body[-1:]) + body[-1:] + end + rest
+
+
 def mended_png(data: bytes) -> tuple[bytes, dict[str, bytes | str]]:
     """Returns a PNG of only the chunks that its pixels need, and what its other chunks say of the orientation.
 
@@ -71,13 +106,14 @@ def mended_png(data: bytes) -> tuple[bytes, dict[str, bytes | str]]:
         The file, and entries of Pillow's ``Image.info``.
 
     Raises:
-        BrokenImage: a chunk that the pixels need is damaged, the end is missing, or there are too many chunks.
+        BrokenImage: a chunk that the pixels need is damaged, or there are too many chunks.
     """
     parts, info, place = [data[:8]], dict[str, bytes | str](), 8
     for _ in range(MAX_PARTS):
         kind, end = data[place + 4 : place + 8], place + 12 + int.from_bytes(data[place : place + 4])
-        if end > len(data) or len(kind) < 4:
-            raise BrokenImage("damaged PNG", f"ends within the chunk at byte {place}")
+        if kind == b"IEND" or end > len(data):
+            # The pixels have an end of their own, so that a decoder misses it where the file is cut.
+            return b"".join((*parts, _END_OF_PNG)), info
         is_whole = zlib.crc32(data[place + 4 : end - 4]) == int.from_bytes(data[end - 4 : end])
         if kind[:1].isupper() or kind == b"tRNS":
             if not is_whole:
@@ -85,8 +121,6 @@ def mended_png(data: bytes) -> tuple[bytes, dict[str, bytes | str]]:
             parts.append(data[place:end])
         elif is_whole:
             info |= _orientation_in(kind, data[place + 8 : end - 4])
-        if kind == b"IEND":
-            return b"".join(parts), info
         place = end
     raise BrokenImage("too many chunks", f"more than {MAX_PARTS}")
 

@@ -44,7 +44,7 @@ from lit_het.data_pipelines.image_headers import (
     jpeg_orientation,
     orientation,
 )
-from lit_het.data_pipelines.image_mending import mended_jpeg, mended_png
+from lit_het.data_pipelines.image_mending import mended_jpeg, mended_png, without_padding
 from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
@@ -235,25 +235,22 @@ class _Jpeg:
 
     def decode(self, min_side: int, *, fast: bool) -> UInt8[np.ndarray, "h w 3"]:
         """Returns upright RGB whose sides have at least this length; 0 for full size."""
-        pixels = self._decode((min_side, min_side, 2 if min_side else 1), fast)
+        pixels = self._decode(self._data, (min_side, min_side, 2 if min_side else 1), fast)
         return _turned(_in_strips(pixels, _cmyk_to_rgb) if self._is_cmyk else pixels, self._turn)
 
-    def _decode(self, size: tuple[int, int, int], fast: bool) -> np.ndarray:
+    def _decode(self, data: bytes, size: tuple[int, int, int], fast: bool) -> np.ndarray:
         mode = "CMYK" if self._is_cmyk else "RGB"
         try:
-            return simplejpeg.decode_jpeg(self._data, mode, fast, fast, *size)
+            return simplejpeg.decode_jpeg(data, mode, fast, fast, *size)
         except ValueError as error:
-            if self._ends_with_junk(str(error)):
-                return simplejpeg.decode_jpeg(self._data, mode, fast, fast, *size, strict=False)
+            # The first warning, the only one that libjpeg reports, came after all pixels were read.
+            if (junk := _JUNK_BEFORE_END.search(str(error))) is not None:
+                if int(junk[1]) <= _MAX_JUNK:
+                    return simplejpeg.decode_jpeg(data, mode, fast, fast, *size, strict=False)
+                # More is padding, if all pixels can be read without it; or damage let the decoder lose its place.
+                if len(shorter := without_padding(data)) < len(data):
+                    return self._decode(shorter, size, fast)
             raise BrokenImage("damaged JPEG", str(error)) from error
-
-    def _ends_with_junk(self, warning: str) -> bool:
-        """Returns whether the first warning, the only one that libjpeg reports, came after all pixels were read."""
-        if (found := _JUNK_BEFORE_END.search(warning)) is None:
-            return False
-        # More is coded pixels that are left over: damage let the decoder lose its place.
-        end = self._data.rfind(b"\xff\xd9")
-        return int(found[1]) <= _MAX_JUNK or len(set(self._data[end - int(found[1]) : end])) == 1
 
 
 def _cmyk_to_rgb(strip: np.ndarray) -> np.ndarray:
@@ -315,7 +312,8 @@ def upright_rgb(image: Image.Image, transparency: Transparency = "white") -> UIn
         pixels[top : top + rows] = np.asarray(_to_rgb(part, transparency))
     exif, xmp = image.info.get("exif"), image.info.get("xmp") or image.info.get("XML:com.adobe.xmp", b"")
     if exif is None and "Raw profile type exif" in image.info:
-        exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
+        with contextlib.suppress(ValueError):  # not hexadecimal
+            exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
     turn = orientation(exif or b"", xmp.encode() if isinstance(xmp, str) else xmp)
     return _turned(pixels, turn)
 

@@ -69,6 +69,10 @@ class Evaluation:
     draw: Callable[[], Drawing] = Drawing
     calibrated: str = ""
 
+    def __post_init__(self) -> None:
+        # The mean of what is negated, such as log-likelihoods, may be -0.0.
+        object.__setattr__(self, "figures", {name: value or abs(value) for name, value in self.figures.items()})
+
     def metrics(self) -> dict[str, float]:
         """Returns the metrics under their names in logs, ``<kind>/<name>/<figure>``."""
         return {f"{self.kind}/{self.name}/{figure}": value for figure, value in self.figures.items()}
@@ -118,7 +122,7 @@ def cell(evaluation: Evaluation, path: str, *, with_error: bool = True) -> str:
     if path not in evaluation.figures:
         return ""
     error = evaluation.errors.get(path, math.nan) if with_error else math.nan
-    return f"{evaluation.figures[path]:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
+    return f"{evaluation.figures[path]:z.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
 
 
 def evaluations_folder(run_dir: Path) -> Path:

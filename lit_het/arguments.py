@@ -3,6 +3,7 @@
 import math
 import numbers
 import operator
+import os
 from typing import Any
 
 from lit_het.errors import UserError
@@ -24,6 +25,8 @@ def whole(value: Any, name: str, least: int = 0, most: int | None = None) -> int
         UserError: it is no whole number, or out of range.
     """
     try:
+        if isinstance(value, bool):  # a kind of int, and no number of anything
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise UserError(f"{name} = {value!r:.100} must be a whole number") from None
@@ -48,6 +51,21 @@ def real(value: Any, name: str) -> float:
     return float(value)
 
 
+def path(value: Any, name: str) -> str:
+    """Returns a path or an address.
+
+    Args:
+        value: as given.
+        name: of the parameter.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{name} = {value!r:.100} is no path; give one as text or as a Path")
+    return str(os.fspath(value))
+
+
 def texts(values: Any, name: str) -> list[str]:
     """Returns texts as a list, of any iterable but a text.
 
@@ -58,7 +76,8 @@ def texts(values: Any, name: str) -> list[str]:
     Raises:
         UserError: it is no list of texts, or has none; such as None or NaN, the empty cells of a table.
     """
-    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+    # A set has another order in each process.
+    if isinstance(values, str | bytes | set | frozenset) or not hasattr(values, "__iter__"):
         raise UserError(f"{name} = {values!r:.100} is not a list of texts; give one such as ['a cat', 'a dog']")
     found = list(values)
     if not found:

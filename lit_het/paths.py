@@ -1,5 +1,6 @@
 """Checks of paths that import nothing heavy: commands report a wrong path before they load JAX."""
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -184,6 +185,8 @@ def _is_missing(path: Path | str) -> bool:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except (OSError, ValueError):
+    except ValueError:
         return False
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
     return False

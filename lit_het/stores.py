@@ -55,12 +55,12 @@ def _check_hub(address: str) -> None:
     """Raises a `UserError` for an invalid name, one without an owner, or if the Hub is off, before any request."""
     from huggingface_hub import constants, errors, utils  # here, as only these addresses need it
 
-    repository = address.rpartition("hf://")[2]
-    if not repository.partition("/")[2]:
-        raise UserError(f"{address}: names no owner; write hf://owner/{repository.strip('/') or 'name'}")
-    owner, name = re.sub("^(datasets|spaces|buckets)/", "", repository).split("/")[:2]
+    repository = re.sub("^(datasets|spaces|buckets)/", "", address.rpartition("hf://")[2])
+    owner, _, rest = repository.partition("/")
+    if not rest:
+        raise UserError(f"{address}: names no owner; write hf://owner/{owner or 'name'}")
     try:
-        utils.validate_repo_id(f"{owner}/{name.partition('@')[0]}")
+        utils.validate_repo_id(f"{owner}/{rest.partition('/')[0].partition('@')[0]}")
     except errors.HFValidationError as error:
         raise UserError(f"{address:.200}: {reason(error)}; write hf://owner/name") from error
     if constants.HF_HUB_OFFLINE:

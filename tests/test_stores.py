@@ -68,7 +68,9 @@ def test_google_cloud_without_its_package_names_the_extra(monkeypatch):
         filesystem("s3://b/x.npz")
 
 
-@pytest.mark.parametrize(("address", "owned"), [("hf://gpt2", "gpt2"), ("hf://gpt2/", "gpt2"), ("hf://", "name")])
+@pytest.mark.parametrize(
+    ("address", "owned"), [("hf://gpt2", "gpt2"), ("hf://gpt2/", "gpt2"), ("hf://", "name"), ("hf://datasets/me", "me")]
+)
 def test_an_address_of_the_hub_without_an_owner_is_refused_before_any_request(address, owned):
     with pytest.raises(UserError, match=f"names no owner; write hf://owner/{owned}$"):
         weights.open_weights(address)

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import logging
 import os
+import stat
 import tarfile
 import tempfile
 import zipfile
@@ -17,6 +18,7 @@ from typing import IO, Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from lit_het import untrusted
 from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, DamagedTar, Member, is_hidden, whole_members
 from lit_het.errors import UserError
 
@@ -287,17 +289,19 @@ def _mapped(file: IO[bytes], offset: int, size: int) -> memoryview:
 
 def _is_zip(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            return file.read(4) == b"PK\3\4"
+        return untrusted.read_bytes(path, 4) == b"PK\3\4"
     except OSError:
         return False  # reported where it is read
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError as error:
         _refuse(error)
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path}: is a pipe or a device, which may never end; remove it")
+    return found.st_size
 
 
 def _refuse(error: OSError) -> NoReturn:
@@ -306,7 +310,7 @@ def _refuse(error: OSError) -> NoReturn:
 
 def _open(path: Path, scratch: Path) -> IO[bytes]:
     try:
-        file = path.open("rb")
+        file = untrusted.open_regular(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path of the source") from error
     if file.read(2) != b"\x1f\x8b":

@@ -1,9 +1,11 @@
 """The interface between a source and the writer: splits whose samples can be read in any order."""
 
+import codecs
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ SPLIT_NAMES = frozenset(
     ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
 )
 """Names of splits in the paths of files, in any case: those that the Hugging Face hub knows."""
+
+_LIKE_SPLITS = re.compile("train|test|eval|val|dev")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +112,7 @@ def split_of_files(
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
-            members = {} if captions is None else {"txt": files.read(captions[number]).strip()}
+            members = {} if captions is None else {"txt": _without_mark(files.read(captions[number])).strip()}
             yield Sample(files.read(images[number]), files.where(images[number]), members, border=border)
 
     names = [*images, *(captions or ())]
@@ -125,7 +129,12 @@ def split_of_files(
 
 def one_line(caption: bytes) -> bytes:
     """Returns a text without line breaks: to readers, each line is a caption of its own."""
-    return b" ".join(caption.split())
+    return b" ".join(_without_mark(caption).split())
+
+
+def _without_mark(text: bytes) -> bytes:
+    """Returns UTF-8 without its byte order mark, which other readers of shards would take for a character."""
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 def images_in(files: Files) -> list[str]:
@@ -158,6 +167,12 @@ def only_split(source: Path) -> str:
     """Returns the split of a source that names none: its own name, if that is one, otherwise ``train``."""
     name = source.resolve().name.partition(".")[0].lower()
     return name if name in SPLIT_NAMES else "train"
+
+
+def look_like_splits(names: Collection[str]) -> bool:
+    """Returns whether all of some names, none of them a split's, may be of splits: ``train2017`` and ``val2017``."""
+    found = [_LIKE_SPLITS.search(name.lower()) for name in names]
+    return len({match and match[0] for match in found}) > 1 and all(found)
 
 
 def select_splits(available: Iterable[str], split: str | None, source: str) -> list[str]:

@@ -14,6 +14,7 @@ from lit_het.data_pipelines.prepare.dataset import (
     Split,
     files_beside,
     images_in,
+    look_like_splits,
     only_split,
     select_splits,
     split_of_files,
@@ -86,6 +87,12 @@ def _splits(files: Files, images: Sequence[str], captions: Collection[str], top:
     first = {image: image.removeprefix(top).partition("/")[0] for image in images}
     named = sorted(name for name in {*first.values()} if name.lower() in SPLIT_NAMES)
     others = [image for image, name in first.items() if name not in named]
+    unclear = {name for image, name in first.items() if name != image.removeprefix(top)}
+    if not named and look_like_splits(unclear):
+        raise UserError(
+            f"{files.where(top + min(unclear))}: may be a split; name it train, val or test, or give one folder as the "
+            "source"
+        )
     # A class may be called "test" too: its images lie in no further folder, like those of the others.
     if others and not captions and all(image.removeprefix(top).count("/") == 1 for image in images):
         return {}
@@ -136,9 +143,19 @@ def _classified(
         name: [classes[image.removeprefix(root).partition("/")[0]] for image in parts[name]]
         for name, root in roots.items()
     }
+    words = collections.Counter(" ".join(name.replace("_", " ").split()) for name in names)
+    if twice := [name for name, count in words.items() if count > 1]:
+        raise UserError(f"{files.path}: several folders are of the class {twice[0]!r}; join or rename them")
     counts = {name: np.bincount(of_split, minlength=len(names)) for name, of_split in labels.items()}
     if empty := np.flatnonzero(sum(counts.values()) == 0).tolist():
         raise UserError(f"{files.path}: class {names[empty[0]]} has no images; add some or remove its folder")
+    for name, found in counts.items():
+        others = sum(counts.values()) - found
+        if len(names) > 2 and np.count_nonzero(found) == 1 and not others[found.argmax()]:
+            raise UserError(
+                f"{files.where(roots[name] + names[found.argmax()])}: holds all images of {name}, and is a class of no "
+                "other split; put them into the folders of their classes, or remove the split"
+            )
     for name in wanted:
         each = [f"{one} ({count:,})" for one, count in zip(names, counts[name].tolist(), strict=True)]
         more = f" and {len(each) - _MOST_NAMED:,} more" if len(each) > _MOST_NAMED else ""

@@ -34,7 +34,8 @@ def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
     for fault in faults:
         left_out[fault.cause] += fault.count
     if not len(numbers):
-        raise UserError(f"{source}: none of {left_out.total()} samples has both image and caption (.txt)")
+        first = f"; {faults[0].example}" if faults else ""
+        raise UserError(f"{source}: none of {left_out.total()} samples has both image and caption (.txt){first}")
 
     def read(chosen: Sequence[int]) -> Iterator[Sample]:
         for number in numbers[np.asarray(chosen)].tolist():

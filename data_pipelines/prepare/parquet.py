@@ -9,24 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from lit_het.console import message
 from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.prepare.archives import FolderFiles
 from lit_het.data_pipelines.prepare.dataset import (
     SPLIT_NAMES,
     DataSet,
     Sample,
     Split,
     fingerprint,
+    look_like_splits,
     one_line,
     only_split,
     select_splits,
 )
 from lit_het.errors import UserError
-from lit_het.untrusted import parse_json
+from lit_het.untrusted import open_regular, parse_json
 
 MAX_ROWS = 2**24
 """The most rows of a file, whose labels are all read into memory."""
 
-_SPLIT_NAME = re.compile(r"(\w+)-\d+-of-\d+.*\.parquet")
+_SPLIT_NAME = re.compile(r"(\w+)-\d+-of-(\d+).*\.parquet", re.IGNORECASE)
 _WORDS = re.compile(r"[^a-z]+")
 _ROWS_AT_A_TIME = 256
 
@@ -60,7 +63,9 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
     Raises:
         UserError: pyarrow is not installed, a file is damaged, or the columns are ambiguous.
     """
-    paths = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
+    paths = [source]
+    if source.is_dir():
+        paths = [source / name for name in FolderFiles(source).sizes if name.lower().endswith(".parquet")]
     if not paths:
         raise UserError(f"{source}: holds no *.parquet files; check the path of the source")
     by_split: dict[str, list[_File]] = {}
@@ -88,6 +93,10 @@ def _split_files(source: Path, paths: Sequence[Path], split: str | None) -> dict
     """
     found = {path: _split_in(path.relative_to(source) if path != source else Path(path.name)) for path in paths}
     if not any(found.values()):
+        if look_like_splits({str(path.relative_to(source)) for path in paths if path != source}):
+            raise UserError(
+                f"{paths[0]}: may be of a split; name files such as train.parquet, or give one as the source"
+            )
         return {split or only_split(source): list(paths)}
     by_split: dict[str, list[Path]] = {}
     folders: dict[str, Path] = {}
@@ -102,6 +111,10 @@ def _split_files(source: Path, paths: Sequence[Path], split: str | None) -> dict
                 f"{source}: has the split {name} in {folders[name]}/ and in {folder}/; give one of these as the source"
             )
         by_split.setdefault(name, []).append(path)
+    for name, files in by_split.items():
+        counts = [int(match[2]) for path in files if (match := _SPLIT_NAME.fullmatch(path.name))]
+        if len(files) < max(counts, default=0):
+            message(f"{source}: holds {len(files)} of {max(counts)} files of the split {name}; the others are missing")
     return by_split
 
 
@@ -113,8 +126,8 @@ def _split_in(path: Path) -> tuple[str, Path] | None:
     if len(words) == 1:
         return words[0], path.parent
     for folder in path.parents[:-1]:
-        # The hub converts the first part of a large data set to folders such as partial-train.
-        name = folder.name.lower().removeprefix("partial-")
+        # The hub has folders such as partial-train, of the first part of a large set; Hive writes split=train.
+        name = folder.name.lower().removeprefix("partial-").removeprefix("split=")
         if name in SPLIT_NAMES and not words:
             return name, folder.parent
     return None
@@ -130,7 +143,7 @@ class _File:
             raise UserError("parquet needs pyarrow; install it with pip install 'lit-het[parquet]'") from error
         self.path = path
         try:
-            with parquet.ParquetFile(path) as file:
+            with open_regular(path) as opened, parquet.ParquetFile(opened) as file:
                 self.schema: Any = file.schema_arrow
                 self.num_rows = int(file.metadata.num_rows)
                 groups = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
@@ -313,4 +326,4 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
 def _lines(captions: bytes | list[bytes | None] | None) -> bytes:
     """Returns captions with a line for each."""
     listed = captions if isinstance(captions, list) else [captions]
-    return b"\n".join(one_line(caption) for caption in listed if caption)
+    return b"\n".join(filter(None, (one_line(caption) for caption in listed if caption)))

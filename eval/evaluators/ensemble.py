@@ -1,12 +1,13 @@
 """Evaluates ensembles of e3 members, noise samples, or separate models (deep ensembles)."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_het.console import Bar
+from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
 from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.evaluation import Drawing, Evaluation
@@ -74,11 +75,15 @@ class Ensemble:
             return Evaluation(kind, self.opened.config.name, *found)
         features = [self.recognition.matched(rows) for rows in read]
         streams, results = map(member_blocks, predictors, features), []
+        equal = [*itertools.combinations(range(len(models)), 2)]
         with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "images") as bar:
             for blocks in zip(*streams, strict=True):
                 members, labels = [members for members, _ in blocks], blocks[0][1]
+                equal = [(one, other) for one, other in equal if np.array_equal(members[one], members[other])]
                 results.append(_score(predictors, members, labels, self.weights))
                 bar.advance(len(labels))
+        for one, other in equal:
+            message(f"models {one + 1} and {other + 1} predict the same of every image, as copies of one run do")
         found = join(results)
         figures, errors = found.figures(each_member=self._shows_members(found.num_members))
         calibrated = "; ".join(str(model.calibration or "not calibrated") for model in models)

@@ -10,7 +10,7 @@ from lit_het.console import message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.corruptions import EXTRA
 from lit_het.data_pipelines.shards import matching
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval import scores
 from lit_het.eval.calibration import scaled
 from lit_het.eval.evaluation import Drawing, Evaluation
@@ -97,10 +97,12 @@ def _report_missing(copies: dict[str, OpenSet], clean: OpenSet) -> None:
     corruptions, severities = (dict.fromkeys(part.split("/")[place] for part in copies) for place in (0, 1))
     missing = [f"{name}/{one}" for name in corruptions for one in severities if f"{name}/{one}" not in copies]
     if missing:
-        message(f"{clean.config.name}: means are without {len(missing)} copies of other severities: {_some(missing)}")
+        message(f"{clean.config.name}: means lack copies that there are of other severities: {_some(missing)}")
     whole, counts = clean.loader.num_samples, {part: copy.loader.num_samples for part, copy in copies.items()}
     if others := [f"{part} ({count:,})" for part, count in counts.items() if count != whole]:
-        message(f"{clean.config.name}: {len(others)} copies have not its {whole:,} images: {_some(others)}")
+        message(
+            f"{clean.config.name}: holds {counted(whole, 'image')}, and these copies other numbers: {_some(others)}"
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -50,7 +50,8 @@ class Images:
 
     def __init__(self, images: Any, data: LoaderConfig):
         self.is_single = _is_image(images)
-        self._images = [images] if self.is_single else list(images) if isinstance(images, Iterable) else []
+        is_list = isinstance(images, Iterable) and not isinstance(images, set | frozenset)  # sets have no order
+        self._images = [images] if self.is_single else list(images) if is_list else []
         if not self._images:
             raise UserError(f"images = {images!r:.100}; give an image, or a list of one or more")
         self.names = tuple(_name(image) or f"image {number}" for number, image in enumerate(self._images))

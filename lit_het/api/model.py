@@ -60,15 +60,16 @@ def load(
     Raises:
         UserError: there is no model at the address, or a file is damaged or does not fit.
     """
+    address = arguments.path(address, "address")
     run_dir = Path(address)
-    if checkpoint_dir(run_dir).is_dir():
+    if os.path.isdir(checkpoint_dir(run_dir)):  # unlike Path.is_dir, of any text
         require_no_options(run_dir, options or ImportOptions())
         run = open_run(run_dir, None if pretrained is None else Path(pretrained))
     elif pretrained is not None:
         raise UserError(f"{address} is no run, and has no locked parameters; leave out pretrained")
     else:
-        require_weights(os.fspath(address))
-        run = open_imported(os.fspath(address), options)
+        require_weights(address)
+        run = open_imported(address, options)
     return Model(run, calibrated=calibrated, mesh=mesh)
 
 
@@ -347,9 +348,10 @@ class Model:
         """
         from lit_het.runs.exporting import require_empty, write_portable
 
-        require_empty(Path(folder))
+        folder = Path(arguments.path(folder, "folder"))
+        require_empty(folder)
         try:
-            write_portable(self.run, Path(folder), Path(folder).name, licence)
+            write_portable(self.run, folder, folder.name, licence)
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error}") from error
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from lit_het.api.candidates import Candidates
 from lit_het.api.drawing import Drawing
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval.answers import Answer, NoiseRank, axis_end
 from lit_het.types import Calibration
 
@@ -196,7 +196,7 @@ class Classifications(Sequence[Classification]):
         first, shown = self[0], self[:_NUM_IMAGES]
         others = [f"and {len(self) - len(shown):,} other images"] if len(self) > len(shown) else []
         return Drawing(
-            f"{len(self):,} images, {len(self.labels):,} labels",
+            f"{counted(len(self), 'image')}, {counted(len(self.labels), 'label')}",
             ("image", "label", *_header(first), "noise norm"),
             [(one.image, one.label, *_cells(one, one.order[0]), f"{one.noise_norm:.3f}") for one in shown],
             (*others, str(first.calibration or "not calibrated")),

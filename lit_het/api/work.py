@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_het import arguments
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.embeddings import Precision
 from lit_het.eval.evaluation import Evaluation
@@ -27,7 +28,9 @@ def train(config: ExperimentConfig | str | Path, *, resume: bool = False, allow_
         UserError: the configuration, the data or the run directory cannot be used.
     """
     if not isinstance(config, ExperimentConfig):
-        config = parse_config(locate_training(Path(config)), (), allow_commands=allow_commands)
+        config = parse_config(
+            locate_training(Path(arguments.path(config, "config"))), (), allow_commands=allow_commands
+        )
     from lit_het.runs import training
 
     training.train(config, resume=resume, allow_commands=allow_commands)
@@ -59,8 +62,8 @@ def evaluate(
     Raises:
         UserError: the run or a set cannot be read, or an evaluation does not fit the run.
     """
-    given = [run] if isinstance(run, str | Path) else run
-    runs = [member for one in given for member in runs_in(Path(one))]
+    given = run if isinstance(run, Sequence) and not isinstance(run, str | bytes) else [run]
+    runs = [member for one in given for member in runs_in(Path(arguments.path(one, "run")))]
     path = locate_config(Path(evaluations), "get_evaluations") if isinstance(evaluations, str | Path) else None
     from lit_het.runs import evaluation
 

@@ -14,7 +14,7 @@ from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards import expand
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.files import completed
 
 MOST_SAMPLES = 1_000_000
@@ -58,7 +58,7 @@ def train_tokenizer(
         UserError: the shards cannot be read, have no captions, or too few for a vocabulary; the file cannot be written.
     """
     texts = _captions(shards, list(dict.fromkeys(captions)))
-    message(f"training up to {size:,} pieces on {len(texts):,} captions")
+    message(f"training up to {size:,} pieces on {counted(len(texts), 'caption')}")
     # Not a unigram model: of captions that repeat few words its training leaves little more than single letters.
     model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe", lowercase=lowercase)
     try:

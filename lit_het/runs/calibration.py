@@ -239,7 +239,8 @@ def _read(model: EvaluatedModel, loader: Loader, name: str) -> tuple[Features, I
 def _require_enough(num_images: int, options: CalibrateOptions) -> None:
     if num_images < LEAST_IMAGES:
         raise UserError(
-            f"{' '.join(options.shards)} has {num_images} images to calibrate on; take at least {LEAST_IMAGES}"
+            f"{' '.join(options.shards)} has {counted(num_images, 'image')} to calibrate on; take at least "
+            f"{LEAST_IMAGES}"
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.captions import QUESTION
 from lit_het.data_pipelines.images import Transparency
+from lit_het.errors import counted
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.report.tables import in_markdown
 from lit_het.heads.het_xl import HetXLConfig
@@ -116,7 +117,7 @@ def _what(config: ExperimentConfig) -> str:
         case ContrastiveConfig():
             kind = "An image-text model"
         case ClassificationConfig():
-            kind = f"A classifier of {task.num_classes} classes"
+            kind = f"A classifier of {counted(task.num_classes, 'class')}"
         case CaptioningConfig():
             kind = "A text decoder on an image tower"
         case TranslationConfig():

@@ -5,8 +5,10 @@ it is; everything that differs between models is in ``model.json``.
 """
 
 import argparse
+import io
 import json
 import string
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,8 @@ def softmax(logits):
 
 def main():
     """Prints the noise norm of each image, and for each label its probability, without noise and with it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where its encoding lacks a character of a label
     parser = argparse.ArgumentParser(description="Classifies images as lit-het classify does.")
     parser.add_argument("images", nargs="+", help="image files")
     parser.add_argument("--labels", help="by commas, or a file; of a classifier its classes, in order, if not stored")

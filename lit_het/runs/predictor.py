@@ -28,7 +28,7 @@ _MOST_SHAPES = 16
 
 
 @shared
-def _compiled(task: AnyTask, mesh: Mesh) -> dict[Hashable, Any]:
+def _compiled(task: AnyTask, mesh: Mesh) -> dict[Hashable, tuple[Any, set[Hashable]]]:
     """Returns the compiled functions of a task by their keys: a model that is opened again compiles nothing again."""
     return {}
 
@@ -94,7 +94,7 @@ class Programs:
         shards = sharding.num_batch_shards(self._mesh)
         blocks = np.zeros((shards, block_size, self.task.features.size), np.float32)
         arguments = self._arguments(params, blocks, np.zeros(shards, np.int32), classes)
-        program = self._program(quantity, self._of_blocks(quantity), "num_samples")
+        program, _ = self._program(quantity, self._of_blocks(quantity), "num_samples")
         with jax.set_mesh(self._mesh):
             return sum(memory_bytes(program.lower(*arguments, num_samples=num_samples).compile()))
 
@@ -164,19 +164,21 @@ class Programs:
 
     def _call(self, key: Hashable, function: Callable[..., Any], *arguments: Any, **static: Any) -> Any:
         """Runs a function that is compiled once per key; the result is replicated on all devices and processes."""
-        with jax.set_mesh(self._mesh):
-            return self._program(key, function, *static)(*arguments, **static)
-
-    def _program(self, key: Hashable, function: Callable[..., Any], *static: str) -> Any:
-        if key not in self._compiled:
-            self._compiled[key] = jax.jit(
-                function, static_argnames=static, out_shardings=sharding.replicated(self._mesh)
-            )
-        program = self._compiled[key]
+        program, used = self._program(key, function, *static)
         # Each number of labels has a program of several MB: a demo that is long open would fill the memory.
-        if program._cache_size() > _MOST_SHAPES:
+        used.add((*static.items(), *map(np.shape, jax.tree.leaves(arguments[1:]))))  # behind the parameters
+        if len(used) > _MOST_SHAPES:
             program.clear_cache()
-        return program
+            used.clear()
+        with jax.set_mesh(self._mesh):
+            return program(*arguments, **static)
+
+    def _program(self, key: Hashable, function: Callable[..., Any], *static: str) -> tuple[Any, set[Hashable]]:
+        """Returns the compiled function of a key, and the shapes that it was compiled for."""
+        if key not in self._compiled:
+            replicated = sharding.replicated(self._mesh)
+            self._compiled[key] = jax.jit(function, static_argnames=static, out_shardings=replicated), set()
+        return self._compiled[key]
 
 
 @dataclasses.dataclass(frozen=True)

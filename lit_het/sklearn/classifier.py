@@ -130,9 +130,11 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
     def _training(self, feature_size: int) -> HeadTraining:
         match self.head:
             case "het_xl":
-                covariance = CovarianceConfig(arguments.whole(self.num_factors, "num_factors"), form="efficient")
+                covariance = CovarianceConfig(
+                    arguments.whole(self.num_factors, "num_factors", 0, arguments.MAX_SAMPLES), form="efficient"
+                )
                 # The number of samples of predictions may change after training, and is no part of the head.
-                sampling = SamplingConfig(arguments.whole(self.num_samples, "num_samples", 1))
+                sampling = SamplingConfig(arguments.whole(self.num_samples, "num_samples", 1, arguments.MAX_SAMPLES))
                 head = HetXLConfig(covariance, sampling=sampling, zero_kernel=True)
             case "deterministic":
                 head = DeterministicConfig(zero_kernel=True)

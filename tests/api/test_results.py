@@ -90,6 +90,7 @@ def test_several_predictions_are_a_sequence_and_print_a_row_each(found, determin
     (row,) = [line for line in repr(both).splitlines() if "x & y.png" in line]
     assert "a [red]dog" in row
     assert "0.500" in row
+    assert "1 image, 3 labels" in repr(both[:1])
     assert "and 5 other images" in repr(Classifications([found] * 25))
     assert repr(Classifications([])) == "no images"
 

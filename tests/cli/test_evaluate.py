@@ -16,7 +16,7 @@ from lit_het import distributed
 from lit_het.cli.main import main
 from lit_het.configs import experiment, lit_e3_b32_het_xl, quickstart_lit_het_xl
 from lit_het.errors import UserError
-from lit_het.eval.evaluation import Evaluation, read_records
+from lit_het.eval.evaluation import Evaluation, cell, read_records
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.runs.evaluation import evaluate, table
@@ -33,6 +33,12 @@ from tests.cli.conftest import changed, refusal, run_command, write_splits
 @pytest.fixture
 def run(trained_lit, tmp_path):
     return shutil.copytree(trained_lit.run_dir, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
+
+
+def test_no_figure_is_minus_zero():
+    evaluation = Evaluation("zero_shot", "pets", {"nll": -0.0, "excess_aurc": -1e-9})
+    assert str(evaluation.figures["nll"]) == "0.0"
+    assert (cell(evaluation, "nll"), cell(evaluation, "excess_aurc")) == ("0.0000", "0.0000")
 
 
 def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, capsys):

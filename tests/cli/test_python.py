@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -129,15 +130,18 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
         ({"labels": None}, "labels = None is not a list of texts"),
         ({"labels": ["a cat", None]}, r"labels\[1\] = None is no text"),
         ({"labels": [float("nan"), "a cat"]}, r"labels\[0\] = nan is no text"),
+        ({"labels": {"a cat", "a dog"}}, "labels = .* is not a list of texts"),
         ({"prompts": ["{c}", 1]}, r"prompts\[1\] = 1 is no text"),
         ({"samples": -1}, "samples = -1 must be from 0 to 10,000"),
         ({"samples": 10**9}, "samples = 1000000000 must be from 0 to 10,000"),
         ({"samples": 1.5}, "samples = 1.5 must be a whole number"),
+        ({"samples": True}, "samples = True must be a whole number"),
         ({"seed": None}, "seed = None must be a whole number"),
         ({"seed": 2**70}, "seed = 1180591620717411303424 must be from 0 to 4,294,967,295"),
         ({"prompts": ["a photo"]}, "lacks the placeholder"),
         ({"coverage": 2.0}, "coverage 2 has no stored threshold"),
         ({"images": ["nowhere.jpg"]}, "nowhere.jpg: cannot be read"),
+        ({"images": {"nowhere.jpg"}}, "give an image, or a list of one or more"),
     ],
 )
 def test_wrong_arguments_are_one_line_errors(model, squares, arguments, message: str):
@@ -162,6 +166,14 @@ def test_generators_large_seeds_and_numbers_of_numpy_are_taken(model, squares):
 def test_a_path_without_a_model_is_a_one_line_error(upstream, tmp_path):
     with pytest.raises(lit_het.UserError, match="does not exist; give a file, a folder or an address"):
         lit_het.load(tmp_path / "nowhere")
+    wrongs: list[Any] = [None, 3, b"run"]
+    for wrong in wrongs:
+        with pytest.raises(lit_het.UserError, match=f"address = {wrong!r} is no path"):
+            lit_het.load(wrong)
+        with pytest.raises(lit_het.UserError, match=f"run = {wrong!r} is no path"):
+            lit_het.evaluate(wrong)
+    with pytest.raises(lit_het.UserError, match="does not exist"):
+        lit_het.load("x" * 100_000)
     with pytest.raises(lit_het.UserError, match="is no run, and has no locked parameters; leave out pretrained"):
         lit_het.load(tmp_path, pretrained=upstream)
 

@@ -160,6 +160,8 @@ BROKEN = {
     "nothing": (b"", "not an image"),
     "text": (b"<html>404</html>", "not an image"),
     "an AVIF": (b"\0\0\0 ftypavif" + bytes(40), "AVIF or HEIC"),
+    "a JPEG 2000": (b"\0\0\0\x0cjP  \r\n" + bytes(40), "JPEG 2000"),
+    "a JPEG XL": (b"\xff\x0a" + bytes(40), "JPEG XL"),
     "a TIFF whose fields share bytes": (tiff((256, 7, 2**20, 8), (257, 7, 2**20, 8)), "damaged TIFF"),
     "a TIFF of one huge tile": (tiff((322, 4, 1, 2**16), (323, 4, 1, 2**16)), "too many pixels"),
     "a TIFF of 32 bits": (encoded(scene().convert("F"), "TIFF"), "levels whose white is not known"),
@@ -179,7 +181,7 @@ BROKEN = {
     "a WebP that claims 16,384 x 16,384": (webp(b"VP8X", bytes(4) + b"\xff\x3f\0" * 2), "too many pixels"),
     "a lossless WebP that claims as many": (webp(b"VP8L", b"\x2f\xff\xff\xff\x0f"), "too many pixels"),
     "a lossy WebP that claims as many": (webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a\xff\x3f\xff\x3f"), "too many pixels"),
-    "a PNG without end": (FILES["PNG"][:-12], "damaged PNG"),
+    "a PNG that ends within its last pixels": (FILES["PNG"][:-20], "damaged PNG"),
     "a PNG with a wrong checksum of its pixels": (with_wrong_checksum(b"IDAT"), "damaged PNG"),
     "a PNG with a wrong checksum of its palette": (with_wrong_checksum(b"PLTE"), "damaged PNG"),
     "a PNG with a wrong checksum of its transparency": (with_wrong_checksum(b"tRNS"), "damaged PNG"),
@@ -222,11 +224,11 @@ def test_a_small_file_does_not_block_a_thread_for_minutes():
 @pytest.mark.parametrize("filter", FILTERS)
 def test_junk_before_the_end_of_a_jpeg_is_ignored_but_truncation_is_not(name: str, filter: Filter):
     data, junk = FILES[name], bytes(range(1, 33))
-    with_junk = decode(data[:-2] + junk + data[-2:], SIZE, filter=filter)
-    np.testing.assert_array_equal(with_junk, decode(data, SIZE, filter=filter))
+    for whole in (data[:-2] + junk + data[-2:], data[:-2] + junk):
+        np.testing.assert_array_equal(decode(whole, SIZE, filter=filter), decode(data, SIZE, filter=filter))
     scan = data.rindex(b"\xff\xda")
     start, end = data[scan : scan + 20], data[-2:]
-    cuts = [data[:-2], data[:-2] + junk, data[:-100]]
+    cuts = [data[:-6], data[:-6] + end, data[:-100]]
     for cut in (*cuts, data[:scan] + start + end, data[:scan] + start, data[:scan] + junk + start + end):
         with pytest.raises(BrokenImage, match="damaged"):
             decode(cut, SIZE, filter=filter)
@@ -251,6 +253,8 @@ HARMLESS: dict[str, Callable[[bytes], bytes]] = {
     "JFIF 2.01": lambda data: data.replace(b"JFIF\0\1", b"JFIF\0\2"),
     "an unknown transform of Adobe": lambda data: re.sub(b"(?s)(?<=Adobe.{6}).", b"\7", data),
     "padding before the end": lambda data: data[:-2] + bytes(500) + data[-2:],
+    "no end": lambda data: data[:-2],
+    "half of an end": lambda data: data[:-1],
 }
 JPEGS = {
     "upright": {},
@@ -295,6 +299,31 @@ def test_coded_pixels_that_are_left_over_are_damage():
         decode(end_of_pixels, SIZE)
 
 
+@pytest.mark.parametrize("end", [b"", b"\xff\xd9"])
+def test_coded_pixels_that_are_zero_bytes_are_no_padding(end: bytes):
+    # With optimal codes a zero may stand for an empty block, so that few zeros code many pixels.
+    data = encoded(scene(256, 384), "JPEG", quality=30, optimize=True)
+    middle = (data.index(b"\xff\xda") + len(data)) // 2
+    with pytest.raises(BrokenImage, match="damaged JPEG"):
+        decode(data[:middle] + bytes(len(data) - middle) + end, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("offset", "change", "kind"),
+    [
+        (1, b"\xc3", "lossless"),
+        (1, b"\xf7", "lossless"),
+        (4, b"\x0c", "12 bits"),
+        (5, b"\0\0", "height after the pixels"),
+    ],
+)
+def test_a_kind_of_jpeg_that_is_not_read_is_named_and_no_damage(offset: int, change: bytes, kind: str):
+    data = jpeg("upright")
+    at = data.index(b"\xff\xc0") + offset
+    with pytest.raises(BrokenImage, match=f"^JPEG of a kind that is not read .{kind}"):
+        decode(data[:at] + change + data[at + len(change) :], SIZE)
+
+
 def test_a_valid_jpeg_is_not_copied():
     for kind in JPEGS:
         assert mended_jpeg(data := jpeg(kind)) is data
@@ -317,11 +346,20 @@ ODD_CHUNKS = {
     "XMP that cannot be unpacked": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LONG[:99]),
     "megabytes of a profile": chunk(b"iCCP", b"a\0\0" + zlib.compress(LONG)),
     "a profile packed in an unknown way": chunk(b"iCCP", b"a\0\7"),
+    "EXIF that is not hexadecimal": chunk(b"tEXt", b"Raw profile type exif\0\nexif\n 2\nzz\n"),
     **{
         f"an empty {kind}": chunk(kind.encode(), b"")
         for kind in ("cHRM", "gAMA", "sRGB", "iCCP", "pHYs", "eXIf", "acTL", "fcTL", "tIME")
     },
 }
+
+
+@pytest.mark.parametrize("cut", [1, 4, 12])
+def test_a_png_without_its_end_is_read_if_its_pixels_are_whole(cut: int):
+    data = FILES["palette PNG"]
+    np.testing.assert_array_equal(decode_whole(data[:-cut]), decode_whole(data))
+    with pytest.raises(BrokenImage, match="damaged PNG"):
+        decode(data[: -12 - cut], SIZE)
 
 
 @pytest.mark.parametrize("place", ["before the pixels", "after them"])

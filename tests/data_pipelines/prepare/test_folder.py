@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from lit_het.data_pipelines.prepare.folder import read_folder
@@ -39,6 +41,13 @@ def test_images_without_a_caption_beside_them_are_counted(tmp_path, make):
     assert dataset.splits["train"].left_out == {"without caption": 2}
     samples = write(dataset, tmp_path, "train")
     assert [sample.members["txt"] for sample in samples] == [b"caption of 1", b"caption of 2.b"]
+
+
+def test_captions_have_no_byte_order_mark(tmp_path, make):
+    source = make("1.jpg", "1.txt")
+    (source / "1.txt").write_bytes("\ufeffa cat\r\na dog".encode())
+    (sample,) = write(read_folder(source, tmp_path), tmp_path, "train")
+    assert sample.members["txt"] == b"a cat\r\na dog"
 
 
 def test_a_tar_of_folders_equals_the_folders(tmp_path):
@@ -105,6 +114,14 @@ def test_the_classes_of_each_split_are_named_with_their_counts(tmp_path, make, c
         (["train/1.jpg", "train/1.txt", "b/2.jpg", "b/2.txt"], r"b/2\.jpg: lies in no split"),
         (["train/a/1.jpg", "2.jpg"], r"2\.jpg: lies in no split"),
         (["train/a/1.jpg", "Train/b/2.jpg"], "Train, train differ only in case"),
+        (["train2017/1.jpg", "val2017/2.jpg"], "train2017: may be a split; name it train, val or test"),
+        (["train2017/1.jpg", "train2017/1.txt", "val2017/2.jpg", "val2017/2.txt"], "train2017: may be a split"),
+        (["pets_train/cat/1.jpg", "pets_test/cat/2.jpg"], "pets_test: may be a split"),
+        (
+            ["train/a/images/1.jpg", "train/b/images/2.jpg", "val/images/3.jpg"],
+            "val/images: holds all images of val, and is a class of no other split",
+        ),
+        (["a_b/1.jpg", "a b/2.jpg"], "several folders are of the class 'a b'; join or rename them"),
         (["pets/cat/1.jpg", "pets/dog/2.jpg", "food/pie/3.jpg"], "pets: its images lie in several folders, .*pets/cat"),
         (
             ["cat/train/1.jpg", "cat/test/2.jpg", "dog/train/1.jpg"],
@@ -121,6 +138,17 @@ def test_a_source_without_splits_has_the_requested_name_and_no_empty_class(tmp_p
     assert list(read_folder(source, tmp_path, "test").splits) == ["test"]
     (source / "b").mkdir()
     assert_refused("class b has no images", read_folder, source, tmp_path)
+
+
+def test_pipes_and_devices_in_a_folder_or_in_its_place_are_refused(tmp_path, make):
+    source = make("a/1.jpg", "b/2.jpg")
+    for name in ("a/3.jpg", "pipe"):
+        os.mkfifo(source / name)
+        assert_refused(f"{name}: is a pipe or a device", read_folder, source, tmp_path)
+        (source / name).rename(tmp_path / "pipe")
+    assert_refused("pipe: cannot be read .not a regular file", read_folder, tmp_path / "pipe", tmp_path)
+    (source / "a/3.jpg").symlink_to("/dev/zero")
+    assert_refused("3.jpg: is a pipe or a device", read_folder, source, tmp_path)
 
 
 def test_suffixes_have_any_case_and_images_that_are_not_read_are_counted(tmp_path, make, capsys):

@@ -46,3 +46,5 @@ def test_a_truncated_tar_and_tars_without_a_complete_sample_are_refused(source, 
     assert_refused(r"00001\.tar: is truncated or damaged", read_img2dataset, source)
     (tmp_path / "0.tar").write_bytes(make_tar({"1.jpg": b"x", "2.txt": b"x"}))
     assert_refused("none of 2 samples has both image and caption", read_img2dataset, tmp_path)
+    (tmp_path / "0.tar").write_bytes(make_tar({"IMG.1.jpg": b"x", "IMG.1.txt": b"x", "IMG.2.jpg": b"x"}))
+    assert_refused("none of 2 .*a key ends at the first dot of a name", read_img2dataset, tmp_path)

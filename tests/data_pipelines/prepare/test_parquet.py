@@ -53,15 +53,15 @@ def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_stru
 
 
 def test_each_of_several_captions_is_a_line(tmp_path, save):
-    captions = [["first", "in two\nlines"], ["only"], [], None, [None, "late"], ["e"], ["f"]]
+    captions = [["first", "in two\nlines"], ["only", " "], [], None, [None, "late"], ["e"], ["f"]]
     samples = write(read_parquet(save(text=captions), columns=Columns(caption="text")), tmp_path, "train")
     assert [sample.members["txt"] for sample in samples] == [b"first\nin two lines", b"only", b"late", b"e", b"f"]
 
 
 def test_one_text_with_line_breaks_is_one_caption(tmp_path, save):
-    captions = ["A lamp with\na shade.\r\n\n It stands.\n", *"bcdefg"]
+    captions = ["A lamp with\na shade.\r\n\n It stands.\n", "\ufeffmarked", *"cdefg"]
     samples = write(read_parquet(save(text=captions), columns=Columns(caption="text")), tmp_path, "train")
-    assert samples[0].members["txt"] == b"A lamp with a shade. It stands."
+    assert [sample.members["txt"] for sample in samples[:2]] == [b"A lamp with a shade. It stands.", b"marked"]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,9 @@ def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save):
         (("my-train_2.parquet", "my-train_1.parquet", "my-dev.parquet"), {"train": 6, "dev": 3}),
         (("train/00/a.parquet", "train/01/b.parquet"), {"train": 6}),
         (("2020/a.parquet", "2021/b.parquet"), {"train": 6}),
+        (("split=train/0.parquet", "split=test/0.parquet"), {"train": 3, "test": 3}),
+        (("train.parquet", "TEST.PARQUET"), {"train": 3, "test": 3}),
+        (("train.parquet", ".ipynb_checkpoints/train-checkpoint.parquet", "__MACOSX/train.parquet"), {"train": 3}),
         (("test.parquet",), {"test": 3}),
         (("split_b-00000-of-00001.parquet", "train.parquet"), {"split_b": 3, "train": 3}),
     ],
@@ -170,6 +173,7 @@ def test_splits_are_named_as_on_the_hub(tmp_path, save, names, splits):
         (("train.parquet", "more.parquet"), r"more\.parquet: names no split, other files do"),
         (("train/0.parquet", "validation_matched/0.parquet"), r"validation_matched/0\.parquet: names no split"),
         (("train/0.parquet", "train-test.parquet"), r"train-test\.parquet: names no split"),
+        (("trainset.parquet", "testset.parquet"), r"testset\.parquet: may be of a split"),
         (("en/train-00000-of-00001.parquet", "fr/train/0.parquet"), "has the split train in en/ and in fr/; give one"),
     ],
 )
@@ -177,6 +181,13 @@ def test_files_whose_split_is_not_clear_are_refused(tmp_path, save, names, messa
     for name in names:
         save(3, name)
     assert_refused(message, read_parquet, tmp_path / "source")
+
+
+def test_missing_files_of_a_split_are_counted(save, capsys):
+    source = save(3, "train-00000-of-00003.parquet").parent
+    save(3, "train-00002-of-00003.parquet")
+    assert read_parquet(source).splits["train"].num_samples == 6
+    assert "holds 2 of 3 files of the split train; the others are missing" in capsys.readouterr().err
 
 
 def test_a_single_file_and_a_folder_of_one_split_have_its_name(save):

@@ -57,8 +57,8 @@ def test_severities_and_images_that_copies_lack_are_named(write_set, sets, capsy
         write_set("digits/corrupted", [{"cls": 0}] * count, split=part)
     ShiftConfig(clean).build(sets)
     said = capsys.readouterr().err
-    assert "digits: means are without 1 copies of other severities: noise/2\n" in said
-    assert "digits: 1 copies have not its 2 images: fog/2 (1)\n" in said
+    assert "digits: means lack copies that there are of other severities: noise/2\n" in said
+    assert "digits: holds 2 images, and these copies other numbers: fog/2 (1)\n" in said
 
 
 def test_halves_are_calibrated_by_each_other_and_copies_by_the_mean_temperature(write_set, sets, make_encoder):
