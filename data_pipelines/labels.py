@@ -64,7 +64,7 @@ class ClassIndex:
 
     def build(self, directory: str) -> Labels:
         """Reads the names; ``directory`` is the folder of the shards."""
-        path = self.names or _find_beside(directory, "classnames.txt")
+        path = self.names or find_beside(directory, "classnames.txt")
         return ClassIndexLabels(path, len(read_lines(path)))
 
 
@@ -76,14 +76,16 @@ class CaptionWords:
 
     Attributes:
         vocabulary: a file with one word per line; None means ``words.txt`` in the folder of the shards or its parent.
+        ignore_others: whether a caption may have other words, which are then no labels; it is unreadable otherwise.
     """
 
     vocabulary: Path | None = None
+    ignore_others: bool = False
 
     def build(self, directory: str) -> Labels:
         """Reads the vocabulary; ``directory`` is the folder of the shards."""
-        path = str(self.vocabulary or _find_beside(directory, "words.txt"))
-        return CaptionWordsLabels(path, read_lines(path))
+        path = str(self.vocabulary or find_beside(directory, "words.txt"))
+        return CaptionWordsLabels(path, read_lines(path), ignore_others=self.ignore_others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +100,7 @@ class MultiHot:
 
     def build(self, directory: str) -> Labels:
         """Reads the names; ``directory`` is the folder of the shards."""
-        path = self.names or _find_beside(directory, "classnames.txt")
+        path = self.names or find_beside(directory, "classnames.txt")
         return MultiHotLabels(path, len(read_lines(path)))
 
 
@@ -163,8 +165,8 @@ class CaptionWordsLabels:
 
     member = "txt"
 
-    def __init__(self, path: str, words: Sequence[str]):
-        self._path = path
+    def __init__(self, path: str, words: Sequence[str], *, ignore_others: bool = False):
+        self._path, self._ignore_others = path, ignore_others
         self._columns = {word: column for column, word in enumerate(words)}
         self.num_classes = len(words)
         if len(self._columns) < len(words):
@@ -176,11 +178,13 @@ class CaptionWordsLabels:
 
     def encode(self, content: bytes) -> np.ndarray:
         """Returns the multi-hot vector ``[k]`` of the caption's words."""
-        label = np.zeros(self.num_classes, np.float32)
+        label, words = np.zeros(self.num_classes, np.float32), words_of(text_of(content))
+        if self._ignore_others:
+            words = [word for word in words if word in self._columns]
         try:
             # A fancy index sets every word at once, and raises KeyError at the first unknown word before anything is
             # set.
-            label[[self._columns[word] for word in words_of(text_of(content))]] = 1
+            label[[self._columns[word] for word in words]] = 1
         except KeyError as error:
             detail = f"{str(error)[:100]} is not in {self._path}; make the vocabulary from these captions"
             raise Unreadable("unknown word", detail) from error
@@ -203,7 +207,7 @@ def distribution(content: bytes, num_classes: int) -> Float[np.ndarray, " k"]:
     return found.astype(np.float32)
 
 
-def _find_beside(directory: str, name: str) -> str:
+def find_beside(directory: str, name: str) -> str:
     """Returns the path of a file in a folder, or in its parent if only the parent has the file."""
     # clip_benchmark has one file of names for all splits, so it lies above their folders.
     near, above = f"{directory}/{name}", f"{storage.parent(directory)}/{name}"

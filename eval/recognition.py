@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,7 @@ def embed_class_names(
         raise UserError("no class names; give at least one")
     check_templates(templates)
     text = _text_encoder(model)
-    _report_equal(text, names, templates[0])
+    report_equal("label", zip(names, text.tokenize([fill_template(templates[0], name) for name in names]), strict=True))
     if not text.tower:
         return _embed_names(model, names, templates, certain_prompts)
     content = json.dumps([text.tower, list(names), list(templates), *filter(None, [certain_prompts])])
@@ -220,20 +220,43 @@ def embed_class_names(
     return embeddings
 
 
-def _report_equal(text: TextEncoder, names: Sequence[str], template: str) -> None:
-    """Says so if names become the same tokens: they differ only in case, or after the text length."""
-    tokens = text.tokenize([fill_template(template, name) for name in names])
-    _, first, same = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
-    equal = [(name, names[row]) for name, row in zip(names, first[same.ravel()], strict=True)]
+def report_equal(what: str, names: Iterable[tuple[str, Int[np.ndarray, " l"]]]) -> None:
+    """Says so if names become the same tokens: they differ only in case, or after the text length.
+
+    Args:
+        what: a name is, such as a label.
+        names: each with the tokens of its text.
+    """
+    first: dict[bytes, str] = {}
+    equal = [(name, first.setdefault(row.tobytes(), name), len(row)) for name, row in names]
     # Names that are equal as they stand are no surprise.
-    others = [(name, known) for name, known in equal if name != known]
+    others = [found for found in equal if found[0] != found[1]]
     if others:
-        name, known = others[0]
+        name, known, length = others[0]
         message(
-            f"{counted(len(others), 'label')} cannot be told from others, such as {name:.60} from {known:.60}: their "
-            f"texts are the same {tokens.shape[1]} tokens (case may be ignored, and the rest is cut), so that they "
+            f"{counted(len(others), what)} cannot be told from others, such as {name:.60} from {known:.60}: their "
+            f"texts are the same {length} tokens (case may be ignored, and the rest is cut), so that they "
             "share a probability"
         )
+
+
+def distinct_captions(tokens: Int[np.ndarray, "n l"], name: str) -> tuple[Int[np.ndarray, " k"], Int[np.ndarray, " n"]]:
+    """Takes the captions of images as classes: those of equal tokens are one, as the model does not distinguish them.
+
+    Args:
+        tokens: of the caption of each image.
+        name: of the images, for messages.
+
+    Returns:
+        The first image of each class, and the class of each image.
+
+    Raises:
+        UserError: all captions are equal.
+    """
+    _, first, labels = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+    if len(first) < 2:
+        raise UserError(f"all captions of {name} are equal; take images with others")
+    return first, labels.ravel()
 
 
 def _embed_names(

@@ -132,7 +132,10 @@ def parse_set(argument: str, like: ImageSet) -> ImageSet:
     if like.labelled and not storage.exists(f"{folder}/{like.names_file}"):
         directory, split = parent or ".", last
         if not storage.exists(f"{directory}/{like.names_file}"):
-            raise UserError(f"no {like.names_file} in {folder} or its parent; write one with one class name per line")
+            raise UserError(
+                f"no {like.names_file} in {folder} or its parent; write one with one class name per line, "
+                "or take the captions of images as classes, with lit-het zero-shot --captions txt"
+            )
     if not name:
         name = parent.rpartition("/")[2] if last == like.split and parent.rpartition("/")[2] else last
     return dataclasses.replace(like, name=name, directory=directory, split=split)

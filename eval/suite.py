@@ -15,6 +15,7 @@ from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, re
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
 
 if TYPE_CHECKING:
+    from lit_het.eval.evaluators.among_captions import AmongCaptions
     from lit_het.eval.evaluators.ensemble import Ensemble
     from lit_het.eval.evaluators.frozen import FewShot, Probe
     from lit_het.eval.evaluators.out_of_distribution import OutOfDistribution
@@ -99,15 +100,18 @@ class ZeroShotConfig:
             classifiers it uses S = 1000.
         relabels: a JSON list with the acceptable classes of each image, in the order of the samples' keys, such as
             ImageNet's ReaL labels, ``real.json``.
+        captions: the member with the captions of images, as in `RetrievalConfig`, whose distinct captions are then the
+            classes, of several the first, as for ``lit-het calibrate``; the set needs no class names.
 
     Raises:
-        UserError: a negative number of samples.
+        UserError: a negative number of samples, or fields of class names or labels beside captions.
     """
 
     data: ImageSet
     names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
     relabels: Path | None = None
+    captions: str | None = None
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
@@ -116,16 +120,24 @@ class ZeroShotConfig:
                 "--relabels is for images with one label; leave it out, or --multi-label or --caption-words"
             )
         self.names.require_fit(self.data)
+        if self.captions and (self.names != ClassNamesConfig() or self.relabels or self.data.has_several_labels):
+            raise UserError("--captions are the classes and the labels; leave out the flags of class names and labels")
 
-    def build(self, sets: "Sets") -> "ZeroShot":
-        """Opens the set, and reads class names and templates.
+    def build(self, sets: "Sets") -> "ZeroShot | AmongCaptions":
+        """Opens the set, and reads class names and templates, or captions.
 
         Raises:
-            UserError: a file is missing or malformed, a template lacks ``{c}``, embeddings are of another tower, or a
-                class with images is not among the candidates.
+            UserError: a file is missing or malformed, a template lacks ``{c}``, embeddings are of another tower, a
+                class with images is not among the candidates, or captions are missing or all equal.
         """
         from lit_het.eval.evaluators.zero_shot import ZeroShot, read_relabels
 
+        if self.captions is not None:
+            from lit_het.eval.evaluators.among_captions import AmongCaptions
+            from lit_het.eval.evaluators.retrieval import read_captions
+
+            opened = sets.open(dataclasses.replace(self.data, labelled=False))
+            return AmongCaptions(opened, read_captions(opened, self.captions), self.samples)
         opened = sets.open(self.data)
         relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
         recognition = self.names.build(opened)

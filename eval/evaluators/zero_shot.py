@@ -52,7 +52,10 @@ class ZeroShot:
 
         For images with several labels those of `lit_het.eval.multi_label`, as trained.
         """
-        features = self.opened.features(model.features)
+        return self.of_features(model, self.opened.features(model.features))
+
+    def of_features(self, model: EvaluatedModel, features: Features) -> Evaluation:
+        """Returns the same for features of images of the set, with labels."""
         evaluated = (self._several_labels if features.labels.ndim == 2 else self._single_label)(model, features)
         # Of as many images as the spectrum: each takes a decomposition.
         aligned = image_quantity(model, quantities.kernel_alignment, features.values[:SPECTRUM_IMAGES])

@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import psutil
 
+from lit_het.apps import first_tower
 from lit_het.apps.tokenizer import train_tokenizer
 from lit_het.configs.experiment import ExperimentConfig, load_module_config
 from lit_het.console import Bar, message
@@ -77,7 +79,7 @@ def get_config() -> ExperimentConfig:
         schedule=Schedule(learning_rate=1e-3, warmup=Duration(10, "percent")),
         mesh={mesh},
         cadence=Cadence(log_steps={log_steps}, save_steps={save_steps}),
-        # {held_out_remark}
+        # Calibrated and evaluated on, but not trained on: {held_out}.
         calibration={calibration},
         evaluations={evaluations},
     )
@@ -85,33 +87,39 @@ def get_config() -> ExperimentConfig:
 _IMPORTS = {
     "configs.experiment": "ExperimentConfig, PretrainedConfig",
     "data_pipelines.data_config": "LoaderConfig",
+    "data_pipelines.labels": "CaptionWords, ClassIndex",
     "data_pipelines.portions": "Portion",
     "data_pipelines.tokenizers": "SentencePieceConfig",
     "durations": "Duration",
     "eval.sets": "ImageSet",
-    "eval.suite": "RetrievalConfig",
+    "eval.suite": "RetrievalConfig, ZeroShotConfig",
     "heads.contrastive": "HetXLContrastiveConfig",
+    "heads.deterministic": "DeterministicConfig",
+    "losses.classification": "SigmoidCrossEntropy, SoftmaxCrossEntropy",
     "losses.contrastive": "SoftmaxLoss",
-    "runs.directory": "load_config",
+    "runs.directory": "load_config, tokenizer_path",
     "schedules": "Schedule",
     "sharding": "MeshConfig",
+    "tasks.classification": "ClassificationConfig",
     "tasks.contrastive": "ContrastiveConfig",
     "towers.sizes": "encoder_size",
     "towers.text": "TextConfig",
     "towers.transformer": "EncoderConfig",
+    "towers.vit": "ViTConfig",
     "training.loop": "Cadence",
 }
 
 
-def new_project(project: Path, tower: str, shards: str, captions: str, image_size: int | None = None) -> None:
-    """Writes a folder with a configuration to train on one's own image-text pairs.
+def new_project(project: Path, tower: str | None, shards: str, captions: str, image_size: int | None = None) -> None:
+    """Writes a folder with a configuration to train on one's own image-text pairs, or on one's own classes.
 
     The folder holds ``config.py``, a tokenizer that is trained on the captions (unless the tower's run has one), and
     the tower, unless it is a run already.
 
     Args:
         project: the folder, which must not exist.
-        tower: a run with an image tower, or an address for ``lit-het import``.
+        tower: a run with an image tower, or an address for ``lit-het import``; None for a small classifier by the
+            labels ``.cls`` or, where there are none, by words of the captions.
         shards: a folder, pattern or list of the pairs.
         captions: the member with the captions.
         image_size: of the tower, where its weights do not record it.
@@ -122,24 +130,32 @@ def new_project(project: Path, tower: str, shards: str, captions: str, image_siz
     """
     if project.exists():
         raise UserError(f"{project} already exists; choose another folder, or train with its config.py")
-    count = _count(shards, captions)
+    member = member_of(captions) if tower else first_tower.labels_member(shards)
+    count = _count(shards, member)
     partial = project.with_name(f"{project.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        tower_run = _tower(partial, tower, image_size)
-        fields = {"name": project.name} | _fields(partial, tower_run, shards, captions, count)
-        config = _fitting(partial / "config.py", fields, count)
+        template, fields = _CONFIGURATION, {"name": project.name, **_shared_fields(shards, count)}
+        if tower is None:
+            template, portions = first_tower.CONFIGURATION, fields["portions"]
+            fields |= first_tower.classifier_fields(partial, shards, member, image_size, portions)
+        else:
+            fields |= _fields(partial, _tower(partial, tower, image_size), shards, captions, fields)
+        if fields["portions"] is None:
+            message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
+        config = _fitting(partial / "config.py", template, fields, count)
         partial.rename(project)
     except OSError as error:
         raise UserError(f"{project} cannot be written ({error.strerror}); choose another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    message(f"{count:,} pairs, batches of {config.data.batch_size}; next: lit-het train --config {project}/config.py")
+    what = "pairs" if tower else "images"
+    message(f"{count:,} {what}, batches of {config.data.batch_size}; next: lit-het train --config {project}/config.py")
 
 
-def _count(shards: str, captions: str) -> int:
-    addresses, member = expand(shards), member_of(captions)
+def _count(shards: str, member: str) -> int:
+    addresses = expand(shards)
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, [IMAGE, member], advance=bar.advance)
     if not len(index):
@@ -160,49 +176,54 @@ def _tower(partial: Path, tower: str, image_size: int | None) -> Path:
     return partial / "tower"
 
 
-def _fields(partial: Path, tower: Path, shards: str, captions: str, count: int) -> dict[str, object]:
+def _shared_fields(shards: str, count: int) -> dict[str, Any]:
+    """Returns the parts of the configuration that depend on the number of samples alone."""
+    _, encoder, size, epochs = next(row for row in _SIZES if row[0] is None or count <= row[0])
+    start = next((start for start in (98, 87) if count * (100 - start) // 100 >= EXPECTED_IMAGES), None)
+    return {
+        "count": count,
+        "shards": json.dumps(absolute(shards)),
+        "encoder": encoder,
+        "most_pieces": size,
+        "epochs": epochs,
+        "threads": min(16, os.cpu_count() or 1),
+        "portions": (f'Portion(0, {start}, by="key")', f'Portion({start}, by="key")') if start else None,
+        "held_out": f"{100 - start} %, by a hash of their keys" if start else f"nothing, as {count:,} pairs are few",
+    }
+
+
+def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict[str, Any]) -> dict[str, Any]:
     """Returns the parts of the configuration that depend on the tower and the data; trains a tokenizer for it."""
-    limits = (row for row in _SIZES if row[0] is None or count <= row[0])
-    _, encoder, size, epochs = next(limits)
     source = load_config(tower)
     image_tower, taken = "tower.task.image_tower", source.tokenizer
     if getattr(source.task.image_tower, "members", None) == "apart":
         # A classifier's ensemble has an embedding of each member; a text is compared with one.
         image_tower = f'dataclasses.replace({image_tower}, members="mean")'
     if taken is None:
-        pieces, length, cut = train_tokenizer([shards], [captions], size, partial / "tokenizer.model")
+        pieces, length, cut = train_tokenizer(
+            [shards], [captions], shared["most_pieces"], partial / "tokenizer.model", seen_often=True
+        )
         message(f"{pieces:,} pieces; {length} tokens cut {cut:.1%} of the captions")
         tokenizer = f'SentencePieceConfig(PROJECT / "tokenizer.model", length={length})'
     else:
         built = dataclasses.replace(taken, model=tokenizer_path(tower)).build()
         pieces, length = built.vocabulary_size, built.length
         tokenizer = "dataclasses.replace(tower.tokenizer, model=tokenizer_path(TOWER))"
-    start = next((start for start in (98, 87) if count * (100 - start) // 100 >= EXPECTED_IMAGES), None)
-    held_out = f"{100 - start} %, by a hash of their keys" if start else f"nothing, as {count:,} pairs are few"
-    if not start:
-        message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
-    place = json.dumps(captions)
-    portion = f'Portion({start}, by="key")'
+    place, (_, portion) = json.dumps(captions), shared["portions"] or (None, None)
     retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, {portion}), captions={place}),)'
     return {
-        "count": count,
         "image_tower": image_tower,
         "tower": 'PROJECT / "tower"' if tower.parent == partial else f"Path({json.dumps(str(tower))})",
-        "shards": json.dumps(absolute(shards)),
         "pieces": pieces,
         "length": length,
-        "encoder": encoder,
         "captions": place,
-        "threads": min(16, os.cpu_count() or 1),
         "tokenizer": tokenizer,
-        "epochs": epochs,
-        "held_out_remark": f"Calibrated and evaluated on, but not trained on: {held_out}.",
-        "calibration": portion if start else None,
-        "evaluations": retrieval if start else "()",
+        "calibration": portion,
+        "evaluations": retrieval if portion else "()",
     }
 
 
-def _fitting(path: Path, fields: dict[str, object], count: int) -> ExperimentConfig:
+def _fitting(path: Path, template: str, fields: dict[str, Any], count: int) -> ExperimentConfig:
     """Writes the configuration with the largest batch that fits into the memory of this machine's devices.
 
     Raises:
@@ -219,7 +240,8 @@ def _fitting(path: Path, fields: dict[str, object], count: int) -> ExperimentCon
             fields |= {"batch": batch, "mesh": mesh, "log_steps": min(50, steps), "save_steps": max(100, steps)}
             described = f"{len(devices)} {devices[0].device_kind}, {memory / 2**30:.1f} GiB each"
             fields |= {"devices": described, "fits": f"fits into {memory / 2**30:.1f} GiB, see lit-het plan"}
-            path.write_text(_CONFIGURATION.format(**fields, imports=_imports(fields)), "utf-8")
+            imports = _imports(template.format(**fields, imports=""))
+            path.write_text(template.format(**fields, imports=imports), "utf-8")
             config = load_module_config(path)
             if sum(Step(config, config.mesh.build()).memory().values()) <= _SHARE_OF_MEMORY * memory:
                 return config
@@ -234,11 +256,10 @@ def _memory_per_device() -> int:
     return limits.get("bytes_limit") or psutil.virtual_memory().available // len(jax.devices())
 
 
-def _imports(fields: Mapping[str, object]) -> str:
-    names = dict(_IMPORTS)
-    if str(fields["tokenizer"]).startswith("dataclasses"):
-        del names["data_pipelines.tokenizers"]
-        names["runs.directory"] += ", tokenizer_path"
-    lines = [f"from lit_het.{module} import {imported}" for module, imported in sorted(names.items())]
-    changes = any(str(fields[name]).startswith("dataclasses") for name in ("tokenizer", "image_tower"))
-    return "\n".join(["import dataclasses", "", *lines] if changes else lines)
+def _imports(code: str) -> str:
+    """Returns the imports of the names in a configuration."""
+    used, lines = {*re.findall(r"\w+", code)}, []
+    for module, names in sorted(_IMPORTS.items()):
+        if found := [name for name in names.split(", ") if name in used]:
+            lines.append(f"from lit_het.{module} import {', '.join(found)}")
+    return "\n".join(["import dataclasses", "", *lines] if "dataclasses" in used else lines)

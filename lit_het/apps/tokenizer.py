@@ -11,6 +11,7 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.captions import TextPlace, captions_in, member_of, questions_in
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import text_of
+from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.shards import expand
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
@@ -23,6 +24,11 @@ MOST_SAMPLES = 1_000_000
 MOST_TOKENS = 64
 """The longest text length that is proposed, that of SigLIP."""
 
+LEAST_SEEN = 5
+"""A token of fewer distinct captions is rare: it is hardly trained, and those of none are not."""
+
+# The largest share of rare tokens in new captions, and the distinct captions that are enough for any vocabulary.
+_MOST_RARE, _MANY = 0.05, 100_000
 _SAMPLES_PER_READ = 1024
 # So many captions tell the length of all.
 _MEASURED = 10_000
@@ -43,7 +49,13 @@ class Trained(NamedTuple):
 
 
 def train_tokenizer(
-    shards: Sequence[str], captions: Sequence[str], size: int, output: Path, *, lowercase: bool = True
+    shards: Sequence[str],
+    captions: Sequence[str],
+    size: int,
+    output: Path,
+    *,
+    lowercase: bool = True,
+    seen_often: bool = False,
 ) -> Trained:
     """Trains a model of the captions and writes it.
 
@@ -53,11 +65,13 @@ def train_tokenizer(
         size: of the vocabulary, in pieces; it is smaller if the captions yield fewer.
         output: the file to write; it is replaced when the model is complete.
         lowercase: whether the captions are put into lower case.
+        seen_often: whether the vocabulary is made smaller where new captions would have rare pieces, see `LEAST_SEEN`.
 
     Raises:
         UserError: the shards cannot be read, have no captions, or too few for a vocabulary; the file cannot be written.
     """
-    texts = _captions(shards, list(dict.fromkeys(captions)))
+    texts = read_captions(shards, list(dict.fromkeys(captions)))
+    size = size_seen_often(texts, size, lowercase) if seen_often else size
     message(f"training up to {size:,} pieces on {counted(len(texts), 'caption')}")
     # Not a unigram model: of captions that repeat few words its training leaves little more than single letters.
     model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe", lowercase=lowercase)
@@ -73,8 +87,42 @@ def train_tokenizer(
     return Trained(tokenizer.vocabulary_size, length, float(np.mean(tokens > length)))
 
 
-def _captions(shards: Sequence[str], places: Sequence[str]) -> list[str]:
-    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; messages count samples without any."""
+def size_seen_often(texts: Sequence[str], size: int, lowercase: bool) -> int:
+    """Returns a size, or the largest half, quarter and so on of it with few rare tokens in captions held out."""
+    distinct = list(dict.fromkeys(text.lower() if lowercase else text for text in texts))
+    if len(distinct) >= _MANY:
+        return size
+    is_new = Portion(90, by="key").marks([text.encode() for text in distinct])
+    known, new = ([text for text, one in zip(distinct, is_new, strict=True) if one == side] for side in (False, True))
+    # Single characters are no choice: the model covers them all.
+    least, fewer, shares = 2 * len({*"".join(distinct)}), size, {size: _rare(known, new, size, lowercase)}
+    while shares[fewer] > _MOST_RARE and (fewer := fewer // 2) >= least:
+        shares[fewer] = _rare(known, new, fewer, lowercase)
+    chosen = min(shares, key=shares.__getitem__)  # of equal ones the first, which is the largest
+    if chosen < size:
+        message(
+            f"{shares[size]:.0%} of the tokens of new captions would be rare (in fewer than {LEAST_SEEN} others); of a "
+            f"smaller vocabulary {shares[chosen]:.0%} are"
+        )
+    return chosen
+
+
+def _rare(known: Sequence[str], new: Sequence[str], size: int, lowercase: bool) -> float:
+    """Returns the share of the tokens of new captions that fewer than `LEAST_SEEN` of the known ones have."""
+    if not known or not new:
+        return 1.0
+    model = train_sentencepiece(known, vocabulary_size=size, model_type="bpe", lowercase=lowercase)
+    tokenizer = SentencePieceTokenizer(model, length=1, lowercase=lowercase)
+    seen = collections.Counter(piece for text in known for piece in {*tokenizer.pieces(text)})
+    return float(np.mean([seen[piece] < LEAST_SEEN for text in new for piece in tokenizer.pieces(text)]))
+
+
+def read_captions(shards: Sequence[str], places: Sequence[str]) -> list[str]:
+    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; messages count samples without any.
+
+    Raises:
+        UserError: the shards cannot be read, or no sample has a caption.
+    """
     addresses, members = expand(shards), list(dict.fromkeys(map(member_of, places)))
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, optional=members, advance=bar.advance)

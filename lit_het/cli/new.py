@@ -20,14 +20,21 @@ def add_to(commands: Any) -> None:
         description="Looks at the tower and the shards and writes PROJECT/config.py, a commented configuration for "
         "lit-het train: a text tower and a HET-XL head, with a batch and a mesh that fit into its devices by "
         "the formula of lit-het plan, a tokenizer trained on the captions (or that of the tower's run), and a held-out "
-        "part for calibration and evaluation. Weights of other libraries are imported into PROJECT/tower.",
+        "part for calibration and evaluation. Weights of other libraries are imported into PROJECT/tower. "
+        "With --classes it writes a small classifier instead, for images of 64 pixels or --image-size, as a first "
+        "tower of one's own: once trained, PROJECT/run is a --tower.",
     )
     new.add_argument("project", type=Path, metavar="PROJECT", help="the folder to write")
-    new.add_argument(
+    towers = new.add_mutually_exclusive_group(required=True)
+    towers.add_argument(
         "--tower",
-        required=True,
         metavar="ADDRESS",
         help="a run, or weights as for lit-het import: x.npz, x.npz:img, a Hugging Face folder, hf://owner/model",
+    )
+    towers.add_argument(
+        "--classes",
+        action="store_true",
+        help="a classifier by class folders (.cls and classnames.txt of shards), or else by words of captions (.txt)",
     )
     add_pairs(new, required=True)
     new.set_defaults(command=_new, name="new")
@@ -55,7 +62,10 @@ def add_pairs(parser: argparse.ArgumentParser, *, required: bool) -> None:
 def _new(options: argparse.Namespace, _: list[str]) -> None:
     if options.project.exists():
         raise UserError(f"{options.project} already exists; choose another folder, or train with its config.py")
-    require_weights(options.tower)
+    if options.tower is not None:
+        require_weights(options.tower)
+    elif options.captions != "txt":
+        raise UserError("--classes reads labels .cls, or words of captions .txt; leave out --captions")
     require_shards(options.data)
     from lit_het.apps.project import new_project
 

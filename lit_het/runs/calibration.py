@@ -12,6 +12,7 @@ from rich.table import Table
 
 from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.console import Bar, console_of_results, message
+from lit_het.data_pipelines.captions import Tokenizer
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.index import ShardSummary
 from lit_het.data_pipelines.labels import ClassIndex
@@ -22,7 +23,7 @@ from lit_het.eval.calibration import fit, scaled
 from lit_het.eval.conformal import ConformalThresholds, candidates_digest, fit_conformal
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import Predictor, predict
-from lit_het.eval.recognition import embed_texts
+from lit_het.eval.recognition import distinct_captions, embed_texts, report_equal
 from lit_het.runs.calibration_split import LEAST_IMAGES, MOST_IMAGES, split
 from lit_het.runs.directory import checkpoint_dir, find_pretrained, load_config
 from lit_het.runs.opening import Run, open_run
@@ -89,10 +90,12 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     writer = model.writer if is_decoder else None
     assert writer is None or isinstance(writer, Writer)
     (writer or model).check_samples(options.samples)
-    loader = _open(run, model, options)
+    captions: dict[str, np.ndarray] = {}  # with the tokens of each
+    loader = _open(run, model, options, captions)
     _require_enough(loader.num_samples, options)
     _check_unseen(run, loader, pretrained)
     fits = _fit_images(model, loader, options) if writer is None else _fit_tokens(writer, loader, options)
+    report_equal("caption", sorted(captions.items()))
     found = Calibration(
         data=options.shards,
         portion=str(options.portion),
@@ -136,13 +139,10 @@ def _fit_images(model: EvaluatedModel, loader: Loader, options: CalibrateOptions
     _require_enough(len(features.labels), options)
     candidates, num_candidates = None, model.num_classes or 0
     if tokens is not None:
-        # Captions of equal tokens are one candidate: the model does not distinguish them.
-        captions, labels = np.unique(tokens, axis=0, return_inverse=True)
-        features, num_candidates = dataclasses.replace(features, labels=labels.ravel()), len(captions)
-        if num_candidates < 2:
-            raise UserError(f"all captions of {' '.join(options.shards)} are equal; take images with others")
+        first, labels = distinct_captions(tokens, " ".join(options.shards))
+        features, num_candidates = dataclasses.replace(features, labels=labels), len(first)
         with Bar("embedding captions", num_candidates, "captions") as bar:
-            candidates = embed_texts(model, captions, bar.advance)
+            candidates = embed_texts(model, tokens[first], bar.advance)
     log_p = {
         count: predict(Predictor(model, num_candidates, candidates, count), features).log_probabilities
         for count in sorted({0, options.samples if model.has_noise else 0})
@@ -182,8 +182,8 @@ def _table(calibration: Calibration, fits: _Fits) -> Table:
     return shown
 
 
-def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
-    """Returns the loader of the images with their captions or labels."""
+def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: dict[str, np.ndarray]) -> Loader:
+    """Returns the loader of the images with their captions, which it adds to ``captions`` as it reads, or labels."""
     trained_on, is_decoder = run.config.data, isinstance(run.task, WritingTask)
     labels = None if model.text is not None or is_decoder else trained_on.labels or ClassIndex()
     if not isinstance(labels, ClassIndex | None):
@@ -208,7 +208,7 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
         embeddings=options.embeddings,
         suspects=None if suspects is None else dataclasses.replace(suspects, weight=0.0),
     )
-    tokenize = None if model.text is None else model.text.tokenize
+    tokenize = None if model.text is None else _noting(model.text.tokenize, captions)
     loader = Loader(data, run.tokenizer if is_decoder else tokenize)
     if loader.stored is not None:
         loader.stored.check_tower(run.tower)
@@ -218,6 +218,17 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
             "calibrate on images of its classes"
         )
     return loader
+
+
+def _noting(tokenize: Tokenizer, captions: dict[str, np.ndarray]) -> Tokenizer:
+    """Returns the tokenizer, which adds every text and its tokens to ``captions``."""
+
+    def noted(texts: list[str]) -> np.ndarray:
+        tokens = tokenize(texts)
+        captions.update((text, row) for text, row in zip(texts, tokens, strict=True) if text)  # not of an invalid row
+        return tokens
+
+    return noted
 
 
 def _read(model: EvaluatedModel, loader: Loader, name: str) -> tuple[Features, Int[np.ndarray, "n l"] | None]:

@@ -13,11 +13,13 @@ from lit_het.configs import experiment
 from lit_het.console import console_of_results, message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, cell, write_record
-from lit_het.eval.open_sets import Sets
+from lit_het.eval.evaluators.among_captions import AmongCaptions
+from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.paths import require_different
 from lit_het.runs.averaging import means_over
+from lit_het.runs.calibration import seen
 from lit_het.runs.directory import load_config
 from lit_het.runs.experts import with_experts
 from lit_het.runs.opening import Run, open_run
@@ -81,6 +83,8 @@ def evaluate(
     models = [one.model(calibrated=calibrated and not is_other) for one in opened]
     for evaluator in evaluators:  # before any evaluator reads images
         evaluator.check(*models)
+        if isinstance(evaluator, AmongCaptions):
+            _report_seen(run, evaluator.opened, pretrained)
     found, console = [], console_of_results()
 
     def keep(evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
@@ -108,6 +112,15 @@ def evaluate(
     else:
         message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
     return found
+
+
+def _report_seen(run: Run, opened: OpenSet, pretrained: Path | None) -> None:
+    """Says so if the images of captions as classes were trained on."""
+    if found := seen(run.run_dir, opened.loader, pretrained):
+        message(
+            f"{found.model} was trained on images of {found.shard}: figures of {opened.config.name} are no test; "
+            "--portion takes those that training held out"
+        )
 
 
 def check_output(output: Path | None) -> None:

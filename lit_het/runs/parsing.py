@@ -68,9 +68,11 @@ def parse_evaluations(kind: str, data: Sequence[str], flags: Sequence[str]) -> l
     Raises:
         UserError: a flag is wrong.
     """
-    default = EVALUATIONS[kind](ImageSet("", "", labelled=kind not in UNLABELLED))
-    like = with_flags(default, flags, f"lit-het {kind} --data DIR", flat=True)
-    return [dataclasses.replace(like, data=parse_set(argument, like.data)) for argument in data]
+    like = with_flags(EVALUATIONS[kind](ImageSet("", "")), flags, f"lit-het {kind} --data DIR", flat=True)
+    # The captions of zero-shot take the place of labels.
+    labelled = kind not in UNLABELLED and getattr(like, "captions", None) is None
+    of_kind = dataclasses.replace(like.data, labelled=labelled)
+    return [dataclasses.replace(like, data=parse_set(argument, of_kind)) for argument in data]
 
 
 def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -> None:

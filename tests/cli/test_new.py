@@ -7,11 +7,19 @@ import pytest
 from PIL import Image
 
 from lit_het.configs.experiment import load_module_config
+from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
+from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.runs.saved_calibration import read_calibration
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.vit import ViTConfig
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
-from tests.cli.conftest import printed, refusal, run_command
+from tests.cli.conftest import changed, last_line, printed, refusal, run_command
 
 
 @pytest.mark.slow
@@ -79,3 +87,74 @@ def test_what_cannot_start_is_one_line_and_leaves_nothing(capsys, upstream, data
     ):
         assert expected in refusal(capsys, "new", project, *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def everything_fits(monkeypatch):
+    monkeypatch.setattr("lit_het.apps.project.Step", lambda *_: SimpleNamespace(memory=dict))
+
+
+@pytest.fixture
+def captioned(tmp_path):
+    """Shards of images with captions, and without labels."""
+    image = encode_jpeg(np.zeros((8, 8, 3), np.uint8))
+    captions = ["Red bar", "red square", f"a {tiny.COLOURS[0]} thing"]
+    samples = ({"__key__": f"{i:03}", "jpg": image, "txt": captions[i % 3] + f" {i}" * (i % 3 == 2)} for i in range(36))
+    write_shards(tmp_path / "captioned", samples, samples_per_shard=36)
+    return tmp_path / "captioned"
+
+
+def test_a_first_tower_classifies_by_labels_or_else_by_frequent_words(
+    capsys, data, captioned, tmp_path, everything_fits
+):
+    run_command("new", tmp_path / "labels", "--classes", "--data", data / "train")
+    assert "8 classes of " in capsys.readouterr().err
+    config = load_module_config(tmp_path / "labels" / "config.py")
+    task = config.task
+    assert isinstance(task, ClassificationConfig)
+    assert (task.num_classes, task.loss, config.data.labels) == (8, SoftmaxCrossEntropy(), ClassIndex())
+    assert task.image_tower.image_size == config.data.image_size == 64
+
+    run_command("new", tmp_path / "words", "--classes", "--data", captioned, "--image-size", 28)
+    assert "5 words of captions, each of at least 10 captions, are the classes" in capsys.readouterr().err
+    config, words = load_module_config(tmp_path / "words" / "config.py"), tmp_path / "words" / "words.txt"
+    task = config.task
+    assert isinstance(task, ClassificationConfig)
+    assert isinstance(task.image_tower, ViTConfig)
+    assert words.read_text().split()[0] == "red"
+    assert (task.num_classes, task.loss) == (5, SigmoidCrossEntropy())
+    assert config.data.labels == CaptionWords(words, ignore_others=True)
+    assert (task.image_tower.image_size, task.image_tower.patch_size) == (28, 7)
+
+
+@pytest.mark.parametrize("count", [1000, 6500])
+def test_a_first_tower_and_the_model_on_it_hold_out_the_same_images(
+    data, tmp_path, monkeypatch, everything_fits, count
+):
+    monkeypatch.setattr("lit_het.apps.project._count", lambda *_: count)
+    run_command("new", tmp_path / "first", "--classes", "--data", data / "train")
+    first = load_module_config(tmp_path / "first" / "config.py")
+    fields = {"calibration": None, "evaluations": (), "data__portion": ALL, "data__batch_size": 2}
+    tiny.finish_untrained(changed(first, **fields))
+    run_command("new", tmp_path / "lit", "--tower", tmp_path / "first" / "run", "--data", data / "train")
+    lit = load_module_config(tmp_path / "lit" / "config.py")
+    assert isinstance(lit.task, ContrastiveConfig)
+    assert isinstance(first.task, ClassificationConfig)
+    assert isinstance(lit.calibration, Portion)
+    assert lit.task.image_tower == first.task.image_tower
+    assert lit.calibration == first.calibration == first.evaluations[0].data.portion
+    assert not first.data.portion.overlaps(lit.calibration)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--captions", "json/caption"), "--classes reads labels .cls, or words of captions .txt"),
+        ((), "fewer than two words occur in 10 captions"),
+    ],
+)
+def test_images_without_classes_are_one_line(capsys, tmp_path, flags, expected):
+    sample = {"__key__": "0", "jpg": encode_jpeg(np.zeros((8, 8, 3), np.uint8)), "txt": "a red bar"}
+    write_shards(tmp_path / "few", [sample], samples_per_shard=1)
+    assert expected in last_line(capsys, "new", tmp_path / "mine", "--classes", "--data", tmp_path / "few", *flags)
+    assert not list(tmp_path.glob("mine*"))

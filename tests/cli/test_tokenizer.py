@@ -1,5 +1,7 @@
 """`lit-het tokenizer train` on the captions of shards."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -107,3 +109,28 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_no_file(capsys, shards, t
     assert main(["tokenizer", "train", str(shards), "--output", str(output), "--size", "3"]) == 1
     assert "a vocabulary of 3 pieces cannot be trained" in capsys.readouterr().err.splitlines()[-1]
     assert not output.exists()
+
+
+def never_trained(size, known, new):
+    """Returns the share of the tokens of new captions that no known caption has."""
+    built = SentencePieceTokenizer(train_sentencepiece(known, vocabulary_size=size, model_type="bpe"), length=1)
+    seen = {piece for caption in known for piece in built.pieces(caption)}
+    return np.mean([piece not in seen for caption in new for piece in built.pieces(caption)])
+
+
+def test_few_captions_get_a_vocabulary_whose_pieces_new_captions_share(capsys):
+    random = np.random.default_rng(0)
+    names = ["".join(random.choice(list("abcdefghijklmnop"), 6)) for _ in range(200)]
+    known, new = [f"a {name}" for name in names[:100]], [f"a {name}" for name in names[100:]]
+    size = tokenizer.size_seen_often(known * 10, 8_000, lowercase=True)
+    assert 32 <= size <= 250
+    assert "of the tokens of new captions would be rare (in fewer than 5 others)" in capsys.readouterr().err
+    before, after = never_trained(8_000, known, new), never_trained(size, known, new)
+    assert before > 0.2
+    assert after < 0.01
+
+
+def test_captions_of_few_words_in_many_orders_keep_the_size_that_is_asked_for():
+    words = ["red", "green", "blue", "bar", "square", "stripe"]
+    captions = [" ".join(order) for order in itertools.permutations(words, 4)]
+    assert tokenizer.size_seen_often(captions, 8_000, lowercase=True) == 8_000

@@ -4,13 +4,16 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from lit_het.cli.main import main
 from lit_het.configs import experiment
+from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.shards import write_shards
 from lit_het.eval.evaluation import read_records
 from tests import tiny
-from tests.cli.conftest import refusal
+from tests.cli.conftest import last_line, refusal, run_command
 
 
 def test_a_run_is_evaluated_on_a_folder_of_shards(trained_lit, data, tmp_path, capsys):
@@ -113,3 +116,53 @@ def test_a_checkpoint_with_missing_files_is_one_line_with_its_folder(capsys, tra
     shutil.rmtree(step / "params")
     line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path / "lit", "--data", data / "train")
     assert str(step) in line
+
+
+def captioned(folder, captions, seed=1):
+    """Writes shards of so many shapes with captions, and no class names."""
+
+    def samples():
+        for number, caption in enumerate(captions):
+            image = np.random.default_rng([seed, number]).integers(0, 255, (32, 32, 3), np.uint8)
+            yield {"__key__": f"{number:04d}", "jpg": encode_jpeg(image), "txt": caption}
+
+    write_shards(folder, samples(), samples_per_shard=64)
+    return folder
+
+
+def test_distinct_captions_are_the_classes_as_for_calibrate(capsys, trained, held_out, tmp_path):
+    run, output = shutil.copytree(trained, tmp_path / "run"), tmp_path / "figures.json"
+    pairs, equal = tmp_path / "pairs", "1 caption cannot be told from others, such as red bar from RED BAR"
+    shutil.copytree(held_out, pairs, ignore=shutil.ignore_patterns("*.json", "*.txt"))
+    first = pairs / "shard-000000.tar"
+    first.write_bytes(first.read_bytes().replace(b"red bar", b"RED BAR"))
+    run_command("calibrate", run, "--data", pairs)
+    assert equal in capsys.readouterr().err
+    command = ("zero-shot", "--checkpoint", run, "--data", pairs, "--captions", "txt", "--output", output)
+    run_command(*command, "--uncalibrated")
+    captured = capsys.readouterr()
+    assert equal in captured.err
+    assert "0.1250" in captured.out, "chance among the 8 captions that the model distinguishes"
+    figures, fits = json.loads(output.read_text()), json.loads((run / "calibration.json").read_text())
+    assert figures["zero_shot/pairs/nll"] == pytest.approx(fits["noiseless"]["nll_before"], rel=1e-4)
+    assert {"zero_shot/pairs/top1", "zero_shot/pairs/ece"} <= figures.keys()
+    run_command(*command, "--portion", "50%: by key")
+    assert "calibrated" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--checkpoint RUN --data PAIRS", "or take the captions of images as classes"),
+        ("--checkpoint RUN --data PAIRS --captions txt", "all captions of pairs are equal; take images with others"),
+        ("--checkpoint RUN --data DATA --captions json/caption", "0000.json: missing member"),
+        ("--checkpoint RUN --data DATA --captions txt --candidates x", "--captions are the classes and the labels"),
+        ("--checkpoint UPSTREAM --data DATA --captions txt", "--captions needs an image-text model"),
+    ],
+)
+def test_captions_that_are_no_classes_are_one_line(capsys, trained_lit, upstream, data, tmp_path, arguments, expected):
+    captioned(tmp_path / "pairs", ["red bar", "Red bar"])
+    places = {"RUN": trained_lit.run_dir, "UPSTREAM": upstream, "DATA": data / "train", "PAIRS": tmp_path / "pairs"}
+    for name, place in places.items():
+        arguments = arguments.replace(name, str(place))
+    assert expected in last_line(capsys, "zero-shot", *arguments.split())

@@ -65,6 +65,12 @@ def test_a_word_that_is_not_in_the_vocabulary_is_named(tmp_path: Path):
         CaptionWords(tmp_path / "words.txt").build(str(tmp_path)).encode(b"a c")
 
 
+def test_other_words_than_those_of_the_vocabulary_are_left_out_on_request(tmp_path: Path):
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    labels = CaptionWords(ignore_others=True).build(str(tmp_path))
+    assert [labels.encode(text).tolist() for text in (b"a c", b"c")] == [[1, 0], [0, 0]]  # type: ignore[union-attr]
+
+
 def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_path: Path):
     assert_refused(r"words\.txt: cannot be read", CaptionWords().build, str(tmp_path))
     for content, message in (("", r"words\.txt: the file is empty"), ("a\nb\na\n", "a word is repeated")):
