@@ -82,8 +82,9 @@ class Ensemble:
                 equal = [(one, other) for one, other in equal if np.array_equal(members[one], members[other])]
                 results.append(_score(predictors, members, labels, self.weights))
                 bar.advance(len(labels))
-        for one, other in equal:
-            message(f"models {one + 1} and {other + 1} predict the same of every image, as copies of one run do")
+        if equal:
+            one, other = (number + 1 for number in equal[0])
+            message(f"models {one} and {other} predict the same of every image, as copies of one run do")
         found = join(results)
         figures, errors = found.figures(each_member=self._shows_members(found.num_members))
         calibrated = "; ".join(str(model.calibration or "not calibrated") for model in models)

@@ -33,6 +33,7 @@ _PADDED_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")
 
 _WORD_BOUNDARY = "▁"  # as SentencePiece writes it
 _PUNCTUATION = Regex(r"[!-/:-@\[-`{-~]")  # ASCII only
+_LAST_SIGMA = Regex(r"(?<=\p{L})Σ(?!\p{L})")
 _TRIED_TEXTS = 300
 _BLANKS = Regex(r"[\s\x1c-\x1f]+")  # the same characters as str.isspace
 
@@ -199,7 +200,8 @@ def _normalizers(model: Any, tokenizer: SentencePiece) -> list[normalizers.Norma
     """Returns the steps: lower case, no underscores, no punctuation, the model's character table, and single spaces."""
     spec, steps = model.normalizer_spec, []
     if tokenizer.lowercase:
-        steps.append(normalizers.Lowercase())
+        # `Lowercase` takes letter by letter, and Python a Greek sigma at the end of a word for another one.
+        steps += [normalizers.Replace(_LAST_SIGMA, "ς"), normalizers.Lowercase()]
     if tokenizer.split_underscores:
         steps.append(normalizers.Replace("_", " "))
     if tokenizer.remove_punctuation:

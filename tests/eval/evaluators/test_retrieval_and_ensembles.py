@@ -133,7 +133,7 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_model):
     assert arrays["size/nll"][[0, -1]] == pytest.approx([expected["individual_nll"], expected["joint_nll"]])
 
 
-def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, sets, make_model):
+def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, sets, make_model, capsys):
     models = [make_model(seed, temperature=0.2) for seed in (0, 1, 2)]
     evaluator = EnsembleConfig(labelled, ClassNamesConfig("bare")).build(sets)
     found = evaluator(*models)
@@ -145,7 +145,9 @@ def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, s
         for name in ("top1", "nll", "brier", "ece"):
             assert found.figures[f"member_{number + 1}/{name}"] == pytest.approx(alone.figures[name], rel=1e-5)
             assert found.errors[f"member_{number + 1}/{name}"] == pytest.approx(alone.errors[name], rel=1e-5)
+    assert "predict the same" not in capsys.readouterr().err
     many = evaluator(*models * 4)
+    assert "models 1 and 4 predict the same of every image, as copies of one run do" in capsys.readouterr().err
     assert not [name for name in many.figures if name.startswith("member_")]
     assert_refused("there is only one member", evaluator, models[0])
 
