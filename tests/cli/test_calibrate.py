@@ -16,6 +16,7 @@ from lit_het.data_pipelines.portions import Portion
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.calibration import fit_temperature, scaled
+from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
@@ -56,6 +57,7 @@ def predictions(run_dir, held_out, samples, *, is_calibrated):
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
     evaluator = ZeroShotConfig(ImageSet("held out", str(held_out), ".")).build(sets)
     model = run.model(calibrated=is_calibrated)
+    assert isinstance(evaluator, ZeroShot)
     recognition = evaluator.recognition
     features = evaluator.opened.features(model.features)
     return recognition.predict(recognition.predictor(model, samples), features)

@@ -11,6 +11,7 @@ from PIL import Image
 from lit_het.cli.main import main
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
+from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
@@ -132,6 +133,7 @@ def test_every_image_has_the_probabilities_of_transformers(compared, tmp_path):
     run = open_run(run_dir)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
     evaluator = ZeroShotConfig(ImageSet("set", str(folder))).build(sets)
+    assert isinstance(evaluator, ZeroShot)
     model, recognition = run.model(), evaluator.recognition
     predictions = recognition.predict(recognition.predictor(model), evaluator.opened.features(model.features))
     ours = np.exp(predictions.log_probabilities)

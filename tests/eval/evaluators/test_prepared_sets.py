@@ -14,6 +14,7 @@ from PIL import Image
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
@@ -215,5 +216,6 @@ def test_the_official_real_labels_fit_the_prepared_validation_set_in_any_order(t
     (tmp_path / "real.json").write_text(json.dumps([[label] for label in LABELS]))
     config = ZeroShotConfig(ImageSet("imagenet", str(tmp_path / "set")), relabels=tmp_path / "real.json")
     evaluator = config.build(sets())
+    assert isinstance(evaluator, ZeroShot)
     assert evaluator.relabels == tuple((label,) for label in evaluator.opened.labels().tolist())
     assert evaluator.opened.labels().tolist() != LABELS

@@ -16,6 +16,7 @@ from scipy import special
 from lit_het.data_pipelines.shards import write_tar
 from lit_het.errors import UserError
 from lit_het.eval import scores
+from lit_het.eval.evaluators.among_captions import AmongCaptions
 from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.features import ReadingTime, read_features
 from lit_het.eval.predictions import Predictions
@@ -115,7 +116,8 @@ def test_a_config_reads_a_folder_in_the_layout_of_clip_benchmark(write_set, sets
     assert larger.chance["top1"] == pytest.approx(1 / 3)
 
 
-def predictions(evaluator: ZeroShot, model: FakeModel) -> Predictions:
+def predictions(evaluator: ZeroShot | AmongCaptions, model: FakeModel) -> Predictions:
+    assert isinstance(evaluator, ZeroShot)
     predictor = evaluator.recognition.predictor(model)
     return evaluator.recognition.predict(predictor, evaluator.opened.features(model.features))
 
@@ -301,6 +303,7 @@ def test_reassessed_labels_follow_the_keys_and_not_the_shards(write_set, sets, p
         write_tar(tmp_path / "real" / "test" / f"{name}.tar", [sample])
     (tmp_path / "real.json").write_text(json.dumps([[0], [1], [2]]))
     evaluator = ZeroShotConfig(data, relabels=tmp_path / "real.json").build(sets)
+    assert isinstance(evaluator, ZeroShot)
     assert evaluator.relabels == ((0,), (2,), (1,))
     assert evaluator(perfect).figures["relabelled_top1"] == 1
 
