@@ -55,8 +55,9 @@ def test_sources_of_weights_are_found_in_every_form(tmp_path):
 
 
 def test_paths_that_cannot_be_examined_are_left_to_their_reader():
-    for path in ("x" * 10_000, "x\0y"):
-        paths.require_file(path)
+    paths.require_file("x\0y")
+    with pytest.raises(UserError, match="No such file"):
+        paths.require_file("x" * 10_000)  # no file system has such a name
 
 
 def test_the_runs_of_a_directory_are_itself_or_its_members_in_the_order_of_their_numbers(tmp_path):
