@@ -44,7 +44,7 @@ from lit_het.data_pipelines.image_headers import (
     jpeg_orientation,
     orientation,
 )
-from lit_het.data_pipelines.image_mending import mended_jpeg, mended_png, without_padding
+from lit_het.data_pipelines.image_repair import repaired_jpeg, repaired_png, without_padding
 from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
@@ -98,7 +98,7 @@ def decode(
 
     The first bytes decide the format. simplejpeg decodes JPEG, Pillow decodes PNG, WebP, GIF, BMP, TIFF and PPM: the
     first frame of an animation, upright, the upper 8 of 16 bits. What decodes whole is read, whatever lies around the
-    pixels (`lit_het.data_pipelines.image_mending`); what lacks pixels is broken. Threads wait while all together would
+    pixels (`lit_het.data_pipelines.image_repair`); what lacks pixels is broken. Threads wait while all together would
     exceed `memory.DECODING`.
 
     Args:
@@ -217,7 +217,7 @@ class _Jpeg:
     """
 
     def __init__(self, data: bytes, max_pixels: int):
-        self._data = mended_jpeg(data)
+        self._data = repaired_jpeg(data)
         try:
             rows, columns, colorspace, _ = simplejpeg.decode_jpeg_header(self._data)
         except ValueError as error:
@@ -336,7 +336,7 @@ def open_with_pillow(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile:
     reader, info = _READERS[format_of(data)], {}
     check_parts(data, max_pixels)
     if reader is PngImagePlugin.PngImageFile:
-        data, info = mended_png(data)
+        data, info = repaired_png(data)
     # Not Image.open of Pillow 13.0: it tries 40 formats, and warns about large images before they are rejected.
     try:
         image = reader(io.BytesIO(data))

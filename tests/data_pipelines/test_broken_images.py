@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from lit_het.data_pipelines import images
 from lit_het.data_pipelines.image_headers import MAX_SCANS, BrokenImage
-from lit_het.data_pipelines.image_mending import mended_jpeg
+from lit_het.data_pipelines.image_repair import repaired_jpeg
 from lit_het.data_pipelines.images import Filter, decode, decode_whole
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from tests.data_pipelines.conftest import FILTERS, encoded
@@ -326,7 +326,7 @@ def test_a_kind_of_jpeg_that_is_not_read_is_named_and_no_damage(offset: int, cha
 
 def test_a_valid_jpeg_is_not_copied():
     for kind in JPEGS:
-        assert mended_jpeg(data := jpeg(kind)) is data
+        assert repaired_jpeg(data := jpeg(kind)) is data
 
 
 @pytest.mark.parametrize("filter", FILTERS)

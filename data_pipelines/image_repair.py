@@ -25,10 +25,10 @@ _ALL_COEFFICIENTS = b"\0\x3f\0"  # of a scan that is not progressive: from 0 to 
 _EXIF_TEXT, _XMP_TEXT = "Raw profile type exif", "XML:com.adobe.xmp"
 
 
-def mended_jpeg(data: bytes) -> bytes:
+def repaired_jpeg(data: bytes) -> bytes:
     """Returns a JPEG without stray bytes among its headers, and with valid fields in them; itself if it is valid.
 
-    Mended are JFIF versions other than 1, unknown colour transforms of Adobe, and the range of coefficients in scans
+    Repaired are JFIF versions other than 1, unknown colour transforms of Adobe, and the range of coefficients in scans
     that have no range, as libjpeg takes them after a warning; and a missing end, before which libjpeg misses pixels.
 
     Raises:
@@ -99,7 +99,7 @@ def without_padding(data: bytes) -> bytes:
     return body.rstrip(body[-1:]) + body[-1:] + end + rest
 
 
-def mended_png(data: bytes) -> tuple[bytes, dict[str, bytes | str]]:
+def repaired_png(data: bytes) -> tuple[bytes, dict[str, bytes | str]]:
     """Returns a PNG of only the chunks that its pixels need, and what its other chunks say of the orientation.
 
     Returns:
