@@ -3,6 +3,7 @@
 All decoders are strict: libjpeg reports only its first warning, so that a harmless one would hide the damage behind it.
 """
 
+import struct
 import zlib
 
 from lit_het.data_pipelines.image_headers import (
@@ -22,6 +23,9 @@ _LONGEST_ZEROS = 64  # bytes
 _JFIF, _ADOBE, _TABLES = 0xE0, 0xEE, 0xC4
 _END_OF_JPEG, _END_OF_PNG = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 _ALL_COEFFICIENTS = b"\0\x3f\0"  # of a scan that is not progressive: from 0 to 63, of all bits
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""Of an interlaced PNG: the left column and top row of each, and the distances of its columns and rows."""
+_BLOCK_BYTES = 2**16
 _EXIF_TEXT, _XMP_TEXT = "Raw profile type exif", "XML:com.adobe.xmp"
 
 
@@ -123,6 +127,31 @@ def repaired_png(data: bytes) -> tuple[bytes, dict[str, bytes | str]]:
             info |= _orientation_in(kind, data[place + 8 : end - 4])
         place = end
     raise BrokenImage("too many chunks", f"more than {MAX_PARTS}")
+
+
+def check_pixels_of_png(data: bytes) -> None:
+    """Checks that a PNG has coded bytes for all of its pixels: Pillow leaves those black that it has none for.
+
+    Raises:
+        BrokenImage: it has fewer.
+    """
+    width, height, depth, colour, *_, is_interlaced = struct.unpack(">2I5B", data[16:29])
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    missing = 0
+    for left, top, x_step, y_step in _PASSES if is_interlaced else [(0, 0, 1, 1)]:
+        columns, rows = -((left - width) // x_step), -((top - height) // y_step)
+        # Each row begins with a byte for its filter.
+        missing += rows * (1 + (columns * bits + 7) // 8) if columns > 0 < rows else 0
+    decoder, place = zlib.decompressobj(), 8
+    while missing > 0 and place < len(data):
+        end = place + 12 + int.from_bytes(data[place : place + 4])
+        coded = data[place + 8 : end - 4] if data[place + 4 : place + 8] == b"IDAT" else b""
+        while coded and not decoder.eof and missing > 0:
+            missing -= len(decoder.decompress(coded, _BLOCK_BYTES))
+            coded = decoder.unconsumed_tail
+        place = end
+    if missing > 0:
+        raise BrokenImage("damaged PNG", f"{missing} bytes of its pixels are missing")
 
 
 def _orientation_in(kind: bytes, content: bytes) -> dict[str, bytes | str]:

@@ -44,7 +44,7 @@ from lit_het.data_pipelines.image_headers import (
     jpeg_orientation,
     orientation,
 )
-from lit_het.data_pipelines.image_repair import repaired_jpeg, repaired_png, without_padding
+from lit_het.data_pipelines.image_repair import check_pixels_of_png, repaired_jpeg, repaired_png, without_padding
 from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
@@ -293,12 +293,20 @@ def _decoded_with_pillow(data: bytes, max_pixels: int, transparency: Transparenc
     with DECODING.reserve(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
         try:
             pixels = upright_rgb(image, transparency)
-        except MemoryError:
+            # To unpack every PNG twice would double the time: where pixels are missing, the last row is black.
+            if image.format == "PNG" and (image.info.get("interlace") or _has_empty_end(image)):
+                check_pixels_of_png(data)
+        except (MemoryError, BrokenImage):
             raise
         except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
             raise BrokenImage(f"damaged {image.format}", str(error)) from error
         del image  # frees its pixels before the resize
         yield pixels
+
+
+def _has_empty_end(image: Image.Image) -> bool:
+    last = image.crop((0, image.height - 1, image.width, image.height))
+    return last.getbbox(alpha_only=False) is None
 
 
 def upright_rgb(image: Image.Image, transparency: Transparency = "white") -> UInt8[np.ndarray, "h w 3"]:

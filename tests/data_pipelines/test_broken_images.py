@@ -121,8 +121,8 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def png(width: int, height: int, body: bytes = b"", between: bytes = b"") -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+def png(width: int, height: int, body: bytes = b"", between: bytes = b"", is_interlaced: bool = False) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, is_interlaced)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + between + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
@@ -187,7 +187,17 @@ BROKEN = {
     "a PNG with a wrong checksum of its transparency": (with_wrong_checksum(b"tRNS"), "damaged PNG"),
     "a PNG without pixels": (png(10, 10), "damaged PNG"),
     "a PNG that ends within its pixels": (png(10, 10, zlib.compress(bytes(310))[:-8]), "damaged PNG"),
+    "a PNG without its last row": (png(10, 10, zlib.compress(bytes(279))), "damaged PNG"),
+    "a PNG without its last byte": (png(10, 10, zlib.compress(bytes(309))), "damaged PNG"),
+    "an interlaced PNG without its end": (png(10, 10, zlib.compress(bytes(319)), is_interlaced=True), "damaged PNG"),
 }
+
+
+@pytest.mark.parametrize(("coded", "is_interlaced"), [(310, False), (320, True)])
+def test_a_black_png_with_all_of_its_bytes_is_read(coded: int, is_interlaced: bool):
+    """Rows of 31 bytes; interlaced, passes of 14, 8, 10, 21, 32, 80 and 155."""
+    data = png(10, 10, zlib.compress(bytes(coded)), is_interlaced=is_interlaced)
+    np.testing.assert_array_equal(decode_whole(data), 0)
 
 
 def with_last_scan_again(data: bytes, times: int) -> bytes:
