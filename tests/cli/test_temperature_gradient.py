@@ -16,10 +16,8 @@ from lit_het.data_pipelines.data_config import WeightedShards
 from lit_het.durations import Duration
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.runs.checks import report_reused
 from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.opening import open_run
 from lit_het.runs.plan import Step
 from lit_het.runs.training import train
@@ -55,10 +53,12 @@ def records(config):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(lit_config, held_out, tmp_path):
+def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(data, upstream, held_out, tmp_path):
+    base = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "whole")
+    task = dataclasses.replace(base.task, locked=("image_tower/.*",))
+    base = dataclasses.replace(base, task=task, pretrained=PretrainedConfig(upstream))
     more = (WeightedShards((str(held_out),), 1.0, held_out=True),)
-    task = dataclasses.replace(lit_config.task, head=DeterministicContrastiveConfig())
-    whole = with_gradient(dataclasses.replace(lit_config, task=task), held_out=None, mixture=more)
+    whole = with_gradient(base, held_out=None, mixture=more)
     train(whole)
     assert all(np.isfinite(record["train/held_out_loss"]) for record in records(whole))
     stopped = dataclasses.replace(whole, run_dir=shutil.copytree(whole.run_dir, tmp_path / "stopped"))
@@ -70,22 +70,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(lit_config, held_
     for path, x in expected.items():
         np.testing.assert_array_equal(found[path], x, err_msg=path)
     assert experiment.load(whole.run_dir / "config.json") == whole
-
-
-@pytest.mark.slow
-def test_a_classifier_with_a_locked_tower_trains_on_stored_embeddings_as_on_images(data, upstream, tmp_path):
-    base = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "images")
-    task = dataclasses.replace(base.task, locked=("image_tower/.*",))
-    base = dataclasses.replace(base, task=task, pretrained=PretrainedConfig(upstream))
-    images = with_gradient(base, method="simple", augmentations=(), crop=None)
-    embed(upstream, images, str(tmp_path / "embeddings"), EmbedOptions(dtype="float32"))
-    stored_data = dataclasses.replace(images.data, embeddings=str(tmp_path / "embeddings"))
-    stored = dataclasses.replace(images, run_dir=tmp_path / "stored", data=stored_data)
-    train(images)
-    train(stored)
-    for one, other in zip(records(images), records(stored), strict=True):
-        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
-        assert one["train/held_out_loss"] == pytest.approx(other["train/held_out_loss"], rel=1e-4)
 
 
 def test_figures_of_images_that_train_the_temperature_are_no_test(lit_config, data, held_out, capsys):
