@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lit_het.configs import quickstart_lit_het_xl
-from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import read_records
@@ -94,15 +93,13 @@ def test_a_benchmark_of_other_experts_has_its_own_page_and_saves_nothing_in_the_
     assert not list(read_records(vmoe)), "another model than that of the run"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("head", "keys"), [(DeterministicContrastiveConfig(), 3), (GaussianContrastiveConfig(), 1)])
-def test_samples_of_dropout_are_keys_or_averaged_for_a_loss_that_takes_one_key(vmoe, lit_config, tmp_path, head, keys):
-    tower = open_run(vmoe).config.task.image_tower
+def test_samples_of_dropout_are_keys_or_averaged_for_a_loss_that_takes_one_key(vmoe, lit_config, head, keys):
+    run = open_run(vmoe)
+    tower = run.config.task.image_tower
     text = changed(lit_config.task.text_tower, embedding_size=tower.embedding_size)
     task = changed(lit_config.task, image_tower=tower, text_tower=text, head=head, loss=SoftmaxLoss())
-    config = changed(lit_config, task=task, pretrained=PretrainedConfig(vmoe), run_dir=tmp_path / "lit")
-    tiny.finish_untrained(config)
-    run = open_run(config.run_dir)
+    run = changed(run, config__task=task, task=task.build())
     assert with_experts(run, ["dropout_samples=3"]).task.num_predictions == keys
     assert with_experts(run, ["num_selected=1"]).task.num_predictions == 1
 
