@@ -145,9 +145,10 @@ def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
     output = tmp_path / "run"
     shutil.copytree(posterior / "embeddings", output / "embeddings")
     with monkeypatch.context() as patched:
-        patched.setattr("lit_het.runs.fitting.save_imported", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("lit_het.runs.fitting.pair_factors", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(arguments(deterministic, pairs, output)) == 130
     capsys.readouterr()
+    monkeypatch.setattr(fitting, "calibrate_held_out", lambda *_: None)
     run_command(*arguments(deterministic, pairs, output))
     assert "2 of 2 shards already have embeddings" in capsys.readouterr().err
     assert checksums_of(output) == checksums_of(posterior)
@@ -175,9 +176,10 @@ def test_more_pseudo_data_makes_the_model_surer(fitted, refit):
 
 
 @pytest.mark.slow
-def test_variances_that_overflow_are_no_prediction(refit):
-    flags = ("--task.head.pseudo-data-count", "1e-70", "--task.head.prediction", "probit", "--calibration", "None")
-    model = lit_het.load(refit(*flags))
+def test_variances_that_overflow_are_no_prediction(fitted):
+    head = fitted.run.params["head"]
+    wide = {side: jax.tree.map(lambda root: 1e30 * root, head[side]) for side in head if side.endswith("_posterior")}
+    model = lit_het.Model(dataclasses.replace(fitted.run, params=fitted.run.params | {"head": head | wide}))
     with pytest.raises(UserError, match="model are not finite: its variances or embeddings overflow"):
         model.classify(IMAGE, NAMES)
 
