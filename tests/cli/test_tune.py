@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from lit_het.apps import grid_runs, tuning
@@ -21,7 +21,7 @@ from lit_het.data_pipelines.portions import Portion
 from lit_het.errors import DoesNotFit, UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.training import train
+from lit_het.training import loop
 from lit_het.training.loop import Cadence, NonFinite
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
@@ -68,6 +68,17 @@ def trained(monkeypatch):
     return names
 
 
+@pytest.fixture
+def uncomputed(monkeypatch):
+    """Runs are trained by the loop, but their steps change nothing: to compile one takes seconds."""
+    whole, metrics = loop.train, {name: jax.device_put(np.float32(1)) for name in loop.MUST_BE_FINITE}
+
+    def step(state, *_):
+        return dataclasses.replace(state, step=state.step + 1), metrics
+
+    monkeypatch.setattr("lit_het.runs.training.loop.train", lambda _step, *given, **how: whole(step, *given, **how))
+
+
 def arguments(file, output, *more, budget=5, fields=FIELDS):
     flags = ["tune", "--config", file, *fields, "--metric", NLL, "--budget", budget, "--output", output, *more]
     return [str(flag) for flag in flags]
@@ -84,7 +95,7 @@ def search_of(config, output, *values, **options):
 
 
 @pytest.mark.slow
-def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path, capsys, monkeypatch):
+def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path, capsys, monkeypatch, uncomputed):
     heads = [*FIELDS, "--field", "task.head=deterministic,het_xl"]
     show = ("--show", "supervised/held_out/top1", "--length", "3")
     assert main(arguments(file, tmp_path, *show, budget=1, fields=heads)) == 0
@@ -114,72 +125,43 @@ def test_runs_are_trained_and_shown_and_a_larger_budget_adds_some(file, tmp_path
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been(file, tmp_path, trained, monkeypatch):
-    assert main(arguments(file, tmp_path / "whole", budget=8)) == 0
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(config, tmp_path, trained, monkeypatch):
+    whole = tuning.tune(search_of(config, tmp_path / "whole"), 5)
+    trained.clear()
     stub = grid_runs.train_unless_done
 
     def interrupted(config, **_):
-        if trained[-1] != config.run_dir.name and len(trained) % 5 == 4:
-            trained.append(config.run_dir.name)
-            raise KeyboardInterrupt
         stub(config)
+        if trained in (["trial0000_seed0", "trial0001_seed0"], ["trial0001_seed0", "trial0002_seed0"]):
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(grid_runs, "train_unless_done", interrupted)
-    starts = 0
-    while main(arguments(file, tmp_path / "parts", budget=8)) == 130:
-        starts += 1
-    assert starts >= 2
-    whole, parts = trials_in(tmp_path / "whole"), trials_in(tmp_path / "parts")
-    assert [trial["setting"] for trial in parts] == [trial["setting"] for trial in whole]
-    assert [trial["value"] for trial in parts] == [trial["value"] for trial in whole]
-    assert len({trial["setting"][RATE] for trial in whole}) == 8
-
-
-_PROCESS = """
-import json, math, sys, time
-from pathlib import Path
-from lit_het.apps import grid_runs
-from lit_het.cli.main import main
-
-def train(config, **_):
-    with Path(sys.argv[1]).open("a") as file:
-        file.write(config.run_dir.name + "\\n")
-    time.sleep(0.1)
-    config.run_dir.mkdir(parents=True)
-    loss = math.log10(config.schedule.learning_rate) ** 2
-    record = {"step": 4, "train/loss": loss, "supervised/held_out/nll": loss}
-    (config.run_dir / "metrics.jsonl").write_text(json.dumps(record) + "\\n")
-
-grid_runs.train_unless_done = train
-grid_runs.abstract_params = lambda _: {}
-sys.exit(main(sys.argv[2:]))
-"""
+    for _ in range(2):
+        trained.clear()
+        with pytest.raises(KeyboardInterrupt):
+            tuning.tune(search_of(config, tmp_path / "parts"), 5)
+    parts = tuning.tune(search_of(config, tmp_path / "parts"), 5)
+    assert [(trial.setting, trial.value) for trial in parts] == [(trial.setting, trial.value) for trial in whole]
+    assert len({trial.setting[RATE] for trial in whole}) == 5
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_budget_and_train_each_run_once(file, tmp_path, trained, monkeypatch):
-    log, command = tmp_path / "log", arguments(file, tmp_path / "out", budget=8)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROCESS, str(log), *command],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    while not log.exists():  # it begins seconds later than this process, the other one
-        assert process.poll() is None, process.communicate()[1].decode()
-        time.sleep(0.01)
-    stub = grid_runs.train_unless_done
-    monkeypatch.setattr(grid_runs, "train_unless_done", lambda config, **_: (time.sleep(0.1), stub(config)))
-    assert main(command) == 0
-    errors = process.communicate(timeout=120)[1].decode()
-    assert process.returncode == 0, errors
-    of_process = log.read_text().split()
-    assert sorted([*of_process, *trained]) == [f"trial{number:04d}_seed0" for number in range(8)]
-    assert min(len(of_process), len(trained)) >= 1
-    trials = trials_in(tmp_path / "out")
-    assert [trial["state"] for trial in trials] == ["finished"] * 8, "the last process has all"
-    assert len({trial["setting"][RATE] for trial in trials}) == 8
+def test_two_processes_share_the_budget_and_train_each_run_once(config, tmp_path, trained, monkeypatch):
+    """Threads stand for them: a file is locked for whoever has opened it."""
+    stub, both, begun = grid_runs.train_unless_done, threading.Barrier(2), set()
+
+    def together(config, **_):
+        if (worker := threading.get_ident()) not in begun:
+            begun.add(worker)
+            both.wait(timeout=120)  # until the other one trains its first run too
+        stub(config)
+
+    monkeypatch.setattr(grid_runs, "train_unless_done", together)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(tuning.tune, [search_of(config, tmp_path)] * 2, [5] * 2))
+    assert sorted(trained) == [f"trial{number:04d}_seed0" for number in range(5)]
+    assert ["finished"] * 5 in [[trial.state for trial in trials] for trials in found], "the last process has all"
+    assert len({trial["setting"][RATE] for trial in trials_in(tmp_path)}) == 5
 
 
 def test_a_run_of_another_process_is_left_to_it(config, tmp_path, trained, capsys):
@@ -240,7 +222,7 @@ def test_a_combination_that_is_invalid_has_failed(config, tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_a_run_is_given_up_at_an_evaluation_and_not_repeated(config, tmp_path):
+def test_a_run_is_given_up_at_an_evaluation_and_not_repeated(config, tmp_path, uncomputed):
     planned = grid_runs.plan_run(config, {}, "one", 0, tmp_path)
     seen = []
 
@@ -252,11 +234,6 @@ def test_a_run_is_given_up_at_an_evaluation_and_not_repeated(config, tmp_path):
     result = grid_runs.read_result(grid_runs.result_path(tmp_path, "one_seed0"))
     assert (result.stopped_at, seen) == (2, [(2, result.figures[NLL])])
     assert grid_runs.run_unless_done(planned, tmp_path, [NLL], watch) == "already finished"
-    finished = train(
-        dataclasses.replace(planned.config, run_dir=tmp_path / "other"), watch=lambda *pair: seen.append(pair)
-    )
-    assert int(finished.step) == 4
-    assert [step for step, _ in seen] == [2, 2], "the last evaluation gives nothing up"
 
 
 @pytest.mark.slow

@@ -98,9 +98,12 @@ def test_saves_follow_their_own_cadence_and_each_has_a_record(tmp_path):
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5])])
 def test_evaluations_run_on_their_cadence_and_at_the_end(tmp_path, every, expected):
-    recorder, records = train(tmp_path, [1.0] * 5, Cadence(log_steps=10, save_steps=10, evaluate_steps=every))
+    cadence, seen = Cadence(log_steps=10, save_steps=10, evaluate_steps=every), []
+    recorder, records = train(tmp_path, [1.0] * 5, cadence, watch=lambda *pair: seen.append(pair))
     assert [r["step"] for r in records if r.get("zero_shot/x/top1") == 0.5] == expected
     assert recorder.evaluated == len(expected)
+    # Those who watch could give up at each but the last.
+    assert seen == [(step, {"zero_shot/x/top1": 0.5}) for step in expected[:-1]]
 
 
 def test_a_finished_run_does_nothing_more_than_repeat_an_interrupted_evaluation(tmp_path):
