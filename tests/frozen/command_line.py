@@ -79,11 +79,11 @@ class Offer:
         """Returns the value of the field that a flag sets."""
         return functools.reduce(field_of, flag.removeprefix("--").split("."), self.default)
 
-    def parser_of(self, config: Any) -> argparse.ArgumentParser:
-        """Returns the parser of the fields of a configuration, or of a part of it."""
+    def actions(self, config: Any) -> Any:
+        """Returns the flags of the fields of a configuration, or of a part of it, as `argparse` has them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # nothing else of tyro tells all flags
-            return tyro.extras.get_parser(type(config), default=config, **self._options)
+            return tyro.extras.get_parser(type(config), default=config, **self._options)._actions
 
 
 def field_of(value: Any, name: str) -> Any:

@@ -29,7 +29,7 @@ def recorded() -> dict[str, Any]:
 
 def commands() -> dict[str, Flags]:
     """Returns the flags and positional arguments of every command, and of commands of commands."""
-    return dict(_commands("lit-het", parser()))
+    return dict(sorted(_commands("lit-het", parser())))
 
 
 def of_task(task: str) -> dict[str, Flags]:
@@ -48,7 +48,7 @@ def fields(offer: Offer, flag: str = "") -> Flags:
         " ".join(name.replace("--", prefix) for name in action.option_strings): _described(
             action, functools.reduce(field_of, action.dest.split("."), config), _sorted(action.metavar)
         )
-        for action in offer.parser_of(config)._actions
+        for action in offer.actions(config)
         if action.dest != "help"
     }
     alternatives = {name: words for name, words in offer.choices.items() if name.startswith(prefix)}
@@ -80,14 +80,15 @@ def _commands(name: str, of: argparse.ArgumentParser) -> Iterator[tuple[str, Fla
             for word, inner in action.choices.items():
                 yield from _commands(f"{name} {word}", inner)
         else:
-            flags[_names(action) or f"argument {len(flags)}"] = _described(
+            number = sum(name.startswith("argument") for name in flags) + 1
+            flags[_names(action) or f"argument {number}"] = _described(
                 action, action.default, getattr(action.type, "__name__", None)
             )
     for group in of._mutually_exclusive_groups:
         names = [_names(action) for action in group._group_actions]
         for name_of_flag in names:
             flags[name_of_flag]["exactly one of" if group.required else "at most one of"] = names
-    yield name, flags
+    yield name, dict(sorted(flags.items()))
 
 
 def _names(action: argparse.Action) -> str:

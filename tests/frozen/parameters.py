@@ -86,9 +86,9 @@ def changed(name: str) -> dict[str, dict[str, str | None]]:
 def of(name: str, *flags: str) -> dict[str, str]:
     """Returns type and shape of the parameters of a configuration by their paths."""
     shapes = parameters.flatten(configuration(name, *flags).task.build().shapes)
-    return {path: f"{leaf.dtype} {','.join(map(str, leaf.shape))}".strip() for path, leaf in shapes.items()}
+    return {path: f"{leaf.dtype} {','.join(map(str, leaf.shape))}".strip() for path, leaf in sorted(shapes.items())}
 
 
 def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
-    paths = [*before, *(path for path in after if path not in before)]
+    paths = sorted(before.keys() | after.keys())
     return {path: after.get(path) for path in paths if before.get(path) != after.get(path)}

@@ -1,6 +1,8 @@
 """Commands, flags, exit codes, configurations, parameters and imports are those that were recorded."""
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,11 @@ def test_all_commands_of_a_configuration_take_its_fields():
 
 def test_commands_end_with_the_codes_that_were_recorded():
     compare(files.read("exit_codes"), exit_codes.recorded())
+
+
+def test_a_process_ends_with_the_code_of_its_command():
+    process = subprocess.run([sys.executable, "-m", "lit_het", "report", "none"], capture_output=True)
+    assert process.returncode == files.read("exit_codes")["report none"] == 1
 
 
 def test_shipped_configurations_are_those_that_were_recorded():
