@@ -51,6 +51,7 @@ def test_a_process_ends_with_the_code_of_its_command():
 
 def test_shipped_configurations_are_those_that_were_recorded():
     compare(CONFIGURATIONS, configurations.recorded())
+    assert CONFIGURATIONS["configurations"].keys() == PARAMETERS.keys()
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS["configurations"])
