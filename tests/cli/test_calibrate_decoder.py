@@ -108,12 +108,11 @@ def test_captions_keep_their_text_and_change_their_probability(calibrated, saved
     image = pixels(decoder, 2)[1]
     (tmp_path / "bar.jpg").write_bytes(tiny.encode_jpeg(image))
     line = ["caption", tmp_path / "bar.jpg", "--checkpoint", calibrated, "--json"]
-    for samples in (0, 4):
-        [found] = printed(capsys, *line, "--samples", samples)
-        [raw] = printed(capsys, *line, "--samples", samples, "--uncalibrated")
-        [one], [other] = found["texts"], raw["texts"]
-        assert one["text"] == other["text"] == NAMES[1]
-        assert one["log_p"] < other["log_p"] - 0.01, "T is above 1"
+    [found] = printed(capsys, *line, "--samples", 4)
+    [raw] = printed(capsys, *line, "--samples", 4, "--uncalibrated")
+    [one], [other] = found["texts"], raw["texts"]
+    assert one["text"] == other["text"] == NAMES[1]
+    assert one["log_p"] < other["log_p"] - 0.01, "T is above 1"
     assert found["calibration"].startswith("calibrated on 120 images")
     assert raw["calibration"] == "not calibrated"
     # As many samples as the temperature was fitted for.

@@ -96,8 +96,6 @@ def test_python_and_the_command_write_the_same(run, model, images, capsys):
     assert sampled == again
     beams = model.caption(images[0], samples=0, num_texts=4)
     assert len({text.text for text in beams}) == 4
-    assert model.ask(images[0], QUESTION)[0].text == "red"
-    assert len(model.ask(images[0], QUESTION, num_tokens=1)[0].tokens) == 1
 
 
 @pytest.mark.slow
@@ -130,6 +128,7 @@ def test_only_tokens_that_the_tokenizer_has_are_written(decoder, model, images):
     size = decoder.tokenizer.build().vocabulary_size
     texts = model.caption(images[0], samples=0, num_texts=size + 50, num_tokens=1)
     assert 1 < len(texts) <= size
+    assert {len(text.tokens) for text in texts} == {1}
     assert sum(text.probability for text in texts) == pytest.approx(1, abs=1e-2)  # without padding
     assert decoder.task.decoder.vocabulary_size > size
     # At a high temperature all tokens are equally probable.

@@ -330,17 +330,17 @@ print(figure("VmHWM") - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from Linux's /proc")
 def test_importing_takes_little_more_memory_than_the_file_is_large(tmp_path):
-    encoder = EncoderConfig(width=1024, depth=8, mlp_width=4096, num_heads=16)
+    encoder = EncoderConfig(width=1024, depth=4, mlp_width=4096, num_heads=16)
     tower = ViTConfig(image_size=32, patch_size=16, encoder=encoder, pooling="class_token")
     shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
     params = jax.tree.map(lambda shape: np.ones(shape.shape, np.float32), shapes)
     write_npz(tmp_path / "vit.npz", tower, None, {"image_tower": params})
     size = (tmp_path / "vit.npz").stat().st_size
-    assert size > 400e6
+    assert size > 200e6
     paths = map(str, (GOLDEN / "ckpt_vit_old_names.npz", tmp_path / "vit.npz", tmp_path / "run"))
     command = [sys.executable, "-c", IMPORT_AND_MEASURE, *paths]
     taken = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert 0.9 * size < taken < 1.2 * size
+    assert 0.9 * size < taken < size + 80e6
 
 
 def test_a_download_is_read_from_its_address(siglip, tmp_path, monkeypatch):

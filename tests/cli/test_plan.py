@@ -176,11 +176,15 @@ def test_the_state_takes_what_a_real_one_takes():
 
 @pytest.mark.slow
 def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypatch):
-    made, config = planned("fsdp"), small("fsdp")
-    monkeypatch.setattr(plan_report, "plan", lambda *_: made)
     # The second and the third report try the same step.
     monkeypatch.setattr(plan_report, "Step", functools.cache(Step))
     monkeypatch.setattr(Step, "memory", functools.cache(Step.memory))
+    config = small("fsdp")
+    # Whose steps are traced sooner.
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, head=DeterministicContrastiveConfig()))
+    made = planned("fsdp")
+    made = dataclasses.replace(made, memory=plan_report.Step(config, made.mesh).memory())
+    monkeypatch.setattr(plan_report, "plan", lambda *_: made)
     size = sum(made.memory.values()) / 2**30
     assert plan_report.report(config, jax.devices(), 32)
     told = capsys.readouterr().out

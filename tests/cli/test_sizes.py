@@ -32,9 +32,7 @@ def flexible(data, tmp_path_factory):
     tower = config.task.image_tower
     assert isinstance(tower, ViTConfig)
     size = tower.image_size
-    tower = dataclasses.replace(
-        tower, patch_size=size // 2, patch_sizes=(size // 4, size // 2, size), positions="learned"
-    )
+    tower = dataclasses.replace(tower, patch_size=size // 2, patch_sizes=(size // 4, size // 2), positions="learned")
     task = dataclasses.replace(
         config.task,
         image_tower=tower,
