@@ -7,7 +7,6 @@ import pytest
 
 import lit_het
 from lit_het import parameters
-from lit_het.checkpoints.native.folders import complete_steps
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.durations import Duration
 from lit_het.errors import UserError
@@ -23,7 +22,7 @@ from tests import tiny
 from tests.cli.conftest import changed, run_command
 
 pytestmark = pytest.mark.slow  # the losses and the task have tests of their own
-STEPS, BEGIN = 10, 5
+STEPS, BEGIN = 6, 3
 
 
 def siglip2(data, run_dir):
@@ -65,12 +64,9 @@ def test_the_losses_begin_at_half_of_the_run(config):
         assert (record["train/masked_prediction_loss"] > 0) == has_begun, step
 
 
-@pytest.mark.parametrize("stop", [4, 8], ids=["before they begin", "after they began"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(config, tmp_path, stop):
+def test_a_run_that_was_stopped_goes_on_to_the_same_parameters(config, tmp_path):
     again = changed(config, run_dir=shutil.copytree(config.run_dir, tmp_path / "run"))
-    for step in complete_steps(checkpoint_dir(again.run_dir)):
-        if step > stop:
-            shutil.rmtree(checkpoint_dir(again.run_dir) / str(step))
+    shutil.rmtree(checkpoint_dir(again.run_dir) / str(STEPS))  # the step before that was saved has these losses
     assert int(train(again, resume=True).step) == STEPS
     expected, found = (parameters.flatten(open_run(c.run_dir).params) for c in (config, again))
     for path, x in expected.items():
@@ -95,7 +91,7 @@ def test_a_run_needs_an_average_as_teacher_and_heads_that_are_trained(config):
 
 
 def test_a_run_that_ends_before_its_losses_begin_is_refused(config, tmp_path):
-    with tiny.untrained(), pytest.raises(UserError, match=f"start {STEPS} steps is step 10 of a run of 10"):
+    with tiny.untrained(), pytest.raises(UserError, match=f"start {STEPS} steps is step {STEPS} of a run of {STEPS}"):
         train(changed(config, run_dir=tmp_path / "run", task__distillation__start=Duration(STEPS)))
 
 
