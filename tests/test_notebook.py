@@ -23,9 +23,14 @@ def test_it_runs_in_a_fresh_kernel(monkeypatch: pytest.MonkeyPatch):
     # The kernel imports the library of this tree, and trains on one device, as on a laptop: eight take twice the time.
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
     monkeypatch.setenv("XLA_FLAGS", tiny.environment(devices=1)["XLA_FLAGS"])
-    # Steps enough for what is asserted below.
+    # Steps and batches enough for what is asserted below.
     text = NOTEBOOK.read_text()
-    for written, shorter in (("Duration(200)", "Duration(140)"), ("Duration(100)", "Duration(75)"), ("=20)", "=12)")):
+    batches = "data=dataclasses.replace(lit.data, batch_size=64)"
+    for written, shorter in (
+        ("Duration(200)", "Duration(140)"),
+        ("Duration(100)", f"Duration(75), {batches}"),
+        ("=20)", "=8)"),
+    ):
         assert text.count(written) == 1
         text = text.replace(written, shorter)
     notebook = nbformat.reads(text, as_version=4)

@@ -77,13 +77,10 @@ TRACED = (
     "translation_base.py:data=/data/wmt14",
     "fine_tune_imagenet.py:image_size=384",
     "linear_probe_imagenet.py",
-    "fine_tune_experts.py:model=vit",
     "fine_tune_experts.py:model=e3",
-    "fine_tune_experts.py:model=batch_ensemble",
-    "fine_tune_experts.py:model=mimo",
     "imagenet_experts.py:model=vmoe",
 )
-# The other tasks are traced by tests of their own, in small.
+# The other tasks are traced by tests of their own, in small, and other kinds of experts by test_published_costs.py.
 SHORT = ("lit_so400m_het_xl.py", "fine_tune_experts.py:model=e3")
 
 

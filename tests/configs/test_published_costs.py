@@ -13,19 +13,6 @@ from lit_het.towers.dispatch import DISPATCH
 
 EXPERTS = "task.image-tower.encoder.experts"
 SIZES = ("s32", "b32", "b16", "l32", "l16", "h14")
-# Table 20: GFLOP of downstream training. Tables 5 and 12 repeat those of B/32.
-GFLOP = {
-    ("vit", None, 1): (24.01, 77.97, 334.48, 271.83, 1151.71, 3033.60),
-    ("vmoe", 1, 1): (26.02, 82.35, 351.91, 279.55, 1182.08, 3179.90),
-    ("vmoe", 2, 1): (31.66, 94.93, 401.98, 301.75, 1270.78, 3617.94),
-    ("vmoe", 4, 1): (42.95, 120.11, 501.99, 346.25, 1448.06),
-    ("vmoe", 8, 1): (65.59, 170.44, None, 435.26),
-    ("e3", 1, 2): (36.69, 105.89, 452.62, 320.92, 1356.46, 4183.28),
-    ("e3", 2, 2): (47.98, 131.06, 552.65, 365.42, 1533.74),
-    ("e3", 4, 2): (70.61, 181.40, None, 454.43),
-    ("e3", 1, 4): (58.03, 152.98, None, 403.77),
-    ("e3", 2, 4): (80.66, 203.31, None, 492.77),
-}
 
 
 def experts(k, m, **others) -> dict[str, Any]:
@@ -34,26 +21,25 @@ def experts(k, m, **others) -> dict[str, Any]:
     return {f"{EXPERTS}.{name.replace('_', '-')}": value for name, value in fields.items()}
 
 
-# Every size without experts, some with them, the largest with members; other K and M with B/32: each row takes a second
-# of tracing, and sizes know nothing of K and M.
-TRACED = {("vit", None, 1): SIZES, ("vmoe", 1, 1): ("l16", "h14"), ("e3", 1, 2): ("h14",)}
-ROWS = [
-    (model, {} if k is None else experts(k, m), size, printed, 0.012)
-    for (model, k, m), figures in GFLOP.items()
-    for size, printed in zip(SIZES, figures, strict=False)
-    if printed is not None and (size in TRACED.get((model, k, m), ()) or size == "b32")
-]
 INPUTS, REPETITIONS = {"task.image-tower.num-inputs": 4, "task.num-heads": 4}, {"task.mimo.batch-repetitions": 2}
-ROWS += [
+ROWS = [
+    # Table 20, downstream training. Every size without experts; the smallest and the largest K, M and size with them:
+    # each row takes a second of tracing, costs are linear in K and M, and sizes know nothing of them.
+    *(
+        ("vit", {}, size, printed, 0.012)
+        for size, printed in zip(SIZES, (24.01, 77.97, 334.48, 271.83, 1151.71, 3033.60), strict=True)
+    ),
+    ("vmoe", experts(1, 1), "b32", 82.35, 0.012),
+    ("vmoe", experts(8, 1), "b32", 170.44, 0.012),
+    ("e3", experts(1, 2), "b32", 105.89, 0.012),
+    ("e3", experts(1, 2), "h14", 4183.28, 0.012),
+    ("e3", experts(2, 4), "b32", 203.31, 0.012),
     # Table 12, beside the models of Table 20.
     ("batch_ensemble", {}, "b32", 97.1, 0.02),
     ("batch_ensemble", {f"{EXPERTS}.num-experts": 4, f"{EXPERTS}.num-members": 4}, "b32", 135.4, 0.02),
     ("mimo", {}, "b32", 96.3, 0.02),
-    ("mimo", INPUTS, "b32", 99.0, 0.02),
-    ("mimo", REPETITIONS, "b32", 192.6, 0.02),
     ("mimo", REPETITIONS | INPUTS, "b32", 198.1, 0.02),
     # Of Table 22, but without dispatch: its way back of several predictions takes less than ours, a product for each.
-    ("multi_pred", experts(2, 1), "b32", 96.330, 0.05),
     ("multi_pred", experts(8, 1), "b32", 175.889, 0.05),
 ]
 
@@ -86,7 +72,7 @@ def test_operations_without_dispatch_are_those_that_e3_prints(model, flags, size
 
 # Table 12, for Monte Carlo dropout, which samples in prediction: three times its operations, at a capacity of 1.
 @pytest.mark.slow
-@pytest.mark.parametrize(("k", "m", "printed"), [(1, 2, 97.2), (2, 4, 168.6), (4, 2, 146.7)])
+@pytest.mark.parametrize(("k", "m", "printed"), [(1, 2, 97.2), (2, 4, 168.6)])
 def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printed):
     flags = {"num-selected": k, "dropout-samples": m, "eval-capacity-factor": 1.0}
     this = step("mc_dropout", "b32", {f"{EXPERTS}.{flag}": value for flag, value in flags.items()})
@@ -101,13 +87,10 @@ def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printe
 @pytest.mark.parametrize(
     ("model", "k", "m", "flags", "printed"),
     [
-        ("vmoe", 2, 1, {}, 96.895),
         ("vmoe", 8, 1, {}, 178.133),
-        ("e3", 1, 2, {}, 109.781),
         ("e3", 4, 2, {}, 196.870),
         ("tiling", 2, 2, {}, 138.460),
         ("overlap", 2, 2, {"overlap": 2}, 138.457),
-        ("overlap", 2, 2, {"overlap": 16}, 138.460),
         # The table's K of partitioning counts the experts of a token over all members.
         ("partitioning", 1, 2, {}, 97.885),
     ],

@@ -46,16 +46,16 @@ def drawn(config, count, *place):
 
 
 def test_each_epoch_draws_one_caption_of_every_sample_by_its_position(config):
-    found = drawn(config, 200)
-    for position in (0, 1, 40, 4000):
+    found = drawn(config, 100)
+    for position in (0, 1, 40, 2000):
         expected = StreamRandom(5).at(position, 1).integers(5)
         assert found[position, 1] == expected
-    epochs = found.reshape(200, NUM_SAMPLES, 2)
+    epochs = found.reshape(100, NUM_SAMPLES, 2)
     assert all(sorted(epoch[:, 0]) == list(range(NUM_SAMPLES)) for epoch in epochs)
     counts = collections.Counter(map(tuple, found.tolist()))
     assert len(counts) == 5 * NUM_SAMPLES
-    # 200 draws of one in five: 40 on average, with a deviation of 5.7
-    assert 15 < min(counts.values()) <= max(counts.values()) < 68
+    # 100 draws of one in five: 20 on average, with a deviation of 4
+    assert 3 < min(counts.values()) <= max(counts.values()) < 39
 
 
 def test_a_resumed_run_on_three_hosts_draws_the_same_captions(config):

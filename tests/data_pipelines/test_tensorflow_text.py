@@ -1,6 +1,7 @@
 """BERT's word pieces by TensorFlow Text against recorded ids; test_tensorflow_text_live.py calls it itself."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ LONG = 1000
 PADDING, UNKNOWN, FIRST, END = range(4)
 
 
+@functools.cache
 def hugging_face(lowercase: bool, length: int = LONG) -> HuggingFaceTokenizer:
     """Returns a BERT of the same vocabulary."""
     tokenizer = word_pieces(VOCABULARY.decode().split("\n")[:-1], normalizers.BertNormalizer(lowercase=lowercase))

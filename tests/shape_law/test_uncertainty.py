@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lit_het.shape_law import fitting
 from lit_het.shape_law.fitting import ROUGH, fit, search
 from lit_het.shape_law.residuals import Residuals
 from lit_het.shape_law.uncertainty import bootstrap, exponents, profile
@@ -18,7 +19,7 @@ from tests.refusals import assert_refused
 @pytest.fixture(scope="module")
 def found():
     """Exponents of one sweep with a noise of 0.3 %, with intervals that the truth hardly ever leaves."""
-    return exponents(fit(simulate(law(), 0.003, 0)), level=0.99, resamples=40)
+    return exponents(fit(simulate(law(), 0.003, 0)), level=0.99, resamples=20)
 
 
 def test_exponents_are_recovered_within_their_intervals(found):
@@ -39,8 +40,10 @@ def types_are_not_checked(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("types_are_not_checked")
-def test_intervals_of_90_percent_contain_the_truth_in_85_to_95_percent_of_160_sweeps():
+def test_intervals_of_90_percent_contain_the_truth_in_85_to_95_percent_of_160_sweeps(monkeypatch):
     """Of other sweeps than docs/shape_law.md reports; the standard error of a share is 2.4 %."""
+    # All starts end in the same minimum at this noise.
+    monkeypatch.setattr(fitting, "_STARTS_OF_C", (0.4,))
     fits = [fit(simulate(law(), 0.01, seed)) for seed in range(1000, 1160)]
     statistics = np.array([_statistics(one) for one in fits])
     for level, least, most in ((0.9, 0.85, 0.95), (0.5, 0.4, 0.6)):
@@ -90,7 +93,7 @@ def test_the_interval_is_narrow_where_the_noise_is_small():
 @pytest.mark.usefixtures("types_are_not_checked")
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_noisy_runs_have_intervals_though_their_best_curves_are_steep(seed):
-    found = exponents(fit(simulate(law(), 0.1, seed)), resamples=40)
+    found = exponents(fit(simulate(law(), 0.1, seed)), resamples=8)
     for one in (found.c, *found.s.values()):
         assert np.isfinite(np.array(one.bootstrap, np.float64)).all()
 
