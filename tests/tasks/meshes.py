@@ -83,16 +83,16 @@ def on_devices(function, mesh, params, batch, *more):
         return function(placed(params, mesh), jax.device_put(batch, batch_sharding(mesh)), *more)
 
 
-def assert_same_loss(found, expected, rtol=1e-5):
+def assert_same_loss(found, expected):
     """Compares losses and metrics, but those of groups of tokens: on several devices experts have others."""
-    np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     assert found[1].keys() == expected[1].keys()
     for name in expected[1].keys() - OF_GROUPS:
         metric = expected[1][name]
-        np.testing.assert_allclose(found[1][name], metric, rtol=rtol, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found[1][name], metric, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def assert_eight_devices_have_the_loss_of_one(loss, params, batch, mesh=EIGHT_DEVICES, rtol=1e-5):
+def assert_eight_devices_have_the_loss_of_one(loss, params, batch, mesh=EIGHT_DEVICES):
     """Compares both, and metrics."""
     found = on_devices(forward(loss), mesh, params, batch, KEYS)
-    assert_same_loss(found, forward(loss)(params, batch, KEYS), rtol)
+    assert_same_loss(found, forward(loss)(params, batch, KEYS))
