@@ -63,9 +63,7 @@ def assert_trees_close(actual, expected, **tolerance):
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, **tolerance), actual, expected)
 
 
-@pytest.mark.parametrize(
-    ("outermost", "examples_per_block"), [*(("jit", size) for size in (1, 3, 5, 6)), ("grad", 2), ("grad", 100)]
-)
+@pytest.mark.parametrize(("outermost", "examples_per_block"), [("jit", 1), ("jit", 5), ("grad", 2), ("grad", 100)])
 def test_a_sum_over_blocks_has_the_value_and_gradient_of_a_plain_one(outermost, examples_per_block):
     """Also of what the function closes over, and with blocks of examples in any order of jit and grad."""
     function = functools.partial(sum_of_losses, examples_per_block)
@@ -153,10 +151,10 @@ def plain_log_mean():
     return jax.jit(jax.value_and_grad(plain, argnums=(0, 1, 2), has_aux=True))(KERNEL, SCALE, X)
 
 
-# Ten samples in blocks of one, two, and three and four, which do not divide ten, of six (then five), and in one.
+# Ten samples in blocks of one, of three and four, which do not divide ten, of six (then five), and in one.
 @pytest.mark.parametrize(
     ("outermost", "samples_per_block"),
-    [*(("jit", size) for size in (1, 2, 4, 6, 10)), ("grad", 3), ("grad", 64)],
+    [*(("jit", size) for size in (1, 4, 6)), ("grad", 3), ("grad", 64)],
 )
 def test_a_mean_over_blocks_of_samples_has_the_value_and_gradient_of_a_plain_one(outermost, samples_per_block):
     def weighted(kernel, scale, x):

@@ -68,7 +68,7 @@ def text_key(head, text):
 
 def golden():
     with np.load(GOLDEN) as file:
-        return {name: jnp.asarray(array) for name, array in file.items()}
+        return dict(file)
 
 
 def test_prob_cosine_is_the_mean_and_variance_over_samples():
@@ -173,8 +173,8 @@ def test_variances_are_those_of_embeddings_of_drawn_weights():
         drawn.append(phi @ weights + residual)
     norms = [np.sqrt(np.mean(np.sum(g**2, axis=2), axis=0)) for g in drawn]
     cosines = np.einsum("tnd,tkd->tnk", *drawn) / norms[0][:, None] / norms[1][None]
-    layers = last_layer(image, D), last_layer(text, D)
-    mean, variance = prob_cosine(head.image_posterior(layers[0]), head.text_posterior(layers[1]))
+    layers = [jax.jit(lambda output: last_layer(output, D))(output) for output in (image, text)]
+    mean, variance = jax.jit(lambda: prob_cosine(head.image_posterior(layers[0]), head.text_posterior(layers[1])))()
     np.testing.assert_allclose(mean, cosines.mean(axis=0), atol=0.01)
     np.testing.assert_allclose(variance, cosines.var(axis=0), rtol=0.06)
 
@@ -256,18 +256,21 @@ def test_predictions_for_rows_of_zeros_are_finite(prediction):
 @pytest.mark.slow
 def test_hessians_cosines_and_probits_are_those_of_the_authors_code():
     found = golden()
-    sides = (found["image"], found["text"], jnp.ones(len(found["image"])), found["temperature"])
-    np.testing.assert_allclose(softmax_hessian(*sides), found["softmax_hessian"], rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(sigmoid_hessian(*sides, found["bias"]), found["sigmoid_hessian"], rtol=1e-3, atol=1e-3)
+    compiled = {"softmax": jax.jit(softmax_hessian), "sigmoid": jax.jit(sigmoid_hessian)}
+    more = {"softmax": (), "sigmoid": (found["bias"],)}
+    sides = (found["image"], found["text"], np.ones(len(found["image"]), np.float32), found["temperature"])
+    for loss, hessian in compiled.items():
+        np.testing.assert_allclose(hessian(*sides, *more[loss]), found[f"{loss}_hessian"], rtol=1e-3, atol=1e-3)
     # Of both batches of theirs, with the norms that the projection gives; SigLIP's has a bias.
-    for loss, has_bias in (("softmax", False), ("sigmoid", True)):
-        hessian, more = (sigmoid_hessian, (found["bias"],)) if has_bias else (softmax_hessian, ())
+    for loss, hessian in compiled.items():
         inputs, hessians = np.zeros((5, 5)), np.zeros((D, D))
         for rows in np.split(np.arange(len(found["kfac_image"])), 2):
-            layer = last_layer(jnp.concatenate([found["kfac_image"], found["kfac_activations"]], axis=1)[rows], D)
+            output = np.concatenate([found["kfac_image"], found["kfac_activations"]], axis=1)[rows]
+            layer = jax.tree.map(np.asarray, jax.jit(lambda output: last_layer(output, D))(output))
             inputs += layer.inputs.T @ layer.inputs
             keys = found["kfac_text"][rows] / np.linalg.norm(found["kfac_text"][rows], axis=1, keepdims=True)
-            hessians += hessian(layer.outputs, keys, jnp.ones(len(rows)), found["temperature"], *more)
+            ones = np.ones(len(rows), np.float32)
+            hessians += hessian(layer.outputs, keys, ones, found["temperature"], *more[loss])
         q, root = len(found[f"{loss}_kfac_a"]), np.sqrt(len(found["kfac_image"]))
         np.testing.assert_allclose(inputs[:q, :q] / root, found[f"{loss}_kfac_a"], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(hessians / root, found[f"{loss}_kfac_b"], rtol=1e-3, atol=1e-4)
@@ -276,12 +279,12 @@ def test_hessians_cosines_and_probits_are_those_of_the_authors_code():
         a, b = (np.linalg.inv(found[f"{side}_{factor}"]) for factor in "ab")
         phi = found[f"{side}_activations"]
         variance = np.einsum("np,pq,nq->n", phi, a, phi)[:, None] * np.diagonal(b)
-        gaussian.append(Gaussians(found[f"{side}_embeddings"], jnp.asarray(variance, jnp.float32)))
-    mean, variance = prob_cosine(*gaussian)
+        gaussian.append(Gaussians(found[f"{side}_embeddings"], variance.astype(np.float32)))
+    mean, variance = map(np.asarray, jax.jit(prob_cosine)(*gaussian))
     mean, variance = mean / found["temperature"], variance / found["temperature"] ** 2
     np.testing.assert_allclose(mean, found["logits_mean"], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(variance, found["logits_variance"], rtol=1e-4)
-    np.testing.assert_allclose(probit(mean, variance), found["probit"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(probit)(mean, variance), found["probit"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_authors_log_determinant_is_not_that_of_the_kronecker_product():

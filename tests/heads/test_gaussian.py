@@ -180,8 +180,7 @@ def test_weights_of_zero_leave_losses_out():
 
 @pytest.mark.devices
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 8])
-def test_losses_and_gradients_are_equal_on_any_number_of_devices(devices):
+def test_losses_and_gradients_are_equal_on_eight_devices():
     graph, state = nnx.split(make())
     image, text = embeddings(16)
 
@@ -192,8 +191,7 @@ def test_losses_and_gradients_are_equal_on_any_number_of_devices(devices):
         return jax.jit(jax.value_and_grad(value))
 
     expected = loss("dense")(state, image, text)
-    mesh = mesh_of(devices)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh_of(8)):
         for form in ("gather", "ring"):
             found = loss(form)(state, image, text)
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
@@ -266,9 +264,8 @@ def test_eight_devices_have_the_loss_and_the_gradient_of_one_with_variances_of_t
     arguments = state, *tower_outputs(16)
     expected = jax.jit(jax.value_and_grad(loss_of(graph), argnums=(1, 2)))(*arguments)
     with jax.set_mesh(mesh_of(8)):
-        for form in ("gather", "ring"):
-            found = jax.jit(jax.value_and_grad(loss_of(graph, form), argnums=(1, 2)))(*arguments)
-            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found, expected)
+        found = jax.jit(jax.value_and_grad(loss_of(graph, "ring"), argnums=(1, 2)))(*arguments)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found, expected)
 
 
 @pytest.mark.parametrize(

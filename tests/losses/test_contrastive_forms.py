@@ -72,6 +72,18 @@ def taking_turns(*forms, first):
     ]
 
 
+# On eight devices: of soft labels mixed images, without pseudo-positives and with them; of what both losses take, each
+# of them with one of the forms.
+DISTRIBUTED = [
+    case
+    for case in taking_turns("gather", "ring", first=1)
+    if case[3] in ("both", "mixed images")
+    or case[2:] in OFTEN
+    or (case[3] in ("plain", "weights") and (case[0] == "ring") == (case[2] is SigmoidLoss))
+    or (case[3] == "duplicates" and (case[0] == "ring") == (case[2] is SoftmaxLoss))
+]
+
+
 def marked(often, seldom):
     """Parameters of which only the first ones are part of the short form."""
     slow = [pytest.param(*case, marks=pytest.mark.slow) for case in seldom if case not in often]
@@ -119,9 +131,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_numpy_reference(form, kind, 
 
 @pytest.mark.devices
 @marked(
-    [case for case in taking_turns("gather", "ring", first=1) if case[2:] in OFTEN],
-    # Of soft labels mixed images, without pseudo-positives and with them.
-    [case for case in taking_turns("gather", "ring", first=1) if case[3] != "pseudo-positives"],
+    [case for case in DISTRIBUTED if case[2:] in OFTEN],
+    DISTRIBUTED,
 )
 def test_eight_devices_with_blocks_of_two_examples_equal_the_dense_form(form, kind, loss, rows):
     found = on_devices(8, compiled(of_two_examples(loss, form, kind, rows)), arguments(kind, rows))
@@ -134,11 +145,9 @@ def test_eight_devices_with_blocks_of_two_examples_equal_the_dense_form(form, ki
     ("num_devices", "loss", "kind", "rows"),
     [
         (1, SoftmaxLoss("gather", 1), "both sides noisy", "plain"),
-        (1, SigmoidLoss("ring", 1), "one side noisy", "plain"),
         (2, SoftmaxLoss("ring", 1), "deterministic", "weights"),
         (2, SoftmaxLoss("gather", 1000), "one side noisy", "plain"),
         (2, SigmoidLoss("gather", 10), "both sides noisy", "weights"),
-        (8, SoftmaxLoss("gather", 1), "deterministic", "weights"),
         (8, SigmoidLoss("ring", 1000), "deterministic", "plain"),
     ],
     ids=str,
@@ -179,7 +188,7 @@ def test_the_gradient_of_a_compiled_loss_is_that_of_the_compiled_gradient(loss, 
 # What is told of the rows differs, so that the tests share programs with those above.
 every_distributed_case = pytest.mark.parametrize(
     ("form", "kind", "loss", "rows"),
-    [case for case in taking_turns("gather", "ring", first=1) if case[3] in ("plain", "duplicates", "weights")],
+    [case for case in DISTRIBUTED if case[3] in ("plain", "duplicates", "weights")],
 )
 
 

@@ -1,4 +1,8 @@
-"""Tasks with their parameters, and their losses and gradients on one device and on eight."""
+"""Tasks with their parameters, and their losses and gradients on one device and on eight.
+
+What differs on several devices is written down for the forward pass; gradients through it are compared on eight devices
+in tests/losses, tests/towers/test_experts.py, tests/training/test_step.py and test_microbatches.py.
+"""
 
 import functools
 
@@ -11,8 +15,8 @@ from lit_het.sharding import MeshConfig, batch_sharding, tree_shardings
 from tests.towers.models import like_initial
 
 KEYS = keys_at(0, 0)
-ONE_DEVICE = MeshConfig(data=1).build(jax.devices()[:1])
 EIGHT_DEVICES = MeshConfig(data=2, fsdp=4)
+OF_GROUPS = {f"image_{name}" for name in ("importance_loss", "load_loss", "dropped_tokens", "busiest_expert")}
 
 
 @functools.cache
@@ -72,8 +76,23 @@ def assert_same(found, expected, atol=None):
         np.testing.assert_allclose(gradient[path], array, rtol=0, atol=tolerance, err_msg=path)
 
 
-def assert_eight_devices_equal_one(loss, params, batch, mesh=EIGHT_DEVICES, atol=None):
-    """Compares both, and returns what one device and eight found."""
-    one, eight = (loss_and_gradient(loss, params, batch, some) for some in (None, mesh.build()))
-    assert_same(eight, one, atol)
-    return one, eight
+def on_devices(function, mesh, params, batch, *more):
+    """Returns what a compiled function returns with parameters and rows split over a mesh."""
+    mesh = mesh.build()
+    with jax.set_mesh(mesh):
+        return function(placed(params, mesh), jax.device_put(batch, batch_sharding(mesh)), *more)
+
+
+def assert_same_loss(found, expected):
+    """Compares losses and metrics, but those of groups of tokens: on several devices experts have others."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    assert found[1].keys() == expected[1].keys()
+    for name in expected[1].keys() - OF_GROUPS:
+        metric = expected[1][name]
+        np.testing.assert_allclose(found[1][name], metric, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def assert_eight_devices_have_the_loss_of_one(loss, params, batch, mesh=EIGHT_DEVICES):
+    """Compares both, and metrics."""
+    found = on_devices(forward(loss), mesh, params, batch, KEYS)
+    assert_same_loss(found, forward(loss)(params, batch, KEYS))

@@ -1,4 +1,4 @@
-"""Every classification head on every tower: it builds, and it learns."""
+"""Every classification head on a tower: it builds, and it learns."""
 
 import dataclasses
 import functools
@@ -41,18 +41,17 @@ HEADS = {
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2, compute_type="float32")
 RANDOM = np.random.default_rng(1)
 FEATURES = RANDOM.normal(size=(B, ENCODER.width)).astype(np.float32)
-TOWERS = {"ViT": ViTConfig(SIZE, 4, ENCODER, pooling="mean"), "ResNet": ResNetConfig(image_size=SIZE)}
+TOWER = ViTConfig(SIZE, 4, ENCODER, pooling="mean")
 
 
 def config_of(head, **fields):
-    return ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K, **fields)
+    return ClassificationConfig(TOWER, HEADS[head], num_classes=K, **fields)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", HEADS)
-def test_every_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_parameters(head):
-    """Traced, not compiled: that takes half a minute a head."""
-    task = ClassificationConfig(TOWERS["ResNet"], HEADS[head], num_classes=K).build()
+def test_a_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_parameters():
+    """Traced, not compiled: that takes half a minute. Heads see embeddings alone, whatever the tower."""
+    task = ClassificationConfig(ResNetConfig(image_size=SIZE), HEADS["HET-XL"], num_classes=K).build()
     params = jax.eval_shape(task.initialize, jax.random.key(0))
     image, label = jnp.zeros((B, SIZE, SIZE, 3), jnp.uint8), jnp.zeros(B, jnp.int32)
 
@@ -65,7 +64,10 @@ def test_every_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_pa
     assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, params)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head",
+    [pytest.param(head, marks=pytest.mark.slow) if head in ("HET-H", "HET-XL unshared") else head for head in HEADS],
+)
 def test_every_head_learns_in_two_steps(head):
     task, params = start(config_of(head))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, task.shapes)

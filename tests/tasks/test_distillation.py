@@ -1,7 +1,6 @@
 """Self-distillation and masked prediction beside a contrastive loss (SigLIP 2)."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -14,15 +13,15 @@ from lit_het.errors import UserError
 from lit_het.losses.base import weights
 from lit_het.losses.distillation import prototype_cross_entropy
 from lit_het.random import keys_at
-from lit_het.sharding import MeshConfig, batch_sharding
+from lit_het.sharding import MeshConfig
 from lit_het.tasks.distillation import DistillationConfig, masked_patches
 from lit_het.tasks.views import random_views
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
-from tests.tasks.meshes import assert_same, compiled, forward, placed, start, task_of
-from tests.training.tiny_run import STEPS, TASK, Run, host_batches
+from tests.tasks.meshes import assert_same_loss, compiled, forward, on_devices, placed, start, task_of
+from tests.training.tiny_run import TASK, host_batches
 
 SMALL = DistillationConfig(num_views=2, view_size=4, hidden=16, bottleneck=8, num_prototypes=12)
 CONFIG = dataclasses.replace(TASK, distillation=SMALL, locked=())
@@ -102,47 +101,13 @@ def test_each_loss_alone(changes, name, unused):
 
 @pytest.mark.devices
 @pytest.mark.slow
-def test_eight_devices_give_the_loss_and_the_gradient_of_one():
-    student, teacher = both()
-    mesh = MeshConfig(data=4, fsdp=2).build()
-    with jax.set_mesh(mesh):
-        rows = jax.device_put(BATCH, batch_sharding(mesh))
-        found = compiled(task_of(CONFIG).distillation_loss)(placed(student, mesh), placed(teacher, mesh), rows, KEYS)
-    assert_same(found, value_and_gradient(CONFIG, student, teacher), atol=2e-5)
-
-
-@functools.cache
-def trained(config, **fields):
-    """States after every step, and metrics."""
-    run, states, records = Run(config=config, **fields), [], []
-    for batch in run.batches():
-        states.append(jax.tree.map(np.asarray, run.state))
-        run.state, metrics = run.step(run.state, run.locked, batch)
-        records.append({name: float(x) for name, x in metrics.items()})
-    return [*states, jax.tree.map(np.asarray, run.state)], records
-
-
-@pytest.mark.slow
-def test_the_losses_begin_at_their_step_leave_earlier_ones_as_they_are_and_the_teacher_is_the_average():
-    plain, of_plain = trained(dataclasses.replace(CONFIG, distillation=None))
-    states, records = trained(CONFIG, distilled_from=3)
-    for step, record in enumerate(records):
-        has_begun = step >= 3
-        assert (record["distillation_loss"] > 0) == has_begun
-        assert (record["masked_prediction_loss"] > 0) == has_begun
-        before, after = (parameters.flatten(states[i].params["distillation"]) for i in (step, step + 1))
-        assert all(np.array_equal(before[path], after[path]) for path in before) != has_begun, step
-        if not has_begun:
-            assert record["loss"] == pytest.approx(of_plain[step]["loss"], rel=1e-5)
-    assert records[3]["loss"] > of_plain[3]["loss"]
-    for path, x in parameters.flatten(plain[3].params).items():
-        np.testing.assert_allclose(parameters.flatten(states[3].params)[path], x, atol=1e-5, err_msg=path)
-    # The loss of a step is that of the state's parameters with the state's average as teacher.
-    task, last, batch = task_of(CONFIG), states[STEPS - 1], list(host_batches())[STEPS - 1]
-    keys = keys_at(0, STEPS - 1)
-    (loss, _), _ = compiled(task.distillation_loss)(last.params, last.average, batch, keys)
-    contrastive, _ = forward(task.loss)(last.params, batch, keys)
-    assert records[-1]["loss"] == pytest.approx(float(loss) + float(contrastive), rel=1e-5)
+def test_eight_devices_give_the_loss_of_one():
+    """Its gradient by students and prototypes is compared in tests/losses/test_distillation_loss.py."""
+    (student, teacher), mesh = both(), MeshConfig(data=4, fsdp=2)
+    loss = forward(lambda student, batch, *more: task_of(CONFIG).distillation_loss(student, more[0], batch, more[1]))
+    found = on_devices(loss, mesh, student, BATCH, placed(teacher, mesh.build()), KEYS)
+    expected, _ = value_and_gradient(CONFIG, student, teacher)
+    assert_same_loss(found, expected)
 
 
 @pytest.mark.slow

@@ -226,10 +226,10 @@ def test_a_low_temperature_is_greedy_and_other_keys_draw_other_texts():
 def test_the_samples_of_an_image_do_not_depend_on_others():
     keys = jax.random.split(jax.random.key(2), 8)
     how = GenerationConfig(num_tokens=3, num_texts=5, temperature=1.0)
-    params, all_of_them = trained()[1], jnp.asarray(SOURCE)
-    expected = compiled(CAPTIONING, how)(params, Source(all_of_them), PROMPT, None, keys).tokens
-    some = jax.tree.map(lambda x: x[2:5], PROMPT)
-    found = compiled(CAPTIONING, how)(params, Source(all_of_them[2:5]), some, None, keys[2:5]).tokens
+    params = trained()[1]
+    expected = compiled(CAPTIONING, how)(params, Source(SOURCE), PROMPT, None, keys).tokens
+    some = jax.tree.map(lambda x: np.asarray(x)[2:5], PROMPT)
+    found = compiled(CAPTIONING, how)(params, Source(SOURCE[2:5]), some, None, keys[2:5]).tokens
     np.testing.assert_array_equal(found, expected[2:5])
 
 
@@ -256,10 +256,9 @@ def test_probabilities_of_tokens_are_averaged_over_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {"num_texts": 2}], ids=["greedy", "beams"])
-def test_texts_that_are_written_have_the_probabilities_of_the_same_texts_given(fields):
+def test_beams_that_are_written_have_the_probabilities_of_the_same_texts_given():
     noise = jax.random.key(5)
-    texts = written(NOISY, noise=noise, **fields)
+    texts = written(NOISY, noise=noise, num_texts=2)
     expected = log_probabilities(texts.tokens, config=NOISY, noise=(noise, 4))
     np.testing.assert_allclose(texts.log_p, expected, atol=1e-4)
 
@@ -280,9 +279,7 @@ def test_only_allowed_tokens_are_written():
 
 @pytest.mark.devices
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields", [{}, {"num_texts": 2}, {"num_texts": 2, "temperature": 1.0}], ids=["greedy", "beams", "samples"]
-)
+@pytest.mark.parametrize("fields", [{"num_texts": 2}, {"num_texts": 2, "temperature": 1.0}], ids=["beams", "samples"])
 def test_eight_devices_write_the_texts_of_one(fields):
     key = jax.random.key(4) if "temperature" in fields else None
     expected = written(key=key, **fields)

@@ -3,20 +3,20 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from tests.tasks.meshes import EIGHT_DEVICES, KEYS, loss_and_gradient, start, task_of
+from lit_het.types import Batch
+from tests.tasks.meshes import EIGHT_DEVICES, KEYS, compiled, forward, loss_and_gradient, on_devices, start, task_of
 from tests.tasks.test_contrastive_task import CONFIG, ENCODER, B, host_batch
 
 EXPERTS = ExpertsConfig(
@@ -32,52 +32,47 @@ EXPERTS = ExpertsConfig(
 LABELS = np.random.default_rng(0).integers(0, 3, B, dtype=np.int32)
 
 
-def assert_equal(config, mesh=None, **changes):
-    """Compares microbatches, on a mesh, with the whole batch on one device."""
-    batch = dataclasses.replace(host_batch(), **changes)
+def both(program, config, batch):
+    """Returns what ``program`` makes of the loss for microbatches, on eight devices, and for the whole batch on one."""
     _, params = start(dataclasses.replace(config, loss=type(config)().loss))  # parameters do not depend on the loss
-    parts = task_of(dataclasses.replace(config, microbatches=2))
-    (loss, metrics), gradient = loss_and_gradient(parts.loss, params, batch, mesh)
-    (whole_loss, whole_metrics), expected = loss_and_gradient(task_of(config).loss, params, batch)
-    assert float(loss) == pytest.approx(float(whole_loss), rel=1e-5)
-    assert metrics.keys() == whole_metrics.keys()
-    gradient, expected = (parameters.flatten(jax.device_get(tree)) for tree in (gradient, expected))
-    largest = max(np.abs(array).max() for array in expected.values())
-    for path, array in expected.items():
+    parts, whole = (program(task_of(one).loss) for one in (dataclasses.replace(config, microbatches=2), config))
+    return on_devices(parts, EIGHT_DEVICES, params, batch, KEYS), whole(params, batch, KEYS)
+
+
+def assert_same_losses(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    assert found[1].keys() == expected[1].keys()
+
+
+@pytest.mark.devices
+def test_microbatches_have_the_loss_and_the_gradient_of_the_whole_batch_with_all_negatives():
+    config = dataclasses.replace(CONFIG, loss=SoftmaxLoss("gather", 3), head=DeterministicContrastiveConfig())
+    (found, gradient), (expected, of_whole) = both(compiled, config, host_batch())
+    assert_same_losses(found, expected)
+    gradient, of_whole = (parameters.flatten(jax.device_get(tree)) for tree in (gradient, of_whole))
+    largest = max(np.abs(array).max() for array in of_whole.values())
+    for path, array in of_whole.items():
         # Some gradients, those of keys' biases for example, are zero but for rounding.
         tolerance = 1e-5 * np.abs(array).max() + 1e-7 * largest
         np.testing.assert_allclose(gradient[path], array, rtol=1e-5, atol=tolerance, err_msg=path)
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize(
-    ("loss", "head"),
-    [
-        (SoftmaxLoss("gather", 3), DeterministicContrastiveConfig()),
-        pytest.param(SigmoidLoss("ring", 3), CONFIG.head, marks=pytest.mark.slow),
-    ],
-    ids=["softmax", "sigmoid with noise"],
-)
-def test_microbatches_have_the_gradient_of_the_whole_batch_with_all_negatives(loss, head):
-    assert_equal(dataclasses.replace(CONFIG, loss=loss, head=head), EIGHT_DEVICES.build())
-
-
 @pytest.mark.slow
-def test_a_classifier_that_mixes_rows_and_keeps_members_adjacent_has_the_gradient_of_the_whole_batch():
+def test_a_classifier_that_mixes_rows_and_keeps_members_adjacent_has_the_loss_of_the_whole_batch():
     tower = ViTConfig(8, 4, dataclasses.replace(ENCODER, experts=EXPERTS), pooling="mean", members="apart")
-    assert_equal(ClassificationConfig(tower, num_classes=3, mixup=0.2), label=LABELS)
+    config = ClassificationConfig(tower, num_classes=3, mixup=0.2)
+    assert_same_losses(*both(forward, config, dataclasses.replace(host_batch(), label=LABELS)))
 
 
 @pytest.mark.slow
 def test_microbatches_need_less_memory():
     deep = EncoderConfig(width=32, depth=4, mlp_width=128, num_heads=2, compute_type="float32", remat="none")
-    tower = ViTConfig(32, 4, deep, pooling="mean", representation_size=16)
-    config = dataclasses.replace(CONFIG, image_tower=tower, head=DeterministicContrastiveConfig())
+    config = ClassificationConfig(ViTConfig(32, 4, deep, pooling="mean"), num_classes=3)
 
     def temporary_bytes(microbatches):
         task = dataclasses.replace(config, microbatches=microbatches).build()
-        images = dataclasses.replace(host_batch(), image=np.zeros((B, 32, 32, 3), np.uint8))
-        images = jax.tree.map(jnp.asarray, images)
+        images = Batch(np.ones(B, bool), image=np.zeros((B, 32, 32, 3), np.uint8), label=LABELS)
         step = jax.jit(jax.grad(lambda params: task.loss(params, images, KEYS)[0])).lower(task.shapes)
         memory = step.compile().memory_analysis()
         assert memory is not None

@@ -58,6 +58,13 @@ def loss_and_gradient(config):
     return jax.jit(jax.value_and_grad(lambda params, batch: task.loss(params, batch, KEYS)[0]))
 
 
+@functools.cache
+def loss_alone(config):
+    """The loss alone, which takes a third of the time to compile."""
+    task = config.build()
+    return jax.jit(lambda params, batch: task.loss(params, batch, KEYS)[0])
+
+
 def initial(config):
     """Returns parameters, which neither the loss nor mixup changes."""
     return start(dataclasses.replace(config, mixup=0.0, loss=PLAIN.loss))[1]
@@ -69,11 +76,12 @@ def batch(loss="softmax", *, valid=VALID, image=IMAGE, label=None):
 
 
 def assert_close(actual, expected, rtol=1e-4):
-    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
-    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=rtol, atol=1e-6), actual[1], expected[1])
+    """Compares losses, alone or with their gradients."""
+    np.testing.assert_allclose(jax.tree.leaves(actual)[0], jax.tree.leaves(expected)[0], rtol=1e-5)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=rtol, atol=1e-6), actual, expected)
 
 
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("alpha", [0.2, 3.0])
 def test_the_weight_of_an_example_follows_the_beta_distribution_folded_at_a_half(alpha):
     draws = jax.jit(jax.vmap(lambda step: draw_weight(step, np.ones(2, bool), alpha)))(np.arange(2000))
     np.testing.assert_array_equal(draws[:, 0], draws[:, 1])
@@ -125,7 +133,9 @@ def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_sa
     members = "mean" if encoder is ENCODER else "apart"
     tower = dataclasses.replace(PLAIN.image_tower, encoder=encoder, members=members)
     plain = dataclasses.replace(PLAIN, loss=LOSSES[loss], image_tower=tower)
-    run, params = loss_and_gradient(plain), initial(dataclasses.replace(plain, mixup=ALPHA))
+    # The gradient of one of them: that of a sum is the sum of gradients.
+    of = loss_and_gradient if encoder is ENCODER and loss == "softmax" else loss_alone
+    run, params = of(plain), initial(plain)
     share = draw(STEP)
     averaged = mixed_pixels(share)
     # The losses that a router adds count once: they depend on images alone.
@@ -136,16 +146,17 @@ def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_sa
             one = run(params, batch(loss, valid=np.arange(B) == row, image=averaged, label=label))
             weight /= VALID.sum()
             expected = jax.tree.map(lambda e, x, n, w=weight: e + w * (np.asarray(x) - n), expected, one, nothing)
-    actual = loss_and_gradient(dataclasses.replace(plain, mixup=ALPHA))(params, batch(loss))
+    actual = of(dataclasses.replace(plain, mixup=ALPHA))(params, batch(loss))
     assert_close(actual, expected, rtol=1e-3)
-    assert not np.allclose(actual[0], run(params, batch(loss))[0], rtol=1e-3)
+    value, unmixed = (jax.tree.leaves(found)[0] for found in (actual, run(params, batch(loss))))
+    assert not np.allclose(value, unmixed, rtol=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", LABELS)
 def test_pixels_of_an_invalid_example_do_not_change_other_examples(loss):
     config = dataclasses.replace(MIXED, loss=LOSSES[loss])
-    run, params = loss_and_gradient(config), initial(config)
+    run, params = (loss_and_gradient if loss == "softmax" else loss_alone)(config), initial(config)
     image, label = IMAGE.copy(), LABELS[loss].copy()
     image[~VALID], label[~VALID] = 255 - image[~VALID], 99
     expected = run(params, batch(loss))
@@ -154,13 +165,12 @@ def test_pixels_of_an_invalid_example_do_not_change_other_examples(loss):
 
 @pytest.mark.devices
 @pytest.mark.slow
-def test_eight_devices_give_the_loss_and_the_gradient_of_one_and_pass_on_one_image_each():
-    run, params = loss_and_gradient(MIXED), initial(MIXED)
-    expected = run(params, batch())
+def test_eight_devices_give_the_loss_of_one_and_pass_on_one_image_each():
+    expected, _ = loss_and_gradient(MIXED)(initial(MIXED), batch())
     mesh = MeshConfig(fsdp=2, expert=2).build()
     with jax.set_mesh(mesh):
         rows = jax.device_put(batch(), batch_sharding(mesh))
-        assert_close(run(params, rows), expected)
+        np.testing.assert_allclose(loss_alone(MIXED)(initial(MIXED), rows), expected, rtol=1e-5)
         program = jax.jit(lambda rows: mixup.mix_pixels(rows.image, mixup.draw_weight(KEYS("m"), 1.0, rows.valid)))
         text = str(program.lower(rows).compile().as_text())
     assert re.findall(r"= (u8\[[\d,]*\])\S* collective-permute\(", text) == ["u8[1,8,8,3]"]

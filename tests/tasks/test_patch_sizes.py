@@ -68,8 +68,7 @@ def test_resized_parameters_are_those_of_a_resampled_checkpoint(size):
     "config",
     [
         pytest.param(CLASSIFIER, id="classifier"),
-        pytest.param(ContrastiveConfig(TOWER, TEXT, locked=()), id="contrastive", marks=pytest.mark.slow),
-        pytest.param(ContrastiveConfig(TOWER, TEXT), id="locked tower", marks=pytest.mark.slow),
+        pytest.param(ContrastiveConfig(TOWER, TEXT), id="contrastive, with a locked tower", marks=pytest.mark.slow),
     ],
 )
 def test_losses_are_those_of_tasks_of_each_size_the_smallest_first(config):

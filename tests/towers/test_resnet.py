@@ -295,7 +295,7 @@ def count_of_the_formula(depth, width):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("depth", "width", "published"),
-    [(50, 1, 25.55), (50, 3, 217.32), (101, 1, 44.54), (152, 2, 236.34)],
+    [(50, 3, 217.32), (101, 1, 44.54), (152, 2, 236.34)],
 )
 def test_published_models_have_the_shapes_and_counts_of_the_formula(depth, width, published):
     config = ResNetConfig(depth, width)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from lit_het import parameters
@@ -186,6 +187,39 @@ def test_the_average_follows_the_parameters_and_does_not_change_them():
     assert found == [(0.5, 0.875), (0.25, 0.71875), (0.125, 0.5703125)]
     assert state.evaluated is state.average
     assert initial_state(PARABOLA.params, optimizer).evaluated == {"w": 1.0}
+
+
+class Distilling(Task):
+    """A loss w², and beside it one that compares w v with the w of the teacher, weighted at random."""
+
+    def __init__(self):
+        super().__init__(lambda w, batch, keys: w**2)
+        self.params |= {"distillation": {"v": jnp.asarray(np.float32(2.0))}}
+
+    def distillation_loss(self, params, teacher, batch, keys):
+        share = jax.random.uniform(keys("views"))
+        value = share * (params["w"] * params["distillation"]["v"] - teacher["w"]) ** 2
+        return value, {"distillation_loss": value, "share": share}
+
+
+def test_the_loss_of_distillation_begins_at_its_step_and_its_teacher_is_the_average():
+    """Before it, weight decay leaves the parameters that only this loss has as they are."""
+    task, optimizer = Distilling(), optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1))
+    state = initial_state(task.params, optimizer, averages=True)
+    step = jax.jit(make_train_step(task, optimizer, 0, 0.75, distilled_from=2))
+    shares = jax.jit(lambda: [jax.random.uniform(keys_at(0, number)("views")) for number in range(5)])()
+    w, v, average = 1.0, 2.0, 1.0
+    for number in range(5):
+        state, metrics = step(state, {}, BATCH)
+        share = float(shares[number]) if number >= 2 else 0.0
+        difference = w * v - average
+        assert float(metrics["distillation_loss"]) == pytest.approx(share * difference**2, rel=1e-5)
+        assert float(metrics["loss"]) == pytest.approx(w**2 + share * difference**2, rel=1e-5)
+        by_w, by_v = 2 * w + 2 * share * difference * v, 2 * share * difference * w
+        w, v = w - 0.1 * (by_w + 0.5 * w), v - (0.1 * (by_v + 0.5 * v) if number >= 2 else 0)
+        average = 0.75 * average + 0.25 * w
+        found = state.params["w"], state.params["distillation"]["v"], state.average["w"]
+        np.testing.assert_allclose(found, (w, v, average), rtol=1e-5)
 
 
 def test_each_step_draws_one_of_several_losses_and_takes_its_gradient():

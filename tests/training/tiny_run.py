@@ -44,7 +44,7 @@ def host_batches(count=STEPS):
 
 
 @functools.cache
-def _compiled(mesh, config, seed, average_decay, distilled_from, gradient_of):
+def _compiled(mesh, config, seed, average_decay, gradient_of):
     """Returns the programs of runs that are equal: what starts one, and its step."""
     task, optimizer = config.build(), Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(STEPS, BATCH_SIZE))
 
@@ -53,8 +53,7 @@ def _compiled(mesh, config, seed, average_decay, distilled_from, gradient_of):
         return initial_state(trainable, optimizer, averages=average_decay is not None), locked
 
     shardings = sharding.tree_shardings(jax.eval_shape(start, task.shapes), mesh)
-    further = {"distilled_from": distilled_from, "gradient_of": gradient_of}
-    step = make_train_step(task, optimizer, seed, average_decay, **further)
+    step = make_train_step(task, optimizer, seed, average_decay, gradient_of=gradient_of)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings[0], None))
     return jax.jit(start, out_shardings=shardings), step
 
@@ -67,7 +66,6 @@ class Run:
     config: ContrastiveConfig = TASK
     seed: int = 0
     average_decay: float | None = 0.5
-    distilled_from: int | None = None
     gradient_of: Gradient | None = None
 
     def __post_init__(self):
