@@ -23,13 +23,12 @@ from lit_het.errors import FieldError, UserError, require_at_least, require_choi
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.held_out import group
+from lit_het.objectives.base import Setup, objectives_of
 from lit_het.optimizers import Optimizer
 from lit_het.paths import locate_config
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Gradient
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.distillation import DistillationConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient, held_out_fraction
 from lit_het.tasks.union import TaskConfig
 from lit_het.training.loop import Cadence
@@ -116,18 +115,13 @@ class ExperimentConfig:
             raise FieldError(self, "length", f"{self.length} must be a positive number of steps, examples or epochs")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise FieldError(self, "average_decay", f"{self.average_decay} must be at least 0 and below 1")
-        if self.distillation is not None and self.average_decay is None:
-            raise UserError("the teacher of task.distillation is the moving average: set average_decay, such as 0.996")
+        for objective in objectives_of(self.task).values():
+            objective.check(Setup(self.task, run=self))
         require_at_least(0, self, "seed")
         require_choice(self, "on_nonfinite")
         require_choice(self, "calibration_by")
         if self.held_out is not None:
             group(self.data.batch_size, self.held_out)
-
-    @property
-    def distillation(self) -> DistillationConfig | None:
-        """``task.distillation``; None also for tasks that have none."""
-        return self.task.distillation if isinstance(self.task, ContrastiveConfig) else None
 
     @property
     def held_out(self) -> float | None:
@@ -139,7 +133,7 @@ class ExperimentConfig:
         return getattr(self.task, "temperature_gradient", None)
 
     def gradient_of(self, run: RunLength) -> Gradient | None:
-        """Returns the gradient of `make_train_step` for a run; None for that of the loss.
+        """Returns the gradient of a step of a run; None for that of the loss.
 
         Raises:
             UserError: the schedule does not fit the run.

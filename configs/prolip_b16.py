@@ -15,11 +15,11 @@ from lit_het.durations import Duration
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.objectives.masking import MaskingConfig
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.masking import MaskingConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig

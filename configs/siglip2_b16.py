@@ -15,12 +15,12 @@ from lit_het.durations import Duration
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.objectives.captioner import CaptionerConfig
+from lit_het.objectives.distillation import DistillationConfig
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.captioner import CaptionerConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.distillation import DistillationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig

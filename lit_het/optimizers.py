@@ -7,7 +7,7 @@ ours by the peak learning rate to get theirs.
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -72,12 +72,13 @@ class AdamW:
 
     def moments(self, state: Any, pattern: str) -> "Moments | None":
         """Returns the moments of the gradient of some parameters; None if no path matches."""
-        first, second = (_matching(moment, pattern) for moment in (state.mu, state.nu))
-        if not first:
-            return None
-        mean = optax.tree.bias_correction(first, self.first_decay, state.count)
-        square = optax.tree.sum(optax.tree.bias_correction(second, self.second_decay, state.count))
-        return Moments(self.first_decay, state.count, mean, square)
+        for adam in _states(state, optax.ScaleByAdamState):
+            first, second = (_matching(moment, pattern) for moment in (adam.mu, adam.nu))
+            if first:
+                mean = optax.tree.bias_correction(first, self.first_decay, adam.count)
+                square = optax.tree.sum(optax.tree.bias_correction(second, self.second_decay, adam.count))
+                return Moments(self.first_decay, adam.count, mean, square)
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +112,12 @@ class Adafactor:
 
     def moments(self, state: Any, pattern: str) -> "Moments | None":
         """Returns the moments of the gradient of some parameters; None if no path matches."""
-        _, average = state
-        first = _matching(average.ema, pattern)
-        if not first:
-            return None
-        mean = optax.tree.bias_correction(optax.tree.cast(first, jnp.float32), self.momentum, average.count)
-        # Of gradients that were divided by the root of their second moment: the mean of their squares is 1.
-        return Moments(self.momentum, average.count, mean, jnp.float32(optax.tree.size(first)))
+        for average in _states(state, optax.EmaState):
+            if first := _matching(average.ema, pattern):
+                mean = optax.tree.bias_correction(optax.tree.cast(first, jnp.float32), self.momentum, average.count)
+                # Of gradients that were divided by the root of their second moment: the mean of their squares is 1.
+                return Moments(self.momentum, average.count, mean, jnp.float32(optax.tree.size(first)))
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +193,9 @@ class Optimizer:
         run: RunLength,
         layers_above: Callable[[Params], Params] | None = None,
         learning_rates: tuple[ParameterGroup, ...] = (),
-    ) -> optax.GradientTransformation:
-        """Returns the optimizer for a run.
+        late: Mapping[str, int] | None = None,
+    ) -> optax.GradientTransformationExtraArgs:
+        """Returns the optimizer for a run; its updates take the number of the step as ``train_step``.
 
         Args:
             schedule: the learning rate.
@@ -202,10 +203,12 @@ class Optimizer:
             layers_above: trainable parameters to the number of layers between each and the output, see
                 `lit_het.tasks.base.Task`; needed for ``layer_decay``.
             learning_rates: groups of the task, for parameters that belong to none of this optimizer.
+            late: parts of the parameters, by the first names of their paths, with the step from which they are trained.
 
         Raises:
             UserError: the schedule does not fit the run; at initialization, a group has no parameter.
         """
+        late = late or {}
 
         def init(params: Params) -> optax.EmptyState:
             self._check_groups(params)
@@ -216,11 +219,15 @@ class Optimizer:
             decays = self._decays(params, schedule.learning_rate)
             return jax.tree.map(_scaled_and_decayed, updates, params, factors, decays), state
 
+        rule = self.rule.build()
+        scaling = optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
         return optax.chain(
             # Clipped first: the moments must not see a gradient that is clipped later.
             optax.identity() if self.clip_norm is None else optax.clip_by_global_norm(self.clip_norm),
-            self.rule.build(),
-            optax.GradientTransformation(init, update),  # pyright: ignore[reportArgumentType]
+            _beginning(rule, late) if late else rule,
+            scaling,
+            # Weight decay would shrink parameters that are not trained yet.
+            *([_held_back(late)] if late else []),
             optax.scale_by_learning_rate(schedule.build(run)),
         )
 
@@ -239,8 +246,7 @@ class Optimizer:
         Returns:
             The ratio; None if no parameter matches, or the rule has no second moment.
         """
-        _, of_rule, *_ = state
-        moments = self.rule.moments(of_rule, pattern)
+        moments = self.rule.moments(state, pattern)
         if moments is None:
             return None
         rho = optax.tree.norm(moments.mean, squared=True) / moments.square
@@ -291,8 +297,46 @@ class Optimizer:
                 )
 
 
+def _beginning(rule: optax.GradientTransformation, late: Mapping[str, int]) -> optax.GradientTransformationExtraArgs:
+    """Returns an update rule whose moments of late parts begin with their training.
+
+    Moments of gradients of zero before it would make the first updates several times too large: the correction of
+    their start at zero would have worn off.
+    """
+
+    def begun(start: int) -> Callable[..., Array]:
+        # By the step of training, not by a count of updates: skipped steps count, too.
+        return lambda _, *, train_step, **__: train_step >= start
+
+    rules = {
+        part: optax.conditionally_mask(rule, begun(start), forward_extra_args=True) for part, start in late.items()
+    }
+    return optax.partition({**rules, "": rule}, lambda params: {part: part if part in late else "" for part in params})
+
+
+def _held_back(late: Mapping[str, int]) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation of updates to zero, of late parts before their training."""
+
+    def update(updates: Any, state: optax.EmptyState, params: Any = None, *, train_step: Array, **_: Any) -> Any:
+        held = {
+            part: jax.tree.map(lambda x, begun=train_step >= start: x * begun, updates[part])
+            for part, start in late.items()
+        }
+        return {**updates, **held}, state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
+
+
+def _states(state: Any, kind: type[Any]) -> list[Any]:
+    """Returns the states of transformations of a kind, wherever they are in that of an optimizer."""
+    found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in found if isinstance(node, kind)]
+
+
 def _matching(params: Params, pattern: str) -> dict[str, Any]:
-    return {path: value for path, value in parameters.flatten(params).items() if re.fullmatch(pattern, path)}
+    found = {path: value for path, value in parameters.flatten(params).items() if re.fullmatch(pattern, path)}
+    # The state of one part has placeholders for the parameters of others.
+    return {path: value for path, value in found.items() if not isinstance(value, optax.MaskedNode)}
 
 
 def _scaled_and_decayed(update: Any, param: Any, factor: Any, decay: float) -> Any:

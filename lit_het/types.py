@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
+from lit_het.mixtures import LabelMixture, MixedImages
 from lit_het.texts import TextWriter
 from lit_het.trees import tree_of_arrays
 
@@ -46,8 +47,10 @@ class Batch:
         text_embedding: precomputed embeddings of a locked text tower, in place of ``text``.
         text_target: which tokens of ``text`` a decoder is to predict; others are its prompt, or padding.
         image_id, text_id: hashes of the sample and of its token ids, equal for rows with the same image or text.
-        label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data.
+        label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data; mixed ones where
+            images are mixed.
         weight: of each row in the mean loss; None for 1. Metrics do not use it.
+        mixed: what the images are mixed of; None where they are not mixed.
     """
 
     valid: Bool[Any, " b"]
@@ -59,8 +62,14 @@ class Batch:
     text_target: Bool[Any, "b l"] | None = None
     image_id: UInt32[Any, "b 2"] | None = None
     text_id: UInt32[Any, "b 2"] | None = None
-    label: Int[Any, " b"] | Float[Any, "b k"] | None = None
+    label: Int[Any, " b"] | Float[Any, "b k"] | LabelMixture | None = None
     weight: Float[Any, " b"] | None = None
+    mixed: MixedImages | None = None
+
+    @property
+    def ids(self) -> list[Any]:
+        """The hashes of images and of texts that there are."""
+        return [ids for ids in (self.image_id, self.text_id) if ids is not None]
 
     @property
     def view(self) -> Any:
@@ -189,22 +198,6 @@ class EmbeddingSamples:
     text_queries: Queries | None
     temperature: Float[Array, ""]
     bias: Float[Array, ""] | None = None
-
-
-@tree_of_arrays
-@dataclasses.dataclass(frozen=True)
-class MixedImages:
-    """What the images of a batch are mixed of: each is λ of its own row, and 1 - λ of another.
-
-    Attributes:
-        share: λ, at least 1/2; 1 for an image that is not mixed.
-        index: the other row, its position in the batch.
-        ids: hashes of the other row's image and text, where a loss is given those of the rows.
-    """
-
-    share: Float[Array, " b"]
-    index: Int[Array, " b"]
-    ids: tuple[UInt32[Array, "b 2"], ...] = ()
 
 
 @tree_of_arrays

@@ -38,7 +38,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.step import initial_state, make_train_step
+from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch
 
 IMAGES, STORED, BOUND = "images", "stored embeddings", "nothing read (bound)"
@@ -146,7 +146,7 @@ class Run:
         self._locked, trainable = parameters.partition(params, task.locked)
         self._locked = parameters.cast(self._locked, config.task.image_tower.compute_type)
         self._state = initial_state(trainable, optimizer)
-        self._step = jax.jit(make_train_step(task, optimizer, config.seed), donate_argnums=0)
+        self._step = jax.jit(make_step(of_trainable(task.loss), optimizer, config.seed), donate_argnums=0)
 
     def steps(self, batches: Iterator[Batch], count: int) -> None:
         """Trains for some steps, and waits for the last."""

@@ -34,7 +34,7 @@ from lit_het.optimizers import AdamW, Optimizer
 from lit_het.planning.costs import product_flops
 from lit_het.random import keys_at
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.training.step import initial_state, jit_step, make_train_step
+from lit_het.training.step import initial_state, jit_step, make_step, of_trainable
 from lit_het.types import Batch
 
 try:
@@ -221,7 +221,7 @@ class JaxStep:
         locked, trainable = parameters.partition(params, task.locked)
         self._locked = parameters.cast(locked, config.task.image_tower.compute_type)
         self._state = jax.jit(lambda params: initial_state(params, optimizer))(trainable)
-        step = make_train_step(task, optimizer, config.seed)
+        step = make_step(of_trainable(task.loss), optimizer, config.seed)
         self._step = jit_step(step, self._state).lower(self._state, self._locked, batch).compile()
         found = self._step.memory_analysis()
         assert found is not None

@@ -22,7 +22,7 @@ from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl,
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.step import initial_state, make_train_step
+from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch
 
 STEPS_PER_ROUND = 20
@@ -87,7 +87,9 @@ class Step:
         self._state = jax.tree.map(jnp.copy, initial_state(trainable, optimizer))
         self._locked = locked
         self._batch = _batch(config, embeddings)
-        lowered = jax.jit(make_train_step(task, optimizer, 0), donate_argnums=0).lower(self._state, locked, self._batch)
+        lowered = jax.jit(make_step(of_trainable(task.loss), optimizer, 0), donate_argnums=0).lower(
+            self._state, locked, self._batch
+        )
         began = time.perf_counter()
         self._step: Callable = lowered.compile()
         self.compile_seconds = time.perf_counter() - began

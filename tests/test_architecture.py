@@ -121,7 +121,8 @@ ALLOWED = {
     "towers": set(),
     "heads": set(),
     "losses": set(),
-    "tasks": {"towers", "heads", "losses"},
+    "objectives": {"towers", "heads", "losses"},
+    "tasks": {"towers", "heads", "losses", "objectives"},
     "training": {"tasks"},
     "checkpoints": {"towers"},  # importers infer a tower from a file
     "planning": set(),
@@ -141,6 +142,17 @@ def test_training_imports_only_the_protocol_of_tasks():
     for name in MODULES:
         if package_of(name) == "training":
             assert {module for module in ours(name) if package_of(module) == "tasks"} <= {"lit_het.tasks.base"}
+
+
+CONFIGURATIONS = ("lit_het.tasks.contrastive", "lit_het.tasks.classification")
+
+
+def test_only_configurations_of_tasks_and_configuration_files_name_objectives():
+    shared = {f"lit_het.objectives.{name}" for name in ("base", "tokens")}
+    for name in MODULES.keys() - set(CONFIGURATIONS):
+        if package_of(name) not in ("objectives", "configs"):
+            named = {module for module in ours(name) if package_of(module) == "objectives"}
+            assert named <= shared, f"{name} names {named - shared}"
 
 
 def test_importing_the_package_imports_next_to_nothing():
@@ -168,8 +180,9 @@ def test_models_configurations_and_training_load_nothing_that_only_others_need(m
 
 
 def test_no_two_modules_import_one_another():
-    pairs = ((one, other) for one in MODULES for other in ours(one) & MODULES.keys() - {one})
-    circles = {(one, other) for one, other in pairs if one in imports_of(other)}
+    """A configuration imports what it builds when it builds it."""
+    pairs = ((one, other) for one in MODULES for other in at_import(one) & MODULES.keys() - {one})
+    circles = {(one, other) for one, other in pairs if one in at_import(other)}
     assert not circles
 
 

@@ -30,10 +30,10 @@ from lit_het.runs.importing import ImportOptions, open_imported, require_no_opti
 from lit_het.runs.opening import Run, open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.given_texts import WritingTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.tasks.translation import TranslationTask
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 
 

@@ -25,6 +25,7 @@ from lit_het.files import write_atomically
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
+from lit_het.objectives.base import objectives_of
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.runs import caption_embedding, embedding
 from lit_het.runs.calibration import seen
@@ -38,7 +39,8 @@ from lit_het.runs.importing import ImportOptions, import_weights, require_no_opt
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train_unless_done
 from lit_het.schedules import Schedule
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.training.loop import Cadence
 
 LEAST_PAIRS = 1000
@@ -247,7 +249,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
         embeddings=str((output / "embeddings" / "images").resolve()),
         text_embeddings=str((output / "embeddings" / "texts").resolve()),
     )
-    of_towers = dict.fromkeys(("mixing", "masking", "captioner", "distillation"))
+    of_towers: Any = dict.fromkeys(objectives_of(model.task))
     task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1, **of_towers)
     return ExperimentConfig(
         run_dir=output,

@@ -55,6 +55,18 @@ class SamplingConfig:
             check_antithetic(self, field)
 
 
+def logits_at_once(sampling: SamplingConfig | None, rows: int, num_classes: int) -> int:
+    """Returns how many numbers a block of logits holds on a device.
+
+    Args:
+        sampling: of the head; None without noise.
+        rows: examples on the device.
+        num_classes: k.
+    """
+    vectors = rows if sampling is None else min(sampling.block_size, rows * sampling.num_samples)
+    return vectors * num_classes
+
+
 def check_antithetic(config: Any, field: str) -> None:
     """Checks that the number of samples in a field of a configuration is even if pairs are asked for.
 

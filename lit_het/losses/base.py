@@ -13,6 +13,11 @@ def masked_mean(values: Float[Array, " b"], valid: Bool[Array, " b"]) -> Float[A
     return jnp.sum(values * weights(valid), where=valid)
 
 
+def finite(embedding: Float[Array, "b d"], valid: Bool[Array, " b"]) -> Float[Array, "b d"]:
+    """Returns embeddings with ones in invalid rows, where NaN would make gradients NaN even with a weight of 0."""
+    return jnp.where(valid[:, None], embedding, 1.0)
+
+
 def weights(valid: Bool[Array, " b"], weight: Float[Array, " b"] | None = None) -> Float[Array, " b"]:
     """Returns the share of each example in the mean over valid examples: above 0 for these, and 0 for others.
 

@@ -15,22 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 from lit_het import blocks, sharding
 from lit_het.errors import FieldError
 from lit_het.losses.base import weights
-from lit_het.trees import tree_of_arrays
+from lit_het.mixtures import LabelMixture
 from lit_het.types import LogitSamples
-
-
-@tree_of_arrays
-@dataclasses.dataclass(frozen=True)
-class LabelMixture:
-    """The classes of examples that are mixed from several others.
-
-    Attributes:
-        label: class indices, beginning with the class of the largest weight.
-        weight: weight of each class; the weights of an example sum to 1.
-    """
-
-    label: Int[Array, "b *m c"]
-    weight: Float[Array, "b *m c"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,26 +4,21 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
-from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
-from lit_het.optimizers import SGD, AdamW
+from lit_het.objectives.base import Setup
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import ImageTowerConfig
-from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask
-from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.vit import ViTConfig
 
 if TYPE_CHECKING:
@@ -148,7 +143,7 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                     f"the data has {loader.num_classes or 'no'} classes, the task has {task.num_classes}; "
                     "set --task.num-classes, or `data.labels` in the configuration file"
                 )
-        case ContrastiveConfig(text_tower=text, captioner=captioner):
+        case ContrastiveConfig(text_tower=text, objectives=objectives):
             if tokenizer is None:
                 raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
             if tokenizer.length != text.length or tokenizer.vocabulary_size > text.vocabulary_size:
@@ -157,38 +152,17 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                     f"tower has length {text.length} and {text.vocabulary_size} tokens; set --tokenizer.length and "
                     "--task.text-tower.length, or --task.text-tower.vocabulary-size"
                 )
-            if captioner is None and config.data.prompt is not None:
+            if config.data.prompt is not None and not any(one.reads_targets for one in objectives.values()):
                 raise UserError("data.prompt is for decoders; leave it out for an image-text model without captioner")
-            if captioner is not None:
-                _check_decoder(captioner.decoder, config, tokenizer, "--task.captioner.decoder")
-                if any(config.data.prompts):
-                    raise UserError(
-                        "the text tower reads the same tokens as the captioner, without prompts or questions: set "
-                        "data.prompt to ''"
-                    )
-            if task.masking is not None:
-                _check_masking(task.masking, config.data, tokenizer)
+            for objective in objectives.values():
+                objective.check(Setup(task, run=config, tokenizer=tokenizer))
         case CaptioningConfig(decoder=decoder):
-            _check_decoder(decoder, config, tokenizer, "--task.decoder")
-
-
-def _check_decoder(decoder: DecoderConfig, config: ExperimentConfig, tokenizer: Tokenizer | None, flag: str) -> None:
-    if tokenizer is None or config.data.prompt is None:
-        raise UserError(
-            "a decoder needs texts: name a `tokenizer`, and set `data.prompt`, '' for no prompt, in the configuration "
-            "file"
-        )
-    if tokenizer.length != decoder.length or tokenizer.vocabulary_size > decoder.vocabulary_size:
-        raise UserError(
-            f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the decoder has "
-            f"length {decoder.length} and {decoder.vocabulary_size} tokens; set --tokenizer.length and {flag}.length, "
-            f"or {flag}.vocabulary-size"
-        )
+            decoder.check_tokenizer(tokenizer, config.data.prompt, "--task.decoder")
 
 
 def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
     """Checks that encoder and decoder have the same tokenizer."""
-    _check_decoder(task.decoder, config, tokenizer, "--task.decoder")
+    task.decoder.check_tokenizer(tokenizer, config.data.prompt, "--task.decoder")
     assert isinstance(tokenizer, SentencePieceTokenizer), "checked with the decoder"
     tower = task.text_tower
     if tokenizer.length != tower.length or tokenizer.vocabulary_size > tower.vocabulary_size:
@@ -206,40 +180,6 @@ def _check_translation(task: TranslationConfig, config: ExperimentConfig, tokeni
         raise UserError(
             f"the padding of the tokenizer, {tokenizer.padding_id}, is also its end token or unknown characters, which "
             "the decoder would not see; set --tokenizer.padding-id and --task.text-tower.padding-token to another token"
-        )
-
-
-def _check_masking(masking: MaskingConfig, data: LoaderConfig, tokenizer: Tokenizer) -> None:
-    """Checks that there are patches and words to mask, and that padding is known from words."""
-    for field in ("embeddings", "text_embeddings"):
-        if getattr(data, field) is not None:
-            flag = field.replace("_", "-")
-            raise UserError(f"--task.masking masks patches and words; leave it out, or leave out --data.{flag}")
-    if masking.padding_token != tokenizer.padding_id:
-        raise UserError(
-            f"--task.masking.padding-token {masking.padding_token} is not the padding of the tokenizer, "
-            f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
-        )
-
-
-def report_fast_start(config: ExperimentConfig) -> None:
-    """Says so if the heads of ``task.distillation`` begin with updates far above the learning rate.
-
-    Their gradients are 0 until its ``start``, while the optimizer's correction of moments that start at 0 wears off.
-    """
-    rule, distillation = config.optimizer.rule, config.distillation
-    if distillation is None or not distillation.start.amount or isinstance(rule, SGD):
-        return
-    if isinstance(rule, AdamW):
-        first, second = rule.first_decay, rule.second_decay
-    else:
-        first, second = rule.momentum, rule.second_decay_cap
-    step = np.arange(1, 10_000)
-    factor = float(np.max((1 - first**step) / np.sqrt(1 - second**step)))
-    if factor > 1.2:
-        message(
-            f"the moments of the optimizer are 0 where task.distillation begins: updates of its heads reach "
-            f"{factor:.1f} times the learning rate at first, with a second decay of {second}; 0.95 avoids it"
         )
 
 
@@ -309,10 +249,6 @@ def check_embeddings(
             raise UserError(f"the model is trained on {inputs}; leave out --data.{flag}")
         if f"{side}_tower" in task.trained:
             raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")
-        if isinstance(task, ContrastiveTask) and task.config.captioner is not None:
-            raise UserError(f"--task.captioner reads {inputs}; leave it out, or leave out --data.{flag}")
-        if side == "image" and isinstance(task, ContrastiveTask) and task.config.mixing is not None:
-            raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
         if isinstance(task, ClassificationTask) and (task.config.mixup or task.config.mimo):
             raise UserError(
                 "--task.mixup and --task.mimo put the pixels of images together; leave them out, or --data.embeddings"

@@ -21,17 +21,17 @@ from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.objectives.tokens import START_TOKEN
 from lit_het.runs import image_processors, portable
 from lit_het.runs.model_card import TRANSPARENT, WITHOUT_NOISE, write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
 from lit_het.runs.writer import writable_tokens
-from lit_het.tasks.captioner import START_TOKEN
 from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.translation import TranslationTask
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params

@@ -33,7 +33,8 @@ from lit_het.runs.initialization import initial_params
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.runs.training import calibrate_held_out, identity, open_data
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask, TwoTowers
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.two_towers import ContrastiveTask, TwoTowers
 from lit_het.training.run_lock import locked
 from lit_het.types import Params
 

@@ -12,20 +12,21 @@ from jax.sharding import Mesh
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
-from lit_het.losses.distillation import VECTORS_PER_BLOCK
+from lit_het.heads.sampling import logits_at_once
+from lit_het.objectives.base import objectives_of
+from lit_het.objectives.tokens import token_logits_at_once
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
-from lit_het.random import Keys, keys_at
-from lit_het.tasks.base import DistillingTask
-from lit_het.tasks.captioner import CaptionerConfig, tokens_per_block
+from lit_het.random import keys_at
+from lit_het.runs.build import build
+from lit_het.tasks.base import Progress
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.patch_sizes import losses
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import compute_type_of
 from lit_het.towers.dispatch import DISPATCH
-from lit_het.training.step import initial_state, jit_step, make_train_step
-from lit_het.types import Batch, Metrics, Params, TrainState
+from lit_het.training.step import initial_state, jit_step
+from lit_het.types import Batch, Params, TrainState
 
 # Arrays of the size of a block of logits: the logits, their probabilities and their gradient.
 _COPIES_OF_LOGITS = 3
@@ -88,12 +89,7 @@ class Step:
     def __init__(self, config: ExperimentConfig, mesh: Mesh):
         sharding.check_batch_size(config.data.batch_size, mesh)
         self.config, self.mesh = config, mesh
-        self._task = config.task.build()
-        # By patch size: the smallest patches cost most.
-        self._losses = losses(config.task)
-        self.optimizer = config.optimizer.build(
-            config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
-        )
+        self._task, self.optimizer, self._losses, self._gradients, self._step = build(config, _ANY_LENGTH, at_end=True)
         locked, trainable = parameters.partition(self._task.shapes, self._task.locked)
         locked = jax.eval_shape(lambda params: parameters.cast(params, compute_type_of(config.task)), locked)
         averages = config.average_decay is not None
@@ -124,7 +120,8 @@ class Step:
             if self.config.data.text_embeddings is not None:
                 stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
-            target = None if task.captioner is None else of(task.text_tower.length, dtype=jnp.bool_)
+            if any(objective.reads_targets for objective in task.objectives.values()):
+                target = of(task.text_tower.length, dtype=jnp.bool_)
         elif isinstance(task, CaptioningConfig | TranslationConfig):
             text, ids = of(task.decoder.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
             target = of(task.decoder.length, dtype=jnp.bool_)
@@ -151,34 +148,23 @@ class Step:
         locked, trainable = self.inputs.locked, self.inputs.state.params
         return {
             part: (parameters.count(locked.get(part, {})), parameters.count(trainable.get(part, {})))
-            for part in ("image_tower", "text_tower", "decoder", "captioner", "distillation", "head")
+            for part in ("image_tower", "text_tower", "decoder", *objectives_of(self.config.task), "head")
             if part in locked or part in trainable
         }
 
     def flops(self) -> tuple[int, int]:
         """Returns `Plan.flops` and `Plan.dispatch_flops`."""
-        arguments = self.inputs.state.params, self.inputs.locked, self.inputs.batch
+        keys = jax.eval_shape(lambda: keys_at(self.config.seed, 0))
+        # At the first of several patch sizes: the smallest patches cost most.
         with jax.set_mesh(self.mesh):  # the grouping of tokens for experts depends on the devices
-            traced = jax.make_jaxpr(self._gradient)(*arguments).jaxpr
+            traced = jax.make_jaxpr(self._gradients[0])(
+                self.inputs.state, self.inputs.locked, self.inputs.batch, keys
+            ).jaxpr
         return costs.traced_flops(traced), costs.traced_flops(traced, DISPATCH)
 
-    def _gradient(self, trainable: Params, locked: Params, batch: Batch) -> Params:
-        gradient_of, keys = self.config.gradient_of(_ANY_LENGTH), keys_at(self.config.seed, 0)
-        if gradient_of is None:
-            return jax.grad(self._loss)(trainable, locked, batch)
-
-        def loss(trainable: Params, batch: Batch, keys: Keys) -> tuple[Any, Metrics]:
-            return self._loss(trainable, locked, batch), {}
-
-        return gradient_of(loss, trainable, batch, keys, jnp.int32(0))[1]
-
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
-        params, keys = parameters.merge(locked, trainable), keys_at(self.config.seed, 0)
-        loss = (*self._losses, self._task.loss)[0](params, batch, keys)[0]
-        if self.config.distillation is not None:  # as from the step on where its losses begin
-            assert isinstance(self._task, DistillingTask)
-            loss = loss + self._task.distillation_loss(params, params, batch, keys)[0]
-        return loss
+        params = parameters.merge(locked, trainable)
+        return self._losses[0](params, batch, keys_at(self.config.seed, 0), Progress(jnp.int32(0), params))[0]
 
     def memory(self) -> dict[str, int]:
         """Returns `Plan.memory`."""
@@ -201,7 +187,7 @@ class Step:
         """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
         if isinstance(task, CaptioningConfig | TranslationConfig):
-            return _token_logits(task, rows) * item
+            return _COPIES_OF_LOGITS * token_logits_at_once(task.decoder, task.head, rows) * item
         if not isinstance(task, ContrastiveConfig):
             return class_logits(task.head, rows, task.num_classes) * item
         all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
@@ -209,29 +195,16 @@ class Step:
         vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
         # Keys of images and texts, and the gradient of the keys of the current block.
         pairs = (_COPIES_OF_LOGITS * vectors + 3 * width) * num_keys
-        tokens = 0 if task.captioner is None else _token_logits(task.captioner, rows)
-        prototypes = 0 if task.distillation is None else VECTORS_PER_BLOCK * task.distillation.num_prototypes
         # One loss after the other: the largest counts.
-        return max(pairs, tokens, _COPIES_OF_LOGITS * prototypes) * item
+        others = (objective.largest_array(task, rows) for objective in task.objectives.values())
+        return max(pairs, _COPIES_OF_LOGITS * max(others, default=0)) * item
 
     def compile(self) -> Compiled:
         """Compiles the step for the devices of the mesh without allocating memory on them."""
         began = time.monotonic()
-        config = self.config
-        step = make_train_step(
-            self._task,
-            self.optimizer,
-            config.seed,
-            config.average_decay,
-            gradient_of=config.gradient_of(_ANY_LENGTH),
-            distilled_from=None if config.distillation is None else 0,
-            skips_nonfinite=config.on_nonfinite == "skip",
-            signal_to_noise=config.optimizer.signal_to_noise,
-            losses=self._losses,
-        )
         inputs = self.inputs
         with jax.set_mesh(self.mesh):
-            compiled = jit_step(step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch).compile()
+            compiled = jit_step(self._step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch).compile()
         (arguments, temporary), text = memory_bytes(compiled), compiled.as_text()
         assert text is not None
         return Compiled(arguments, temporary, read_program(text, self.mesh), time.monotonic() - began)
@@ -256,15 +229,7 @@ def class_logits(head: Any, rows: int, num_classes: int) -> int:
         rows: examples on a device.
         num_classes: k.
     """
-    block = head.sampling
-    vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
-    return _COPIES_OF_LOGITS * vectors * num_classes
-
-
-def _token_logits(config: CaptioningConfig | TranslationConfig | CaptionerConfig, rows: int) -> int:
-    """Returns the same for the tokens of texts."""
-    tokens, size = rows * config.decoder.length, config.decoder.vocabulary_size
-    return class_logits(config.head, tokens if config.head.sampling else tokens_per_block(tokens, size), size)
+    return _COPIES_OF_LOGITS * logits_at_once(head.sampling, rows, num_classes)
 
 
 def _bytes_per_device(tree: Any) -> int:

@@ -17,9 +17,10 @@ from lit_het.heads.sampling import in_pairs
 from lit_het.programs import shared
 from lit_het.runs.writer import Writer
 from lit_het.tasks.captioning import CaptioningTask, captioner_params, captioning_of
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.given_texts import WritingTask
 from lit_het.tasks.quantities import Quantity
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.tasks.union import AnyTask
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
 

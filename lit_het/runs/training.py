@@ -30,6 +30,7 @@ from lit_het.durations import RunLength
 from lit_het.errors import DoesNotFit, Unwritable, UserError, counted
 from lit_het.files import cache_folder
 from lit_het.programs import shared
+from lit_het.runs.build import build
 from lit_het.runs.calibration_split import Split, split
 from lit_het.runs.checks import (
     check_data,
@@ -38,7 +39,6 @@ from lit_het.runs.checks import (
     check_run_dir,
     check_source,
     report_copies,
-    report_fast_start,
     report_reused,
     unseen_pixels,
     with_saved_rule,
@@ -51,14 +51,13 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.tasks.patch_sizes import losses
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
 from lit_het.training.loop import Cadence, NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
-from lit_het.training.step import TrainStep, initial_state, jit_step, make_train_step
+from lit_het.training.step import TrainStep, initial_state, jit_step
 from lit_het.training.tracking import Tracker, require
 from lit_het.types import Batch, Params, TrainState
 
@@ -115,7 +114,6 @@ def _train_on(
     loader, samples = open_data(config, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
     report_copies(config, loader.num_samples if isinstance(loader, Loader) else config.data.batch_size)
-    report_fast_start(config)
     report_reused(config)
     if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
         message(remark)
@@ -207,44 +205,13 @@ def _decides_the_step(config: ExperimentConfig) -> ExperimentConfig:
 
 @shared
 def _programs(config: ExperimentConfig, run: RunLength, mesh: Mesh) -> _Programs:
-    task = config.task.build()
-    start = distilled_from(config, run)
-    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
-    initial = functools.partial(initial_state, optimizer=optimizer, averages=config.average_decay is not None)
-    _, trainable = parameters.partition(task.shapes, task.locked)
+    built = build(config, run)
+    initial = functools.partial(initial_state, optimizer=built.optimizer, averages=config.average_decay is not None)
+    _, trainable = parameters.partition(built.task.shapes, built.task.locked)
     like = jax.eval_shape(initial, trainable)
     places = sharding.tree_shardings(like, mesh)
     like = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like, places)
-    step = make_train_step(
-        task,
-        optimizer,
-        config.seed,
-        config.average_decay,
-        distilled_from=start,
-        skips_nonfinite=config.on_nonfinite == "skip",
-        signal_to_noise=config.optimizer.signal_to_noise,
-        losses=losses(config.task),
-        gradient_of=config.gradient_of(run),
-    )
-    return _Programs(jax.jit(initial, out_shardings=places), jit_step(step, like))
-
-
-def distilled_from(config: ExperimentConfig, run: RunLength) -> int | None:
-    """Returns the first step with the losses of ``task.distillation``; None without them.
-
-    Raises:
-        UserError: the run ends before it.
-    """
-    found = config.distillation
-    if found is None:
-        return None
-    start = run.steps(found.start, "task.distillation.start")
-    if start >= run.num_steps:
-        raise UserError(
-            f"--task.distillation.start {found.start} is step {start:,} of a run of {run.num_steps:,}: nothing would "
-            "be distilled; begin earlier, or leave task.distillation out"
-        )
-    return start
+    return _Programs(jax.jit(initial, out_shardings=places), jit_step(built.step, like))
 
 
 def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> None:

@@ -1,5 +1,6 @@
 """The protocol of tasks, all that the training loop uses of one."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -14,8 +15,22 @@ from lit_het.optimizers import ParameterGroup
 from lit_het.random import Keys
 from lit_het.types import Batch, Metrics, Params
 
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a training is, for objectives that begin later or learn from an average.
+
+    Attributes:
+        step: number of updates so far.
+        average: the moving average of all parameters; None without one.
+    """
+
+    step: Int[Array, ""]
+    average: Params | None
+
+
 Loss: TypeAlias = Callable[[Params, Batch, Keys], tuple[Float[Array, ""], Metrics]]
-"""`Task.loss`, of all parameters or of the trainable ones."""
+"""`Task.loss` at a step of a training, of all parameters or of the trainable ones."""
 
 LossAndGradient: TypeAlias = tuple[tuple[Float[Array, ""], Metrics], Params]
 
@@ -37,26 +52,14 @@ class Task(Protocol):
         """Returns fresh parameters."""
         ...
 
-    def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
-        """Returns the loss to minimise and metrics to log, all scalars."""
+    def loss(
+        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the loss to minimise and metrics to log, all scalars; without ``progress`` that of the first step."""
         ...
 
     def layers_above(self, params: Params) -> Params:
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
-        ...
-
-
-@runtime_checkable
-class DistillingTask(Task, Protocol):
-    """A task with losses whose targets come from the moving average of its parameters.
-
-    What only these losses need is the part ``distillation`` of the parameters.
-    """
-
-    def distillation_loss(
-        self, params: Params, teacher: Params, batch: Batch, keys: Keys
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Returns the weighted sum of these losses and metrics to log; ``teacher`` is the average of ``params``."""
         ...
 
 

@@ -10,11 +10,11 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.objectives.tokens import TokenHeadConfig, build_head, check_tied, token_loss
 from lit_het.programs import shared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
-from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
-from lit_het.tasks.captioner import TokenHeadConfig, build_head, check_tied, token_loss
+from lit_het.tasks.base import Progress, layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
@@ -117,7 +117,9 @@ class CaptioningTask:
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         return layers_above_towers({"image_tower": self.config.image_tower, "decoder": self.config.decoder}, params)
 
-    def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss of the tokens that are to be predicted, and metrics."""
         model = self.model(params)
         if batch.image_embedding is None:

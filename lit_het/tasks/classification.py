@@ -19,10 +19,12 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import ClassificationLoss, LossAndTop1, SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.objectives.base import Objective, objectives_of, prepared
+from lit_het.objectives.mixup import Mixup
 from lit_het.programs import shared
 from lit_het.random import Keys
-from lit_het.tasks import microbatches, mimo, mixup
-from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
+from lit_het.tasks import microbatches, mimo
+from lit_het.tasks.base import Progress, layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.mimo import MimoConfig
 from lit_het.tasks.quantities import ImageClassifier
@@ -104,6 +106,11 @@ class ClassificationConfig:
                 "task.image_tower.layer_input is for the head bayes_vlm of image-text models; set it to False"
             )
 
+    @property
+    def objectives(self) -> dict[str, Objective]:
+        """What is trained beside the loss of classes, by the names of the fields."""
+        return objectives_of(self) | ({"mixup": Mixup(self.mixup)} if self.mixup else {})
+
     @shared
     def build(self) -> "ClassificationTask":
         """Returns the task."""
@@ -147,17 +154,15 @@ class ClassificationTask:
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         return layers_above_towers({"image_tower": self.config.image_tower}, params)
 
-    def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss over valid rows, and metrics."""
-        assert batch.label is not None
+        assert isinstance(batch.label, jax.Array)
         self.check_label_shape(batch.label.shape)
-        image, target = batch.view, self.config.loss.targets(batch.label, self.config.num_classes)
-        weight = batch.weight
-        if self.config.mixup:
-            own = mixup.draw_weight(keys("mixup"), self.config.mixup, batch.valid)
-            image, target = mixup.mix_pixels(image, own), mixup.mix_labels(target, own)
-            weight = None if weight is None else mixup.mix_weights(weight, own)
-        rows = batch.valid, target, weight
+        target = self.config.loss.targets(batch.label, self.config.num_classes)
+        batch = prepared(self.config.objectives, dataclasses.replace(batch, label=target), keys)
+        image, rows = batch.view, (batch.valid, batch.label, batch.weight)
         if self.config.mimo is not None:
             inputs = mimo.draw_inputs(keys("mimo"), self.config.mimo, len(image), self.config.num_heads)
             image, rows = mimo.side_by_side(image, inputs), mimo.of_inputs(*rows, inputs)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het.errors import UserError
-from lit_het.tasks.captioner import shifted
+from lit_het.objectives.tokens import shifted
 from lit_het.tasks.captioning import ImageCaptioner
 from lit_het.tasks.given_texts import WritingTask, at_positions, mean_log_p
 from lit_het.tasks.translation import Translator

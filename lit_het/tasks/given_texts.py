@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import blocks
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
-from lit_het.tasks.captioner import in_blocks, shifted
+from lit_het.objectives.tokens import in_blocks, shifted
 from lit_het.tasks.captioning import CaptioningTask
 from lit_het.tasks.translation import TranslationTask
 from lit_het.towers.decoder import Source

@@ -5,46 +5,35 @@ functions of them, so that their gradient is exact: FlexiViT (Beyer et al. 2023)
 """
 
 import dataclasses
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from lit_het.errors import UserError
-from lit_het.random import Keys
-from lit_het.tasks.base import Loss
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.union import TaskConfig
 from lit_het.towers.resizing import bilinear, patch_resize
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Params
+
+_Loss = TypeVar("_Loss", bound=Any)
 
 
-def losses(config: TaskConfig) -> tuple[Loss, ...]:
-    """Returns the task's loss at each of its image tower's ``patch_sizes``, the smallest first; none without them.
+def at_patch_sizes(loss: _Loss, tower: Any) -> list[_Loss]:
+    """Returns a task's loss at each of its image tower's ``patch_sizes``, the smallest first; itself without them.
 
-    Raises:
-        UserError: the task has other losses that depend on the patches.
+    Args:
+        loss: its first argument are all parameters.
+        tower: configuration of the image tower.
     """
-    if not isinstance(config, ClassificationConfig | ContrastiveConfig):
-        return ()  # a decoder reads a fixed number of tokens
-    tower = config.image_tower
-    if not isinstance(tower, ViTConfig) or not tower.patch_sizes:
-        return ()
-    if isinstance(config, ContrastiveConfig) and config.distillation is not None:
-        raise UserError("task.distillation has views of its own: leave out task.image_tower.patch_sizes")
-    return tuple(_loss(config, tower, size) for size in sorted({*tower.patch_sizes}))
+    return [_at(size, loss, tower) for size in sorted({*tower.patch_sizes})] or [loss]
 
 
-def _loss(config: ClassificationConfig | ContrastiveConfig, tower: ViTConfig, size: int) -> Loss:
+def _at(size: int, loss: _Loss, tower: ViTConfig) -> _Loss:
     resized = dataclasses.replace(tower, patch_size=size, patch_sizes=())
-    task = dataclasses.replace(config, image_tower=resized).build()
 
-    def loss(params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
-        return task.loss(params | {"image_tower": resize_tower(params["image_tower"], tower, resized)}, batch, keys)
+    def at_size(params: Params, *others: Any) -> Any:
+        return loss(params | {"image_tower": resize_tower(params["image_tower"], tower, resized)}, *others)
 
-    return loss
+    return at_size  # pyright: ignore[reportReturnType]
 
 
 def resize_tower(params: Params, source: ViTConfig, target: ViTConfig) -> Params:

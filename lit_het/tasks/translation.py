@@ -10,10 +10,10 @@ from lit_het.errors import FieldError, UserError
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.objectives.tokens import START_TOKEN, TokenHeadConfig, build_head, check_tied, token_loss
 from lit_het.programs import shared
 from lit_het.random import Keys
-from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
-from lit_het.tasks.captioner import START_TOKEN, TokenHeadConfig, build_head, check_tied, token_loss
+from lit_het.tasks.base import Progress, layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.decoder import DecoderConfig, Source
@@ -134,7 +134,9 @@ class TranslationTask:
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         return layers_above_towers({"text_tower": self.config.text_tower, "decoder": self.config.decoder}, params)
 
-    def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss of the tokens that are to be predicted, and metrics."""
         assert batch.source is not None
         model = self.model(params)

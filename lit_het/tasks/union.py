@@ -4,8 +4,9 @@ from typing import TypeAlias
 
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.translation import TranslationConfig, TranslationTask
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.layers import ComputeType
 
 TaskConfig: TypeAlias = ContrastiveConfig | ClassificationConfig | CaptioningConfig | TranslationConfig

@@ -62,6 +62,29 @@ class DecoderConfig:
                 "a decoder needs encoder.causal = True, and has no experts and no layer_scale; leave these out"
             )
 
+    def check_tokenizer(self, tokenizer: Any, prompt: str | None, flag: str) -> None:
+        """Checks that there are texts to write, and tokens for them.
+
+        Args:
+            tokenizer: of the texts; None without.
+            prompt: ``data.prompt``.
+            flag: of the decoder, for messages.
+
+        Raises:
+            UserError: there are none, or the tokenizer does not fit.
+        """
+        if tokenizer is None or prompt is None:
+            raise UserError(
+                "a decoder needs texts: name a `tokenizer`, and set `data.prompt`, '' for no prompt, in the "
+                "configuration file"
+            )
+        if tokenizer.length != self.length or tokenizer.vocabulary_size > self.vocabulary_size:
+            raise UserError(
+                f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the decoder has "
+                f"length {self.length} and {self.vocabulary_size} tokens; set --tokenizer.length and {flag}.length, or "
+                f"{flag}.vocabulary-size"
+            )
+
     def build(self, source_width: int, rngs: nnx.Rngs) -> "Decoder":
         """Returns the decoder for sources of a width, with fresh parameters."""
         return Decoder(self, source_width, rngs)

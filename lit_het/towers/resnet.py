@@ -36,6 +36,8 @@ class ResNetConfig:
     num_members: ClassVar[int] = 1
     members: ClassVar[str] = "mean"
     uncertainty_token: ClassVar[bool] = False
+    pools_tokens: ClassVar[bool] = False
+    patch_sizes: ClassVar[tuple[int, ...]] = ()
     # No linear layer is at its end, whose input could follow the embedding.
     last_layer: ClassVar[None] = None
     input_size: ClassVar[int] = 0

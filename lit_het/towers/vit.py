@@ -1,6 +1,7 @@
 """Vision Transformer (Dosovitskiy et al. 2021; SoViT Sec. 4): uint8 pixels in, one embedding per image out."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import einops
@@ -115,6 +116,11 @@ class ViTConfig:
     def compute_type(self) -> ComputeType:
         """Type of activations."""
         return self.encoder.compute_type
+
+    @property
+    def pools_tokens(self) -> bool:
+        """Whether its tokens can be read beside an embedding."""
+        return self.pooling != "none"
 
     @property
     def num_patches(self) -> int:
@@ -267,7 +273,7 @@ class ViT(nnx.Module):
             masked: patches to replace by ``mask_token``, before positions are added; None for none.
             mask_token: what replaces them.
         """
-        b, size = image.shape[0], self.config.patch_size
+        b, size = image.shape[0], self.patch_size
         if image.shape[3] < 3 * self.config.num_inputs:
             image = jnp.tile(image, (1, 1, 1, self.config.num_inputs))
         height, width = (length // size * size for length in image.shape[1:3])
@@ -290,6 +296,15 @@ class ViT(nnx.Module):
         embedding = self.config.join_members(embedding.reshape(b, -1, embedding.shape[1]))
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
+    @property
+    def patch_size(self) -> int:
+        """Height and width of a patch in pixels: of the present parameters, see `resizing.at_patch_size`."""
+        return math.isqrt(self.patches.kernel.shape[0] // (3 * self.config.num_inputs))
+
+    def num_patches(self, image: UInt8[Array, "b h w c"]) -> int:
+        """Returns the number of patches of each image."""
+        return math.prod(length // self.patch_size for length in image.shape[1:3])
+
     def _embed(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _"]:
         """Returns the mean, or with an uncertainty token, the first of all tokens, the mean and log σ²."""
         if not self.config.uncertainty_token:
@@ -302,6 +317,7 @@ class ViT(nnx.Module):
         side, width = self.config.side, self.config.encoder.width
         if self.config.positions == "learned":
             own = self.positions[...]
+            side = math.isqrt(len(own))
         else:
             own = jnp.asarray(sine_cosine_positions(side, side, width))
         if (rows, columns) == (side, side):

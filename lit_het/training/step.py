@@ -1,21 +1,29 @@
-"""One training step as a pure function."""
+"""One training step as a pure function, and functions around it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from lit_het import parameters
 from lit_het.random import Keys, keys_at
-from lit_het.tasks.base import DistillingTask, Gradient, Loss, LossAndGradient, Task
+from lit_het.tasks.base import Gradient, Loss, LossAndGradient, Progress
 from lit_het.types import Batch, Metrics, Params, TrainState
 
-TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
+TrainStep: TypeAlias = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
+
+ValueAndGrad: TypeAlias = Callable[[TrainState, Params, Batch, Keys], LossAndGradient]
+"""Arguments are the state, the locked parameters, a batch and random keys; the gradient is by the trainable ones."""
+
+TaskLoss: TypeAlias = Callable[[Params, Batch, Keys, Progress], Any]
+"""`Task.loss`, of all parameters."""
+
+# Metrics that reveal a failed step, in the order in which a value that is not finite spreads.
+MUST_BE_FINITE = ("loss", "gradient_norm", "update_norm")
 
 _COVARIANCES = r"head/(\w+_)?covariance/.*"
 
@@ -27,107 +35,101 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, *, av
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
 
 
-# Metrics that reveal a failed step, in the order in which a value that is not finite spreads.
-MUST_BE_FINITE = ("loss", "gradient_norm", "update_norm")
-
-
-def _simple_training(loss: Loss, params: Params, batch: Batch, keys: Keys, step: Int[Array, ""]) -> LossAndGradient:
-    """Returns the loss and its gradient by all parameters, a temperature as well (HET-XL Sec. 4.1)."""
-    return jax.value_and_grad(loss, has_aux=True)(params, batch, keys)
-
-
-def make_train_step(
-    task: Task,
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    average_decay: float | None = None,
-    *,
-    gradient_of: Gradient | None = None,
-    distilled_from: int | None = None,
-    skips_nonfinite: bool = False,
-    signal_to_noise: Callable[[Any, str], Array | None] | None = None,
-    losses: Sequence[Loss] = (),
-) -> TrainStep:
-    """Returns ``train_step(state, locked, batch) -> (state, metrics)``.
+def make_step(value_and_grad: ValueAndGrad, optimizer: optax.GradientTransformation, seed: int) -> TrainStep:
+    """Returns ``step(state, locked, batch) -> (state, metrics)``.
 
     Locked parameters are a separate argument: they are not differentiated, have no optimizer state, and are not part
     of the state, which is donated and saved.
-
-    Args:
-        task: defines the loss.
-        optimizer: updates the trainable parameters.
-        seed: seed of all random keys.
-        average_decay: decay of the moving average of parameters; None for no average.
-        gradient_of: the gradient by the trainable parameters, such as that of a `TemperatureGradient`; None for that of
-            the loss.
-        distilled_from: the step from which the task's `distillation_loss` is added, whose teacher is the average;
-            None for never.
-        skips_nonfinite: whether a step with a value in `MUST_BE_FINITE` that is not finite changes only the step
-            number; the metric ``skipped`` reports it.
-        signal_to_noise: see `lit_het.optimizers.Optimizer`; for a metric of the gradient of noise covariances.
-        losses: one of them is drawn in each step, in place of the task's; empty for that of the task.
     """
-    choices = tuple(losses) or (task.loss,)
+    optimizer = optax.with_extra_args_support(optimizer)
 
-    def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = keys_at(seed, state.step)
-
-        def loss(chosen: Loss, trainable: Params, batch: Batch, keys: Keys) -> tuple[Any, Metrics]:
-            # Differentiated with respect to ``trainable`` only: the backward pass never enters a locked tower.
-            params = parameters.merge(locked, trainable)
-            value, metrics = chosen(params, batch, keys)
-            if distilled_from is None:
-                return value, metrics
-            assert isinstance(task, DistillingTask)
-            assert state.average is not None
-            arguments = params, parameters.merge(locked, state.average), batch, keys
-            distillation_loss = functools.partial(task.distillation_loss, *arguments)
-            added, found = _computed_if(state.step >= distilled_from, distillation_loss)
-            return value + added, metrics | found
-
-        # The gradient is inside of the choice: outside, the values saved for it would be those of all losses together.
-        gradients = [
-            functools.partial(gradient_of or _simple_training, functools.partial(loss, chosen)) for chosen in choices
-        ]
-        number = jax.random.randint(keys("loss"), (), 0, len(gradients))
-        (value, metrics), gradient = jax.lax.switch(number, gradients, state.params, batch, keys, state.step)
-        updates: Any
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        if distilled_from is not None:
-            # Weight decay would shrink parameters that have no gradient yet.
-            has_begun = state.step >= distilled_from
-            updates["distillation"] = jax.tree.map(lambda x: x * has_begun, updates["distillation"])
+        (loss, metrics), gradient = value_and_grad(state, locked, batch, keys)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, train_step=state.step)
         params: Any = optax.apply_updates(state.params, updates)
         metrics = {
-            "loss": value,
+            "loss": loss,
             **metrics,
             "gradient_norm": optax.tree.norm(gradient),
             "update_norm": optax.tree.norm(updates),
             "valid": jnp.sum(batch.valid),
         }
-        if signal_to_noise is not None and (ratio := signal_to_noise(opt_state, _COVARIANCES)) is not None:
-            metrics["covariance_signal_to_noise"] = ratio
-        average: Any = None
-        if average_decay is not None:
-            assert state.average is not None
-            # Without bias correction, from the initial parameters on (docs/paper_map.md, 48).
-            average = optax.incremental_update(params, state.average, 1 - average_decay)
-        after = TrainState(state.step + 1, params, opt_state, average)
-        if skips_nonfinite:
-            # Decided on the device: fetching the loss in every step would make the host wait for it.
-            is_finite = jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])).all()
-            metrics["skipped"] = ~is_finite
-            before = dataclasses.replace(state, step=after.step)
-            after = jax.tree.map(lambda now, then: jnp.where(is_finite, now, then), after, before)
-        return after, metrics
+        return TrainState(state.step + 1, params, opt_state, state.average), metrics
 
-    return train_step
+    return step
 
 
-def _computed_if(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
-    """Returns what a function returns, or zeros without computing it."""
-    shapes = jax.eval_shape(function)
-    return jax.lax.cond(is_true, function, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+def plain_gradient(loss: Loss, params: Params, batch: Batch, keys: Keys, step: Int[Array, ""]) -> LossAndGradient:
+    """Returns the loss and its gradient by all parameters, a temperature as well (HET-XL Sec. 4.1)."""
+    return jax.value_and_grad(loss, has_aux=True)(params, batch, keys)
+
+
+def of_trainable(task_loss: TaskLoss, gradient: Gradient = plain_gradient) -> ValueAndGrad:
+    """Returns the gradient of a task's loss by the trainable parameters alone."""
+
+    def value_and_grad(state: TrainState, locked: Params, batch: Batch, keys: Keys) -> LossAndGradient:
+        average = None if state.average is None else parameters.merge(locked, state.average)
+
+        def loss(trainable: Params, batch: Batch, keys: Keys) -> tuple[Any, Metrics]:
+            # Differentiated with respect to ``trainable`` only: the backward pass never enters a locked tower.
+            return task_loss(parameters.merge(locked, trainable), batch, keys, Progress(state.step, average))
+
+        return gradient(loss, state.params, batch, keys, state.step)
+
+    return value_and_grad
+
+
+def drawn(choices: Sequence[ValueAndGrad]) -> ValueAndGrad:
+    """Returns one of several gradients, drawn in each step."""
+
+    # The gradient is inside of the choice: outside, the values saved for it would be those of all losses together.
+    def value_and_grad(state: TrainState, locked: Params, batch: Batch, keys: Keys) -> LossAndGradient:
+        number = jax.random.randint(keys("loss"), (), 0, len(choices))
+        return jax.lax.switch(number, choices, state, locked, batch, keys)
+
+    return value_and_grad if len(choices) > 1 else choices[0]
+
+
+def averaged(step: TrainStep, decay: float) -> TrainStep:
+    """Returns the step with the moving average of the parameters."""
+
+    def with_average(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        after, metrics = step(state, locked, batch)
+        assert state.average is not None
+        # Without bias correction, from the initial parameters on (docs/paper_map.md, 48).
+        average: Any = optax.incremental_update(after.params, state.average, 1 - decay)
+        return dataclasses.replace(after, average=average), metrics
+
+    return with_average
+
+
+def skipping_nonfinite(step: TrainStep) -> TrainStep:
+    """Returns a step that changes only its number where a value in `MUST_BE_FINITE` is not: the metric ``skipped``."""
+
+    def skipping(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        after, metrics = step(state, locked, batch)
+        # Decided on the device: fetching the loss in every step would make the host wait for it.
+        is_finite = jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])).all()
+        before = dataclasses.replace(state, step=after.step)
+        after = jax.tree.map(lambda now, then: jnp.where(is_finite, now, then), after, before)
+        return after, metrics | {"skipped": ~is_finite}
+
+    return skipping
+
+
+def measuring_covariances(step: TrainStep, signal_to_noise: Callable[[Any, str], Array | None]) -> TrainStep:
+    """Returns the step with the signal-to-noise ratio of the gradient of noise covariances, where there are some.
+
+    ``signal_to_noise`` is that of `lit_het.optimizers.Optimizer`.
+    """
+
+    def measuring(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        after, metrics = step(state, locked, batch)
+        ratio = signal_to_noise(after.opt_state, _COVARIANCES)
+        return after, metrics if ratio is None else metrics | {"covariance_signal_to_noise": ratio}
+
+    return measuring
 
 
 def jit_step(step: TrainStep, state: TrainState) -> Any:

@@ -20,8 +20,8 @@ from lit_het.eval import scores
 from lit_het.eval.out_of_distribution import detection_figures
 from lit_het.eval.predictions import Predictions
 from lit_het.tasks import quantities
-from lit_het.tasks.contrastive import ContrastiveTask
-from lit_het.training.step import initial_state, make_train_step
+from lit_het.tasks.two_towers import ContrastiveTask
+from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch, Params
 from scripts.noise.classifiers import FeatureClassifier
 from scripts.noise.pairs import PairSet
@@ -121,7 +121,7 @@ def train(
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
     draw = jax.jit(lambda key: parameters.partition(task.initialize(key), task.locked)[1])
     state = initial_state(draw(jax.random.key(seed)), optimizer)
-    step = jax.jit(make_train_step(task, optimizer, seed), donate_argnums=0)
+    step = jax.jit(make_step(of_trainable(task.loss), optimizer, seed), donate_argnums=0)
     last: list[dict[str, Array]] = []
     batches = shuffled_batches(len(pairs.captions), config.data.batch_size, seed)
     for rows in itertools.islice(batches, run.num_steps):

@@ -14,7 +14,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import FixedTemperature
-from lit_het.tasks.captioner import START_TOKEN, shifted
+from lit_het.objectives.tokens import START_TOKEN, shifted
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.texts import GenerationConfig

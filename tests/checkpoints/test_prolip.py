@@ -20,7 +20,7 @@ from lit_het.errors import UserError
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.runs.importing import ImportOptions, import_weights, open_imported
 from lit_het.tasks import quantities
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from tests.checkpoints.importing import GOLDEN, assert_close, golden, load, run, shapes, unit

@@ -20,7 +20,7 @@ from lit_het.runs.calibration_split import split
 from lit_het.runs.directory import load_config
 from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.two_towers import ContrastiveTask
 from tests import tiny
 from tests.cli.conftest import changed, last_line, refusal
 

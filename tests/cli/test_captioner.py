@@ -11,10 +11,10 @@ from lit_het.errors import UserError
 from lit_het.eval.decoder_suite import WriteCaptionsConfig
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.sets import ImageSet
+from lit_het.objectives.captioner import CaptionerConfig
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
-from lit_het.tasks.captioner import CaptionerConfig
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.loop import Cadence

@@ -30,7 +30,7 @@ from lit_het.runs.importing import tokenizer_config
 from lit_het.runs.opening import open_run
 from lit_het.runs.pretrained import abstract_params, load_pretrained
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from tests import tiny

@@ -11,11 +11,10 @@ from lit_het.configs import quickstart_lit_deterministic
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss
-from lit_het.optimizers import AdamW
+from lit_het.objectives.distillation import DistillationConfig
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
-from lit_het.tasks.distillation import DistillationConfig
 from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
@@ -93,10 +92,3 @@ def test_a_run_needs_an_average_as_teacher_and_heads_that_are_trained(config):
 def test_a_run_that_ends_before_its_losses_begin_is_refused(config, tmp_path):
     with tiny.untrained(), pytest.raises(UserError, match=f"start {STEPS} steps is step {STEPS} of a run of {STEPS}"):
         train(changed(config, run_dir=tmp_path / "run", task__distillation__start=Duration(STEPS)))
-
-
-def test_a_second_moment_that_forgets_slowly_is_told(config, tmp_path, capsys):
-    for decay, is_told in ((0.999, True), (0.95, False)):
-        rule = AdamW(second_decay=decay)
-        tiny.finish_untrained(changed(config, run_dir=tmp_path / str(decay), optimizer__rule=rule))
-        assert ("reach 6.6 times the learning rate" in capsys.readouterr().err) == is_told

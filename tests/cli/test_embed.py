@@ -31,7 +31,7 @@ from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.opening import open_run
 from lit_het.runs.parsing import parse_tower
 from lit_het.runs.training import train
-from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import break_first_image, changed, last_line, refusal, run_command, write_config_file

@@ -27,12 +27,12 @@ from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.objectives.masking import MaskingConfig
+from lit_het.objectives.mixing import Mixing
 from lit_het.random import keys_at
 from lit_het.runs.checks import check_data
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
-from lit_het.tasks.masking import MaskingConfig
-from lit_het.tasks.mixing import Mixing
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
 from tests.cli.tiny_decoder import NAMES

@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lit_het import sharding
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.mixtures import MixedImages
 from lit_het.sharding import MeshConfig
-from lit_het.types import EmbeddingSamples, MixedImages, Queries
+from lit_het.types import EmbeddingSamples, Queries
 
 D, S, R = 4, 3, 2
 LOSSES = (SoftmaxLoss, SigmoidLoss)

@@ -16,7 +16,8 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.base import masked_mean, weights
-from lit_het.losses.classification import LabelMixture, SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.mixtures import LabelMixture
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.types import LogitSamples

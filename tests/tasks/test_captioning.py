@@ -18,23 +18,24 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.objectives import tokens
+from lit_het.objectives.captioner import CaptionerConfig
+from lit_het.objectives.mixing import Mixing
+from lit_het.objectives.tokens import shifted
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
-from lit_het.tasks import captioner
 from lit_het.tasks.base import Task
-from lit_het.tasks.captioner import CaptionerConfig, shifted
 from lit_het.tasks.captioning import CaptioningConfig, captioner_params, captioning_of
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.tasks.given_texts import text_log_probabilities
-from lit_het.tasks.mixing import Mixing
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.step import initial_state, make_train_step
+from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch
 from tests.heads.references import all_at_once
 from tests.tasks.meshes import (
@@ -203,7 +204,7 @@ def test_a_decoder_learns_to_write_the_captions_of_its_images():
     task, params = start(CAPTIONING)
     locked, trainable = parameters.partition(params, task.locked)
     optimizer = optax.adam(1e-2)
-    step, state = jax.jit(make_train_step(task, optimizer, seed=0)), initial_state(trainable, optimizer)
+    step, state = jax.jit(make_step(of_trainable(task.loss), optimizer, seed=0)), initial_state(trainable, optimizer)
     batch = dataclasses.replace(BATCH, valid=jnp.ones(8, bool))
     losses = []
     for _ in range(150):
@@ -363,16 +364,16 @@ def test_stored_embeddings_and_texts_without_targets_are_refused(batch):
 def test_blocks_of_tokens_leave_loss_and_gradient_as_they_are(monkeypatch):
     task, params = start(CAPTIONING)
     (whole, _), of_whole = loss_and_gradient(task.loss, params, BATCH)
-    monkeypatch.setattr(captioner, "_LOGITS_PER_BLOCK", 9 * 10)
-    monkeypatch.setattr(captioner, "_LEAST_TOKENS_PER_BLOCK", 4)
-    assert captioner.tokens_per_block(8 * 5, 9) == 10
+    monkeypatch.setattr(tokens, "_LOGITS_PER_BLOCK", 9 * 10)
+    monkeypatch.setattr(tokens, "_LEAST_TOKENS_PER_BLOCK", 4)
+    assert tokens.tokens_per_block(8 * 5, 9) == 10
     (in_blocks, _), of_blocks = loss_and_gradient(CAPTIONING.build().loss, params, BATCH)
     assert float(in_blocks) == pytest.approx(float(whole), rel=1e-6)
     assert_same(((in_blocks, {}), of_blocks), ((whole, {}), of_whole), atol=2e-6)
 
 
 def test_a_batch_without_divisors_is_one_block():
-    assert captioner.tokens_per_block(13, 256_000) == 13
-    assert captioner.tokens_per_block(1009, 256_000) == 1009
-    assert captioner.tokens_per_block(64 * 64, 256_000) == 256
-    assert captioner.tokens_per_block(512, 32_000) == 512
+    assert tokens.tokens_per_block(13, 256_000) == 13
+    assert tokens.tokens_per_block(1009, 256_000) == 1009
+    assert tokens.tokens_per_block(64 * 64, 256_000) == 256
+    assert tokens.tokens_per_block(512, 32_000) == 512

@@ -17,10 +17,10 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.objectives.mixing import Mixing, boxes
 from lit_het.sharding import batch_sharding
 from lit_het.tasks import quantities
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.mixing import Mixing, boxes
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

@@ -13,11 +13,10 @@ from lit_het import parameters
 from lit_het.checkpoints.resample import resample
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.objectives.distillation import DistillationConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.distillation import DistillationConfig
-from lit_het.tasks.patch_sizes import losses, resize_tower
+from lit_het.tasks.patch_sizes import at_patch_sizes, resize_tower
 from lit_het.towers.resizing import patch_resize
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
@@ -36,6 +35,10 @@ BATCH = Batch(
     label=jnp.asarray([0, 1, 2, 0]),
     text=jnp.asarray(RANDOM.integers(1, 20, (4, 4)), jnp.int32),
 )
+
+
+def losses(config):
+    return at_patch_sizes(config.build().loss, config.image_tower)
 
 
 @functools.cache
@@ -105,9 +108,9 @@ def test_the_gradient_of_a_size_is_that_of_a_perturbed_kernel():
     np.testing.assert_allclose(along(0.0)[1], difference, rtol=2e-2)
 
 
-def test_one_size_needs_no_losses_of_sizes():
-    assert losses(dataclasses.replace(CLASSIFIER, image_tower=dataclasses.replace(TOWER, patch_sizes=()))) == ()
-    assert losses(CaptioningConfig()) == ()
+def test_a_tower_of_one_size_has_the_loss_of_its_task():
+    task = dataclasses.replace(CLASSIFIER, image_tower=dataclasses.replace(TOWER, patch_sizes=())).build()
+    assert at_patch_sizes(task.loss, task.config.image_tower) == [task.loss]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,5 @@ def test_one_size_needs_no_losses_of_sizes():
 def test_sizes_that_do_not_fit_and_self_distillation_are_refused(fields, problem):
     with pytest.raises(UserError, match=re.escape(problem)):
         dataclasses.replace(TOWER, **fields)
-    config = ContrastiveConfig(TOWER, TEXT, locked=(), distillation=DistillationConfig(view_size=8))
     with pytest.raises(UserError, match=re.escape("leave out task.image_tower.patch_sizes")):
-        losses(config)
+        ContrastiveConfig(TOWER, TEXT, locked=(), distillation=DistillationConfig(view_size=8))

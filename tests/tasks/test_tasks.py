@@ -25,7 +25,8 @@ from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.tasks import quantities
 from lit_het.tasks.base import Task
 from lit_het.tasks.classification import ClassificationConfig, Classifier
-from lit_het.tasks.contrastive import ContrastiveConfig, TwoTowers
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.two_towers import TwoTowers
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

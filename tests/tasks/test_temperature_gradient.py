@@ -24,7 +24,7 @@ from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient, check_temperature, held_out_fraction
-from lit_het.training.step import initial_state, make_train_step
+from lit_het.training.step import initial_state, make_step, of_trainable, skipping_nonfinite
 from lit_het.types import Batch
 from tests.tasks.meshes import assert_same, placed, start
 from tests.training.tiny_run import TASK, host_batches
@@ -67,7 +67,7 @@ class Plain:
     def layers_above(self, params):
         return jax.tree.map(lambda _: 0, params)
 
-    def loss(self, params, batch, keys):
+    def loss(self, params, batch, keys, progress=None):
         logits = batch.image_embedding @ params["head"]["w"] / jnp.exp(params["head"]["temperature"]["t"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.label).mean(), {}
 
@@ -218,7 +218,7 @@ def test_four_devices_and_microbatches_have_the_gradient_of_one_device():
 
 def test_a_step_whose_held_out_rows_are_not_finite_is_skipped():
     optimizer = optax.sgd(0.1)
-    step = jax.jit(make_train_step(Plain(), optimizer, 0, gradient_of=gradient_of("simple"), skips_nonfinite=True))
+    step = jax.jit(skipping_nonfinite(make_step(of_trainable(Plain().loss, gradient_of("simple")), optimizer, 0)))
     state, batch = initial_state(Plain().params, optimizer), Plain().batch
     embedding = np.where(np.arange(len(batch.valid))[:, None] == 3, np.inf, batch.image_embedding).astype(np.float32)
     spoilt = dataclasses.replace(batch, image_embedding=embedding)

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from lit_het import parameters
@@ -15,7 +14,7 @@ from lit_het.optimizers import SGD, Optimizer
 from lit_het.random import keys_at
 from lit_het.schedules import Linear, Schedule
 from lit_het.sharding import MeshConfig
-from lit_het.training.step import initial_state, make_train_step
+from lit_het.training.step import averaged, initial_state, make_step, of_trainable, skipping_nonfinite
 from lit_het.types import Batch
 from tests.training.tiny_run import STEPS, TASK, Run
 
@@ -131,7 +130,7 @@ class Task:
     def layers_above(self, params):
         return {"w": 0}
 
-    def loss(self, params, batch, keys):
+    def loss(self, params, batch, keys, progress=None):
         return self.of_w(params["w"], batch, keys), {}
 
 
@@ -154,7 +153,7 @@ def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(valid, rate, 
     """The loss is a square, or the square root of a negative number where the batch is invalid."""
     task = Task(lambda w, batch, keys: jnp.sum(jnp.sqrt(w**4 * jnp.where(batch.valid[0], 1.0, -1.0))), [2.0] * 3)
     optimizer = Optimizer().build(Schedule(rate, Duration(1), initial_rate=rate), RunLength(5, 1))
-    step = jax.jit(make_train_step(task, optimizer, 0, skips_nonfinite=True))
+    step = jax.jit(skipping_nonfinite(make_step(of_trainable(task.loss), optimizer, 0)))
     before = initial_state(task.params, optimizer)
     after, metrics = step(before, {}, Batch(valid=np.array([valid])))
     assert bool(metrics["skipped"]) is (problem is not None)
@@ -169,7 +168,8 @@ def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(valid, rate, 
 def test_every_step_of_every_seed_draws_its_own_noise():
     task, optimizer, noise = Task(lambda w, batch, keys: w**2 + jax.random.normal(keys("noise")), 0.0), sgd(0.1, 5), []
     for seed in (0, 1):
-        step, state = jax.jit(make_train_step(task, optimizer, seed)), initial_state(task.params, optimizer)
+        step = jax.jit(make_step(of_trainable(task.loss), optimizer, seed))
+        state = initial_state(task.params, optimizer)
         for _ in range(3):
             state, metrics = step(state, {}, BATCH)
             noise.append(float(metrics["loss"]))
@@ -180,7 +180,7 @@ def test_the_average_follows_the_parameters_and_does_not_change_them():
     """w ← w - 0.25 · 2 w = w / 2 and a ← 0.75 a + 0.25 w, from w = a = 1."""
     optimizer = sgd(0.25, 4)
     state = initial_state(PARABOLA.params, optimizer, averages=True)
-    step, found = jax.jit(make_train_step(PARABOLA, optimizer, 0, 0.75)), []
+    step, found = jax.jit(averaged(make_step(of_trainable(PARABOLA.loss), optimizer, 0), 0.75)), []
     for _ in range(3):
         state, _ = step(state, {}, BATCH)
         found.append((float(state.params["w"]), float(state.average["w"])))
@@ -189,49 +189,16 @@ def test_the_average_follows_the_parameters_and_does_not_change_them():
     assert initial_state(PARABOLA.params, optimizer).evaluated == {"w": 1.0}
 
 
-class Distilling(Task):
-    """A loss w², and beside it one that compares w v with the w of the teacher, weighted at random."""
-
-    def __init__(self):
-        super().__init__(lambda w, batch, keys: w**2)
-        self.params |= {"distillation": {"v": jnp.asarray(np.float32(2.0))}}
-
-    def distillation_loss(self, params, teacher, batch, keys):
-        share = jax.random.uniform(keys("views"))
-        value = share * (params["w"] * params["distillation"]["v"] - teacher["w"]) ** 2
-        return value, {"distillation_loss": value, "share": share}
-
-
-def test_the_loss_of_distillation_begins_at_its_step_and_its_teacher_is_the_average():
-    """Before it, weight decay leaves the parameters that only this loss has as they are."""
-    task, optimizer = Distilling(), optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1))
-    state = initial_state(task.params, optimizer, averages=True)
-    step = jax.jit(make_train_step(task, optimizer, 0, 0.75, distilled_from=2))
-    shares = jax.jit(lambda: [jax.random.uniform(keys_at(0, number)("views")) for number in range(5)])()
-    w, v, average = 1.0, 2.0, 1.0
-    for number in range(5):
-        state, metrics = step(state, {}, BATCH)
-        share = float(shares[number]) if number >= 2 else 0.0
-        difference = w * v - average
-        assert float(metrics["distillation_loss"]) == pytest.approx(share * difference**2, rel=1e-5)
-        assert float(metrics["loss"]) == pytest.approx(w**2 + share * difference**2, rel=1e-5)
-        by_w, by_v = 2 * w + 2 * share * difference * v, 2 * share * difference * w
-        w, v = w - 0.1 * (by_w + 0.5 * w), v - (0.1 * (by_v + 0.5 * v) if number >= 2 else 0)
-        average = 0.75 * average + 0.25 * w
-        found = state.params["w"], state.params["distillation"]["v"], state.average["w"]
-        np.testing.assert_allclose(found, (w, v, average), rtol=1e-5)
-
-
 def test_each_step_draws_one_of_several_losses_and_takes_its_gradient():
-    slopes = [lambda params, batch, keys, a=a: (a * params["w"], {"slope": jnp.float32(a)}) for a in (1.0, 2.0, 3.0)]
-    optimizer, drawn = sgd(1.0, 300), []
+    slopes = [lambda params, batch, keys, _, a=a: (a * params["w"], {"slope": jnp.float32(a)}) for a in (1.0, 2.0, 3.0)]
+    optimizer, found = sgd(1.0, 300), []
     step, state = (
-        jax.jit(make_train_step(PARABOLA, optimizer, 0, losses=slopes)),
+        jax.jit(make_step(drawn([of_trainable(slope) for slope in slopes]), optimizer, 0)),
         initial_state(PARABOLA.params, optimizer),
     )
     for _ in range(300):
         state, metrics = step(state, {}, BATCH)
-        drawn.append(float(metrics["slope"]))
-        assert float(metrics["gradient_norm"]) == drawn[-1]
+        found.append(float(metrics["slope"]))
+        assert float(metrics["gradient_norm"]) == found[-1]
     # 100 of each with a standard deviation of 8.
-    assert all(70 < drawn.count(slope) < 130 for slope in (1.0, 2.0, 3.0))
+    assert all(70 < found.count(slope) < 130 for slope in (1.0, 2.0, 3.0))

@@ -10,6 +10,7 @@ from lit_het import distributed, parameters, sharding
 from lit_het.durations import Duration, RunLength
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
+from lit_het.objectives.base import with_starts
 from lit_het.optimizers import Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
@@ -18,7 +19,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.step import initial_state, make_train_step
+from lit_het.training.step import averaged, initial_state, make_step, of_trainable, plain_gradient
 from lit_het.types import Batch
 from tests.tasks import meshes
 
@@ -46,14 +47,18 @@ def host_batches(count=STEPS):
 @functools.cache
 def _compiled(mesh, config, seed, average_decay, gradient_of):
     """Returns the programs of runs that are equal: what starts one, and its step."""
-    task, optimizer = config.build(), Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(STEPS, BATCH_SIZE))
+    length = RunLength(STEPS, BATCH_SIZE)
+    config = with_starts(config, length)
+    late = {name: int(objective.start.amount) for name, objective in config.objectives.items()}
+    task, optimizer = config.build(), Optimizer().build(Schedule(1e-2, Duration(1)), length, late=late)
 
     def start(params):
         locked, trainable = parameters.partition(params, task.locked)
         return initial_state(trainable, optimizer, averages=average_decay is not None), locked
 
     shardings = sharding.tree_shardings(jax.eval_shape(start, task.shapes), mesh)
-    step = make_train_step(task, optimizer, seed, average_decay, gradient_of=gradient_of)
+    step = make_step(of_trainable(task.loss, gradient_of or plain_gradient), optimizer, seed)
+    step = step if average_decay is None else averaged(step, average_decay)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings[0], None))
     return jax.jit(start, out_shardings=shardings), step
 

@@ -108,13 +108,19 @@ def decode_info(item: Any) -> tuple[dict[str, Any], dict[str, Fingerprint]] | No
         return None
 
 
-def check_fit(saved: Mapping[str, Fingerprint], wanted: Mapping[str, Fingerprint], directory: Path) -> None:
+def check_fit(
+    saved: Mapping[str, Fingerprint],
+    wanted: Mapping[str, Fingerprint],
+    directory: Path,
+    way_out: str = "use the configuration that it was trained with",
+) -> None:
     """Checks that a checkpoint has the arrays of a model.
 
     Args:
         saved: fingerprints of the checkpoint's arrays.
         wanted: the model's, from `specs`.
         directory: of the checkpoint, for the error message.
+        way_out: end of the message.
 
     Raises:
         UserError: paths, shapes or types differ.
@@ -133,8 +139,7 @@ def check_fit(saved: Mapping[str, Fingerprint], wanted: Mapping[str, Fingerprint
         raise UserError(
             f"the configuration contradicts the checkpoint in {directory}: {path} is "
             f"{'missing' if theirs is None else shown(theirs)} in the checkpoint and "
-            f"{'absent' if ours is None else shown(ours)} in the model{more}; "
-            "use the configuration that it was trained with"
+            f"{'absent' if ours is None else shown(ours)} in the model{more}; {way_out}"
         )
 
 

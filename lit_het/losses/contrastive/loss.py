@@ -19,7 +19,8 @@ from lit_het.losses.base import weights
 from lit_het.losses.contrastive import dense, normalizers, pseudo_positives, sample_free
 from lit_het.losses.contrastive.blocks import Form, Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import Examples, Pairs
-from lit_het.types import EmbeddingSamples, MixedImages, Queries
+from lit_het.mixtures import MixedImages
+from lit_het.types import EmbeddingSamples, Queries
 
 Duplicates = Literal["positives", "negatives"]
 

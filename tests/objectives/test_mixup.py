@@ -13,10 +13,11 @@ from lit_het.errors import UserError
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.losses.classification import LabelMixture, SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.mixtures import LabelMixture
+from lit_het.objectives import mixup
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig, batch_sharding
-from lit_het.tasks import mixup
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig

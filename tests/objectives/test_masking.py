@@ -13,8 +13,8 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.objectives.masking import MaskingConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.masking import MaskingConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig

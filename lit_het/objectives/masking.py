@@ -1,19 +1,22 @@
 """Masked images and texts, whose Gaussians are to contain those of the whole ones (ProLIP)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.losses.base import finite, masked_mean, weights
+from lit_het.objectives.base import Context, Objective, Setup
+from lit_het.types import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskingConfig:
+class MaskingConfig(Objective):
     """The second inclusion loss of ProLIP: an image, or a text, is included in itself with parts masked.
 
     Its defaults are ProLIP's. Both towers run once more on the masked rows.
@@ -43,20 +46,47 @@ class MaskingConfig:
         if not 0 < self.masked < 1:
             raise FieldError(self, "masked", f"{self.masked} must be between 0 and 1")
 
-    def check(self, head: object, image_tower: object, vocabulary_size: int) -> None:
-        """Checks that a model has Gaussians, patches and the tokens.
+    def check(self, setup: Setup) -> None:
+        """Checks that the model has Gaussians, patches and the tokens, and that padding is known from words.
 
         Raises:
-            UserError: it has not.
+            UserError: it has not, or the data are stored embeddings.
         """
-        if not isinstance(head, GaussianContrastiveConfig) or not isinstance(image_tower, ViTConfig):
+        if not isinstance(setup.task.head, GaussianContrastiveConfig) or not setup.task.image_tower.pools_tokens:
             raise UserError("task.masking needs the head 'gaussian' and a ViT as image tower; leave it out")
         for field in ("mask_token", "padding_token"):
-            if getattr(self, field) >= vocabulary_size:
+            if getattr(self, field) >= (size := setup.task.text_tower.vocabulary_size):
                 raise UserError(
-                    f"task.masking.{field} = {getattr(self, field)} is not below the vocabulary of {vocabulary_size} "
-                    "tokens"
+                    f"task.masking.{field} = {getattr(self, field)} is not below the vocabulary of {size} tokens"
                 )
+        if setup.tokenizer is not None:
+            self._check_data(setup.run.data, setup.tokenizer)
+
+    def _check_data(self, data: Any, tokenizer: Any) -> None:
+        for field in ("embeddings", "text_embeddings"):
+            if getattr(data, field) is not None:
+                flag = field.replace("_", "-")
+                raise UserError(f"--task.masking masks patches and words; leave it out, or leave out --data.{flag}")
+        if self.padding_token != tokenizer.padding_id:
+            raise UserError(
+                f"--task.masking.padding-token {self.padding_token} is not the padding of the tokenizer, "
+                f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
+            )
+
+    def term(self, context: Context) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the weighted inclusion loss of the masked rows."""
+        batch, model = context.batch, context.model
+        if batch.image is None or batch.text is None or batch.text_embedding is not None:
+            raise UserError("task.masking needs images and captions, not their stored embeddings; leave one out")
+        pixels, words, valid = (self.rows(x) for x in (batch.image, batch.text, batch.valid))
+        of_images, of_texts = jax.random.split(context.keys("masking"))
+        kept = self.kept_patches(of_images, len(pixels), model.image_tower.num_patches(pixels))
+        masked_image = model.image_tower(pixels, None, kept).embedding
+        masked_text = model.text_tower(self.masked_text(of_texts, words)).embedding
+        masked = (finite(side, valid) for side in (masked_image, masked_text))
+        values = self.weight * model.head.masked_inclusion(self.rows(context.image), self.rows(context.text), *masked)
+        share = weights(valid, None if batch.weight is None else self.rows(batch.weight))
+        return jnp.sum(share * values), {"masked_inclusion_loss": masked_mean(values, valid)}
 
     def rows(self, x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:
         """Returns the rows that are masked: the first of every group, so that no row moves between devices.

@@ -1,6 +1,6 @@
 """Mixup and CutMix for image-text pairs: an image with a part of another has a label for both texts (PCME++ Sec. 2.4).
 
-As in `lit_het.tasks.mixup` an image is mixed with that of the row before, on the global batch.
+As in `lit_het.objectives.mixup` an image is mixed with that of the row before, on the global batch.
 """
 
 import dataclasses
@@ -10,13 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, UInt8, UInt32
 
-from lit_het.errors import FieldError, require_at_least
-from lit_het.tasks import mixup
-from lit_het.types import MixedImages
+from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.mixtures import MixedImages
+from lit_het.objectives import mixup
+from lit_het.objectives.base import Objective, Setup
+from lit_het.random import Keys
+from lit_het.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixing:
+class Mixing(Objective):
     """Which images of a batch are mixed, and how; the defaults are those of PCME++.
 
     Attributes:
@@ -40,6 +44,26 @@ class Mixing:
                 raise FieldError(self, field, f"{getattr(self, field)} must be at most 1")
         if not self.alpha > 0:
             raise FieldError(self, "alpha", f"{self.alpha} must be positive")
+
+    def check(self, setup: Setup) -> None:
+        """Checks that the loss takes shares of texts, and that images are not stored embeddings.
+
+        Raises:
+            UserError: it does not, or they are.
+        """
+        if not isinstance(setup.task.loss, SigmoidLoss):
+            raise UserError(
+                "task.mixing gives an image a share of two texts, and a softmax loss takes only one; set --task.loss "
+                "sigmoid, or --task.mixing None"
+            )
+        if setup.run is not None and setup.run.data.embeddings is not None:
+            raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
+
+    def prepare(self, batch: Batch, keys: Keys) -> Batch:
+        """Returns the batch with mixed images, and what they are mixed of."""
+        assert batch.image is not None
+        image, mixed = self(batch.image, batch.valid, batch.ids, keys("mixing"))
+        return dataclasses.replace(batch, image=image, mixed=mixed)
 
     def __call__(
         self,

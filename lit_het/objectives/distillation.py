@@ -1,6 +1,7 @@
 """Self-distillation and masked prediction beside a contrastive loss (SigLIP 2, Sec. 2.3; SILC; DINO; iBOT)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +11,18 @@ from jaxtyping import Array, Float, Int, Key
 from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.losses.base import weights
-from lit_het.losses.distillation import prototype_cross_entropy
+from lit_het.losses.distillation import VECTORS_PER_BLOCK, prototype_cross_entropy
+from lit_het.objectives.base import Context, Objective, Setup
+from lit_het.objectives.masking import random_patches
+from lit_het.objectives.views import random_views
 from lit_het.random import Keys
-from lit_het.tasks.masking import random_patches
-from lit_het.tasks.views import random_views
 from lit_het.towers.layers import linear
-from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViT, ViTConfig
 from lit_het.types import Batch, Metrics
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillationConfig:
+class DistillationConfig(Objective):
     """Two losses whose teacher is the moving average of the image tower (SigLIP 2, Sec. 2.3).
 
     The student's embedding of a part of the image predicts the teacher's embedding of the whole, and its tokens of
@@ -76,20 +77,31 @@ class DistillationConfig:
             if not 0 < least <= most <= 1:
                 raise FieldError(self, field, f"({least}, {most}) must be two shares of an image, the smaller first")
 
-    def check(self, tower: ViTConfig | ResNetConfig) -> None:
-        """Checks that an image tower has what the losses compare.
+    def modules(self, task: Any, rngs: nnx.Rngs) -> "Distillation":
+        """Returns the heads between the tower and the prototypes, and the token of masked patches."""
+        return Distillation(self, task.image_tower, rngs)
+
+    def check(self, setup: Setup) -> None:
+        """Checks that the image tower has what the losses compare, is trained, and has an average.
 
         Raises:
             UserError: it has not, or a view is smaller than a patch or larger than an image.
         """
-        needs = (
-            "task.distillation needs a ViT with pooling, without experts, uncertainty_token, layer_input and num_inputs"
-        )
-        if isinstance(tower, ResNetConfig):
-            raise UserError(needs)
-        has_more = tower.uncertainty_token or tower.layer_input or tower.num_inputs > 1
-        if tower.encoder.experts is not None or tower.pooling == "none" or has_more:
-            raise UserError(needs)
+        self._check_tower(setup.task.image_tower)
+        if setup.trained is not None and not {"image_tower", "distillation"} <= setup.trained:
+            raise UserError("task.distillation trains the image tower and its own heads: leave both out of task.locked")
+        if setup.run is not None and setup.run.average_decay is None:
+            raise UserError("the teacher of task.distillation is the moving average: set average_decay, such as 0.996")
+
+    def _check_tower(self, tower: Any) -> None:
+        has_more = not tower.pools_tokens or tower.uncertainty_token or tower.input_size
+        if has_more or tower.num_inputs > 1 or tower.encoder.experts is not None:
+            raise UserError(
+                "task.distillation needs a ViT with pooling, without experts, uncertainty_token, layer_input and "
+                "num_inputs"
+            )
+        if tower.patch_sizes:
+            raise UserError("task.distillation has views of its own: leave out task.image_tower.patch_sizes")
         if not tower.patch_size <= self.view_size <= tower.image_size:
             raise FieldError(
                 self,
@@ -99,6 +111,16 @@ class DistillationConfig:
         if rest := self.view_size % tower.patch_size:
             near = self.view_size - rest
             raise FieldError(self, "view_size", f"{self.view_size} is no multiple of {tower.patch_size}: take {near}")
+
+    def term(self, context: Context) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the weighted sum of both losses, and metrics."""
+        assert context.teacher is not None, "checked with the run"
+        student, teacher = ((m.image_tower, m.distillation) for m in (context.model, context.teacher))
+        return distillation_loss(student, teacher, context.batch, context.keys)
+
+    def largest_array(self, task: Any, rows: int) -> int:
+        """Returns the numbers of a block of logits of prototypes."""
+        return VECTORS_PER_BLOCK * self.num_prototypes
 
 
 class PrototypeHead(nnx.Module):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_het.objectives import views
+from lit_het.objectives.views import random_views
 from lit_het.sharding import MeshConfig, batch_sharding
-from lit_het.tasks import views
-from lit_het.tasks.views import random_views
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)

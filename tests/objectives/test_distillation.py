@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
+from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.losses.base import weights
 from lit_het.losses.distillation import prototype_cross_entropy
+from lit_het.objectives.distillation import DistillationConfig, distillation_loss, masked_patches
+from lit_het.objectives.views import random_views
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.distillation import DistillationConfig, masked_patches
-from lit_het.tasks.views import random_views
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
 from tests.tasks.meshes import assert_same_loss, compiled, forward, on_devices, placed, start, task_of
-from tests.training.tiny_run import TASK, host_batches
+from tests.training.tiny_run import STEPS, TASK, Run, host_batches
 
-SMALL = DistillationConfig(num_views=2, view_size=4, hidden=16, bottleneck=8, num_prototypes=12)
+SMALL = DistillationConfig(Duration(0), num_views=2, view_size=4, hidden=16, bottleneck=8, num_prototypes=12)
 CONFIG = dataclasses.replace(TASK, distillation=SMALL, locked=())
 assert isinstance(TASK.image_tower, ViTConfig)
 WITH_EXPERTS = dataclasses.replace(TASK.image_tower.encoder, depth=4, experts=ExpertsConfig(num_experts=2))
@@ -35,8 +36,20 @@ def with_distillation(**changes):
     return dataclasses.replace(CONFIG, distillation=dataclasses.replace(SMALL, **changes))
 
 
+@functools.cache
+def term_of(config):
+    """Returns the loss of self-distillation alone, of the parameters of student and teacher."""
+    task = task_of(config)
+
+    def term(student, teacher, batch, keys):
+        models: list[Any] = [task._model(params) for params in (student, teacher)]
+        return distillation_loss(*((model.image_tower, model.distillation) for model in models), batch, keys)
+
+    return term
+
+
 def value_and_gradient(config, student, teacher):
-    return compiled(task_of(config).distillation_loss)(student, teacher, BATCH, KEYS)
+    return compiled(term_of(config))(student, teacher, BATCH, KEYS)
 
 
 def both():
@@ -71,7 +84,7 @@ def test_both_losses_equal_their_definition():
         token = student.distillation.mask_token[...]
         tokens = student.image_tower(whole, masked=jnp.asarray(masked), mask_token=token).tokens, target.tokens
         at_mask = [head(x[np.nonzero(masked)]).reshape(16, 2, -1) for head, x in zip(heads, tokens, strict=True)]
-        return task.distillation_loss(*params, batch, KEYS), distillation, loss(at_mask[0], at_mask[1], heads)
+        return term_of(CONFIG)(*params, batch, KEYS), distillation, loss(at_mask[0], at_mask[1], heads)
 
     (value, metrics), expected, masked_prediction = computed(both(), BATCH)
     assert float(metrics["distillation_loss"]) == pytest.approx(float(expected), rel=1e-4)
@@ -104,15 +117,49 @@ def test_each_loss_alone(changes, name, unused):
 def test_eight_devices_give_the_loss_of_one():
     """Its gradient by students and prototypes is compared in tests/losses/test_distillation_loss.py."""
     (student, teacher), mesh = both(), MeshConfig(data=4, fsdp=2)
-    loss = forward(lambda student, batch, *more: task_of(CONFIG).distillation_loss(student, more[0], batch, more[1]))
+    loss = forward(lambda student, batch, *more: term_of(CONFIG)(student, more[0], batch, more[1]))
     found = on_devices(loss, mesh, student, BATCH, placed(teacher, mesh.build()), KEYS)
     expected, _ = value_and_gradient(CONFIG, student, teacher)
     assert_same_loss(found, expected)
 
 
+@functools.cache
+def trained(config, **fields):
+    """States after every step, and metrics."""
+    run, states, records = Run(config=config, **fields), [], []
+    for batch in run.batches():
+        states.append(jax.tree.map(np.asarray, run.state))
+        run.state, metrics = run.step(run.state, run.locked, batch)
+        records.append({name: float(x) for name, x in metrics.items()})
+    return [*states, jax.tree.map(np.asarray, run.state)], records
+
+
+@pytest.mark.slow
+def test_the_losses_begin_at_their_step_leave_earlier_ones_as_they_are_and_the_teacher_is_the_average():
+    plain, of_plain = trained(dataclasses.replace(CONFIG, distillation=None))
+    states, records = trained(with_distillation(start=Duration(3)))
+    for step, record in enumerate(records):
+        has_begun = step >= 3
+        assert (record["distillation_loss"] > 0) == has_begun
+        assert (record["masked_prediction_loss"] > 0) == has_begun
+        before, after = (parameters.flatten(states[i].params["distillation"]) for i in (step, step + 1))
+        assert all(np.array_equal(before[path], after[path]) for path in before) != has_begun, step
+        if not has_begun:
+            assert record["loss"] == pytest.approx(of_plain[step]["loss"], rel=1e-5)
+    assert records[3]["loss"] > of_plain[3]["loss"]
+    for path, x in parameters.flatten(plain[3].params).items():
+        np.testing.assert_allclose(parameters.flatten(states[3].params)[path], x, atol=1e-5, err_msg=path)
+    # The loss of a step is that of the state's parameters with the state's average as teacher.
+    last, batch = states[STEPS - 1], list(host_batches())[STEPS - 1]
+    keys = keys_at(0, STEPS - 1)
+    (loss, _), _ = compiled(term_of(CONFIG))(last.params, last.average, batch, keys)
+    contrastive, _ = forward(task_of(with_distillation(start=Duration(3))).loss)(last.params, batch, keys)
+    assert records[-1]["loss"] == pytest.approx(float(loss) + float(contrastive), rel=1e-5)
+
+
 @pytest.mark.slow
 def test_students_learn_to_predict_their_teacher():
-    first, run = jax.device_get(start(CONFIG)[1]), compiled(task_of(CONFIG).distillation_loss)
+    first, run = jax.device_get(start(CONFIG)[1]), compiled(term_of(CONFIG))
     student = teacher = first
     for step, batch in enumerate(host_batches(30)):
         _, gradient = run(student, teacher, batch, keys_at(1, step))
@@ -150,7 +197,7 @@ def test_towers_that_do_not_fit_or_are_locked_and_stored_embeddings_are_refused(
         dataclasses.replace(CONFIG, image_tower=dataclasses.replace(TASK.image_tower, encoder=WITH_EXPERTS))
     with pytest.raises(UserError, match=r"leave both out of task\.locked"):
         dataclasses.replace(CONFIG, locked=("image_tower/.*",)).build()
-    task, params = start(CONFIG)
+    params = start(CONFIG)[1]
     batch = Batch(jnp.ones(4, bool), image_embedding=jnp.zeros((4, 16)), text=jnp.zeros((4, 4), jnp.int32))
     with pytest.raises(UserError, match="needs images"):
-        task.distillation_loss(params, params, batch, KEYS)
+        term_of(CONFIG)(params, params, batch, KEYS)

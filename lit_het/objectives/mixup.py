@@ -3,11 +3,36 @@
 It is computed on the global batch, so that the result does not depend on the number of hosts.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 
-from lit_het.losses.classification import LabelMixture
+from lit_het.mixtures import LabelMixture
+from lit_het.objectives.base import Objective
+from lit_het.random import Keys
+from lit_het.types import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixup(Objective):
+    """Mixup of images and labels.
+
+    Attributes:
+        alpha: α of the Beta(α, α) distribution of weights.
+    """
+
+    alpha: float
+
+    def prepare(self, batch: Batch, keys: Keys) -> Batch:
+        """Returns the batch with mixed images, targets and weights."""
+        assert batch.image is not None
+        assert isinstance(batch.label, jax.Array)
+        own = draw_weight(keys("mixup"), self.alpha, batch.valid)
+        weight = None if batch.weight is None else mix_weights(batch.weight, own)
+        image, label = mix_pixels(batch.image, own), mix_labels(batch.label, own)
+        return dataclasses.replace(batch, image=image, label=label, weight=weight)
 
 
 def draw_weight(

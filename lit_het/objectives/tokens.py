@@ -1,4 +1,4 @@
-"""A text decoder on the tokens of a tower, and its loss: of a model of its own, or beside a contrastive loss."""
+"""The loss of the next token, of models that write text and of captioners beside another loss."""
 
 import dataclasses
 
@@ -7,19 +7,17 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lit_het import blocks, sharding
-from lit_het.errors import FieldError, UserError
+from lit_het.errors import UserError
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLClassifier, HetXLConfig
 from lit_het.heads.logits import TiedLogits
+from lit_het.heads.sampling import logits_at_once
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
-from lit_het.tasks.base import layers_above_towers
 from lit_het.towers.decoder import Decoder, DecoderConfig, Source
-from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, LogitSamples, Metrics, Params
+from lit_het.types import Batch, LogitSamples, Metrics
 
 START_TOKEN = 0
 """The input from which the first token of a text is predicted: padding, as in T5 and big_vision."""
@@ -30,60 +28,6 @@ _LEAST_TOKENS_PER_BLOCK = 128
 
 TokenHeadConfig = DeterministicConfig | HetXLConfig
 """Heads that map features of a decoder to logits of the next token."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CaptionerConfig:
-    """A text decoder that learns to write captions beside a contrastive loss (CoCa; SigLIP 2, Sec. 2.2).
-
-    Attributes:
-        decoder: the text decoder.
-        head: maps the decoder's features to a distribution of logits of the next token.
-        loss: of the next token.
-        weight: of that loss: 1 in SigLIP 2, 2 in CoCa.
-
-    Raises:
-        UserError: a weight that is not positive, or tied logits that do not fit the head.
-    """
-
-    decoder: DecoderConfig = DecoderConfig()
-    head: TokenHeadConfig = DeterministicConfig()
-    loss: SoftmaxCrossEntropy = SoftmaxCrossEntropy()
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise FieldError(self, "weight", f"{self.weight} must be above 0; task.captioner None leaves the loss out")
-        check_tied(self.decoder, self.head, "task.captioner")
-
-    def check(self, tower: ViTConfig | ResNetConfig, microbatches: int) -> None:
-        """Checks that an image tower has tokens to attend to, apart from its pooled embedding.
-
-        Raises:
-            UserError: it has none, or those of several parts of a batch.
-        """
-        pools_tokens = isinstance(tower, ViTConfig) and tower.pooling != "none"
-        if not pools_tokens or tower.num_members > 1 or tower.uncertainty_token:
-            raise UserError(
-                "task.captioner attends to the tokens of an image: it needs a ViT with a pooling, without ensembles of "
-                "experts and uncertainty_token"
-            )
-        if microbatches > 1:
-            raise UserError("task.captioner needs the tokens of a whole batch; set task.microbatches to 1")
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
-        return layers_above_towers({"decoder": self.decoder}, params)
-
-
-class Captioner(nnx.Module):
-    """The decoder and the head of a `CaptionerConfig`."""
-
-    head: ClassificationHead
-
-    def __init__(self, config: CaptionerConfig, source_width: int, rngs: nnx.Rngs):
-        self.decoder = config.decoder.build(source_width, rngs)
-        self.head = build_head(config.decoder, config.head, self.decoder, rngs)
 
 
 def build_head(config: DecoderConfig, head: TokenHeadConfig, decoder: Decoder, rngs: nnx.Rngs) -> ClassificationHead:
@@ -155,6 +99,12 @@ def tokens_per_block(num_tokens: int, vocabulary_size: int) -> int:
     size = blocks.largest_divisor(num_tokens, most)
     # Small blocks would be slow: a batch without a divisor near the limit is one block.
     return num_tokens if size < _LEAST_TOKENS_PER_BLOCK else size
+
+
+def token_logits_at_once(decoder: DecoderConfig, head: TokenHeadConfig, rows: int) -> int:
+    """Returns how many numbers a block of logits holds on a device with so many texts."""
+    tokens, size = rows * decoder.length, decoder.vocabulary_size
+    return logits_at_once(head.sampling, tokens if head.sampling else tokens_per_block(tokens, size), size)
 
 
 def shifted(text: Int[Array, "b l"]) -> Int[Array, "b l"]:

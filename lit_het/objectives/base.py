@@ -1,0 +1,158 @@
+"""Objectives: what a task trains beside its own loss.
+
+An objective is a configuration in a field of a task's. Its name is that of the field: there its parameters lie, and
+flags and messages call it so.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from lit_het.durations import Duration, RunLength
+from lit_het.errors import UserError
+from lit_het.random import Keys
+from lit_het.types import Batch, Metrics, Params, TowerOutput
+
+_Task = TypeVar("_Task", bound=Any)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What surrounds an objective, as far as it is known: it is checked whenever more of it is.
+
+    Attributes:
+        task: configuration of the task.
+        trained: parts of the model that are not locked, such as "image_tower".
+        run: configuration of the run.
+        tokenizer: of the captions.
+    """
+
+    task: Any
+    trained: frozenset[str] | None = None
+    run: Any = None
+    tokenizer: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What the term of an objective is computed from.
+
+    Attributes:
+        model: towers, head and the modules of objectives, with the parameters that are differentiated.
+        teacher: the same with the moving average of the parameters; None without one.
+        batch: as `Objective.prepare` left it.
+        image, text: embeddings, the inputs of the head; ones in invalid rows.
+        outputs: of the towers that have run, by "image" and "text".
+        keys: random keys of the step.
+        step: number of the step; None where nothing is trained, and no objective begins later.
+    """
+
+    model: Any
+    teacher: Any
+    batch: Batch
+    image: Float[Array, "n d"]
+    text: Float[Array, "n d"]
+    outputs: Mapping[str, TowerOutput]
+    keys: Keys
+    step: Int[Array, ""] | None = None
+
+
+class Objective:
+    """An objective that adds nothing; others are frozen dataclasses that replace what they need.
+
+    Attributes:
+        start: when its term begins. Until then its parameters stay as they were initialized.
+        reads_targets: whether it needs to know which tokens of captions are to be predicted, `Batch.text_target`.
+    """
+
+    start: Duration = Duration(0)
+    reads_targets = False
+
+    def modules(self, task: Any, rngs: nnx.Rngs) -> nnx.Module | None:
+        """Returns the module with its parameters, for the towers of a task's configuration."""
+
+    def layers_above(self, params: Params) -> Params:
+        """Returns the number of layers above each of its parameters, see `transformer.layers_above`."""
+        return jax.tree.map(lambda _: 0, params)
+
+    def check(self, setup: Setup) -> None:
+        """Checks that it fits what surrounds it.
+
+        Raises:
+            UserError: it does not.
+        """
+
+    def prepare(self, batch: Batch, keys: Keys) -> Batch:
+        """Returns the batch that the towers see."""
+        return batch
+
+    def term(self, context: Context) -> tuple[Float[Array, ""], Metrics] | None:
+        """Returns its weighted term of the loss, and metrics."""
+
+    def largest_array(self, task: Any, rows: int) -> int:
+        """Returns the numbers of the largest array of its term with so many rows on a device, for plans."""
+        return 0
+
+
+def objectives_of(task: Any) -> dict[str, Objective]:
+    """Returns the objectives among the fields of a task's configuration."""
+    values = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    return {name: value for name, value in values.items() if isinstance(value, Objective)}
+
+
+def prepared(objectives: Mapping[str, Objective], batch: Batch, keys: Keys) -> Batch:
+    """Returns the batch that the towers see, after all objectives."""
+    for objective in objectives.values():
+        batch = objective.prepare(batch, keys)
+    return batch
+
+
+def added(
+    loss: Float[Array, ""], metrics: Metrics, objectives: Mapping[str, Objective], context: Context
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns a loss with the terms of objectives, and all metrics.
+
+    The number of the step where an objective starts is known, see `with_starts`.
+    """
+    for objective in objectives.values():
+        if not objective.start.amount:
+            found = objective.term(context)
+        elif context.step is None:
+            found = None
+        else:
+            begins = context.step >= int(objective.start.amount)
+            found = _computed_if(begins, functools.partial(objective.term, context))
+        if found is not None:
+            loss, metrics = loss + found[0], metrics | found[1]
+    return loss, metrics
+
+
+def _computed_if(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
+    """Returns what a function returns, or zeros without computing it."""
+    shapes = jax.eval_shape(function)
+    return jax.lax.cond(is_true, function, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+
+def with_starts(task: _Task, run: RunLength | None) -> _Task:
+    """Returns a task's configuration whose objectives start at the number of a step; without a run at the first.
+
+    Raises:
+        UserError: the run ends before one starts.
+    """
+    found: dict[str, Any] = {}
+    for name, objective in objectives_of(task).items():
+        if objective.start.amount:
+            step = run.steps(objective.start, f"task.{name}.start") if run else 0
+            if run and step >= run.num_steps:
+                raise UserError(
+                    f"--task.{name}.start {objective.start} is step {step:,} of a run of {run.num_steps:,}, which "
+                    f"would never see it; begin earlier, or leave task.{name} out"
+                )
+            found[name] = dataclasses.replace(objective, start=Duration(step))  # pyright: ignore[reportArgumentType]
+    return dataclasses.replace(task, **found) if found else task

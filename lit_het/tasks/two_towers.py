@@ -1,0 +1,202 @@
+"""LiT (Zhai et al. 2022): a locked image tower, a trainable text tower, a contrastive head and loss."""
+
+import dataclasses
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from lit_het.heads.base import ContrastiveHead
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from lit_het.losses.base import finite, masked_mean, weights
+from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.mixtures import MixedImages
+from lit_het.objectives.base import Context, Setup, added, prepared
+from lit_het.random import Keys
+from lit_het.tasks import microbatches
+from lit_het.tasks.base import Progress, layers_above_towers, learning_rate_groups, trained_parts
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.noise_metrics import noise_metrics
+from lit_het.tasks.quantities import ImageClassifier
+from lit_het.tasks.temperature_gradient import check_temperature
+from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries, TowerOutput
+
+# JAX's arrays or NumPy's.
+_Rows = TypeVar("_Rows", jax.Array, np.ndarray)
+
+
+class TwoTowers(nnx.Module):
+    """Both towers and the head; the names of its attributes begin parameter paths."""
+
+    head: ContrastiveHead
+
+    def __init__(self, config: ContrastiveConfig, rngs: nnx.Rngs):
+        self.image_tower = config.image_tower.build(rngs)
+        self.text_tower = config.text_tower.build(rngs)
+        self.head = config.build_head(rngs)
+        for name, objective in config.objectives.items():
+            if (module := objective.modules(config, rngs)) is not None:
+                setattr(self, name, module)
+
+
+class ContrastiveTask:
+    """The task of a `ContrastiveConfig`."""
+
+    def __init__(self, config: ContrastiveConfig):
+        self.config = config
+        self.locked = config.locked
+        self.num_classes = None
+        self.has_image_noise = config.head.has_image_noise
+        self.has_class_probabilities = isinstance(config.loss, SigmoidLoss)
+        self.antithetic = config.head.antithetic
+        abstract = nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0)))
+        self.learning_rates = learning_rate_groups(abstract)
+        self.graph, state = nnx.split(abstract)
+        self.shapes = nnx.to_pure_dict(state)
+        self.trained = trained_parts(self.shapes, config.locked)
+        for objective in config.objectives.values():
+            objective.check(Setup(config, self.trained))
+        self.features = FeatureExtractor(config.image_tower)
+        self.num_predictions = config.num_keys
+        check_temperature(config.temperature_gradient, self.shapes, config.locked)
+
+    def initialize(self, key: Key[Array, ""]) -> Params:
+        """Returns fresh parameters."""
+        return nnx.to_pure_dict(nnx.state(TwoTowers(self.config, nnx.Rngs(params=key))))
+
+    def layers_above(self, params: Params) -> Params:
+        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
+        towers = {"image_tower": self.config.image_tower, "text_tower": self.config.text_tower}
+        return layers_above_towers(towers | self.config.objectives, params)
+
+    def loss(
+        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the contrastive loss of the batch with the terms of objectives, and metrics."""
+        model, objectives = self._model(params), self.config.objectives
+        batch = prepared(objectives, batch, keys)
+        image, text, outputs = self._embeddings(model, batch, keys)
+        samples = _by_image(model.head(image, text, keys("noise")), self.config.num_keys)
+        loss = self.config.loss(samples, batch.valid, batch.ids, batch.weight, *_if_given(batch.mixed))
+        metrics = {"temperature": samples.temperature}
+        teacher, step = (None, None) if progress is None else (progress.average, progress.step)
+        teacher = None if teacher is None else self._model(teacher)
+        context = Context(model, teacher, batch, image, text, outputs, keys, step)
+        loss, metrics = added(loss, metrics, objectives, context)
+        # Heads of images with several members have no auxiliary losses, and the noise of the first is measured.
+        first = image.reshape(len(text), -1, image.shape[1])[:, 0]
+        for name, values in model.head.auxiliary_losses(first, text, keys("dropout")).items():
+            metrics[name] = masked_mean(values, batch.valid)
+            loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
+        metrics |= noise_metrics(model.head, first, text, batch.valid)
+        for name, output in outputs.items():
+            metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
+            loss = loss + sum(output.auxiliary_losses.values())
+        return loss, metrics
+
+    def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
+        """Returns the model as a classifier over texts β with the logits ``(α + ε) · β / τ``, of each key of an image.
+
+        With noise on the image only, as in the ablation of HET-XL App. M; the paper evaluates without noise.
+
+        Args:
+            params: parameters of the model.
+            classes: unit embeddings of the texts; None for quantities of the image alone.
+        """
+        head = self._model(params).head
+
+        def logits(image: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int) -> LogitSamples:
+            assert classes is not None, "this quantity needs the embeddings of class names"
+            return head.logits(image, classes, key, num_samples)
+
+        def embeddings(members: Float[Array, "b m d"]) -> Float[Array, "b key"]:
+            b, m, d = members.shape
+            keys = head.image_key(members.reshape(b * m, d))
+            return keys if m == 1 else head.mean_text_key(keys.reshape(b, m, -1))
+
+        return ImageClassifier(
+            inputs=self.features.embedding,
+            logits=logits,
+            log_probabilities=jax.nn.log_softmax,
+            scores=lambda logits: logits,
+            # As in the loss, where the keys of all members are right answers.
+            mean_scores=lambda scores: jax.nn.logmeanexp(scores, axis=1),
+            embeddings=embeddings,
+            noise_norm=head.image_noise_norm,
+            noise_spectrum=head.image_spectrum,
+            pair_bias=0.0 if head.bias is None else head.bias[...],
+        )
+
+    def temperature(self, params: Params) -> Float[Array, ""]:
+        """Returns τ."""
+        return self._model(params).head.temperature()
+
+    def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
+        """Returns noiseless embeddings, the head's keys."""
+        model = self._model(params)
+        return model.head.text_key(model.text_tower(text).embedding)
+
+    def mean_text_key(self, params: Params, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
+        """Returns the embedding of each class name from those of its t prompts."""
+        return self._model(params).head.mean_text_key(keys)
+
+    def embeddings_of(self, keys: _Rows) -> _Rows:
+        """Returns the unit embeddings of keys, whose further entries only BayesVLM's posterior needs.
+
+        Those of Gaussian embeddings stay: scores are made of them.
+        """
+        is_longer = isinstance(self.config.head, BayesVLMContrastiveConfig)
+        return keys[..., : self.config.image_tower.embedding_size] if is_longer else keys
+
+    def _embeddings(
+        self, model: TwoTowers, batch: Batch, keys: Keys
+    ) -> tuple[Float[Array, "bm d"], Float[Array, "b d"], dict[str, TowerOutput]]:
+        """Returns the embeddings of images and of texts, and all outputs of the towers that computed them.
+
+        Those of the members of an image are adjacent.
+        """
+        assert batch.text is not None
+        outputs, parts = {}, self.config.microbatches
+        if batch.text_embedding is None:
+            key = self._routing_key("text_tower", keys)
+            outputs["text"] = microbatches.apply(model.text_tower, batch.text, key, parts)
+            text = outputs["text"].embedding
+        else:
+            text = batch.text_embedding.astype(jnp.float32)
+        if batch.image_embedding is None:
+            key = self._routing_key("image_tower", keys)
+            outputs["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
+            image = outputs["image"].embedding
+        else:
+            image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
+        of_members = jnp.repeat(batch.valid, self.config.num_keys, axis=0)
+        return finite(image, of_members), finite(text, batch.valid), outputs
+
+    def _model(self, params: Params) -> TwoTowers:
+        return nnx.merge(self.graph, params)
+
+    def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
+        """Returns the random key of a tower's experts; None for a locked tower."""
+        return keys(f"{tower}_routing") if tower in self.trained else None
+
+
+def _if_given(mixed: MixedImages | None) -> tuple[MixedImages, ...]:
+    return () if mixed is None else (mixed,)
+
+
+def _by_image(samples: EmbeddingSamples, num_keys: int) -> EmbeddingSamples:
+    """Returns what the head makes of the members of each image, which are adjacent rows, as keys and queries of it.
+
+    The M members are further samples of a query: its loss is the log of the mean probability over both. Every member is
+    a key, so that the probability of an image is the sum over its keys.
+    """
+    if num_keys == 1:
+        return samples
+    image, queries = samples.image, samples.image_queries
+    if queries is not None:
+        queries = Queries(queries.drawn().reshape(-1, num_keys * queries.num_samples, image.shape[1]))
+    return dataclasses.replace(samples, image=image.reshape(-1, num_keys, image.shape[1]), image_queries=queries)
