@@ -6,10 +6,13 @@ names; docs/api.md describes them. They are imported when they are used: ``impor
 
 from typing import TYPE_CHECKING, Any
 
+from lit_het import moved
 from lit_het.errors import UserError
 
 if TYPE_CHECKING:
     from lit_het.api import Classification, Classifications, ImportOptions, Model, embed, evaluate, load, train
+
+moved.install()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -156,7 +156,7 @@ def test_only_configurations_of_tasks_and_configuration_files_name_objectives():
 
 
 def test_importing_the_package_imports_next_to_nothing():
-    assert loaded_with("lit_het") == {"lit_het", "lit_het.errors"}
+    assert loaded_with("lit_het") == {"lit_het", "lit_het.errors", "lit_het.moved"}
     assert "lit_het.api" in ours("lit_het")  # when a name is used
 
 

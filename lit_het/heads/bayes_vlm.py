@@ -9,13 +9,14 @@ embeddings, in closed form, with the norms replaced by their root mean squares (
 
 import dataclasses
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import FieldError, require_at_least, require_choice
+from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.contrastive import DeterministicContrastive, unit
 from lit_het.heads.covariance import standard_normals
 from lit_het.heads.sampling import in_pairs, noiseless_samples
@@ -53,7 +54,7 @@ def probit(mean: Float[Array, "*rows k"], variance: Float[Array, "*rows k"]) -> 
 
 
 @dataclasses.dataclass(frozen=True)
-class BayesVLMContrastiveConfig:
+class BayesVLMContrastiveConfig(ContrastiveOptions):
     """A Laplace posterior over the last layer of a finished model; ``lit-het add-noise`` fits it.
 
     Attributes:
@@ -74,9 +75,7 @@ class BayesVLMContrastiveConfig:
     num_negatives: int = 32768
     pseudo_data_count: float = 100.0
 
-    has_image_noise: ClassVar[bool] = True
-    num_samples: ClassVar[int] = 1
-    antithetic: ClassVar[None] = None
+    has_image_noise = reads_layer_inputs = True
 
     def __post_init__(self) -> None:
         require_choice(self, "prediction")
@@ -96,6 +95,10 @@ class BayesVLMContrastiveConfig:
             text_input_size: those of a text.
         """
         return BayesVLMContrastive(self, embedding_size, image_input_size, text_input_size)
+
+    def build_on(self, image_tower: Any, text_tower: Any, rngs: nnx.Rngs) -> "BayesVLMContrastive":
+        """Returns the head for the embeddings of two towers, and the inputs of their last layers."""
+        return self.build(image_tower.embedding_size, rngs, image_tower.input_size, text_tower.input_size)
 
 
 class LastLayer(NamedTuple):
@@ -214,12 +217,6 @@ class BayesVLMContrastive(DeterministicContrastive):
     def text_noise_norm(self, text: Float[Array, "b d_plus_p"]) -> Float[Array, " b"]:
         """Returns the root of the summed variances of unit embeddings."""
         return jnp.sqrt(jnp.sum(self.text_posterior(self._scaled(text)).variance, axis=1))
-
-    def noise_metrics(
-        self, image: Float[Array, "b d_plus_p"], text: Float[Array, "b d_plus_q"], valid: Bool[Array, " b"]
-    ) -> dict[str, Float[Array, " b"]]:
-        """Returns nothing, as nothing is trained."""
-        return {}
 
     def image_spectrum(self, image: Float[Array, "b d_plus_p"]) -> Float[Array, "b d"]:
         """Returns the standard deviations in descending order."""

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.covariance import Covariance, CovarianceConfig, Noise, standard_normals
 from lit_het.heads.sampling import (
     Order,
@@ -35,7 +36,7 @@ def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeterministicContrastiveConfig:
+class DeterministicContrastiveConfig(ContrastiveOptions):
     """Unit-normalised embeddings without noise.
 
     Attributes:
@@ -46,9 +47,7 @@ class DeterministicContrastiveConfig:
     temperature: TemperatureConfig = LogTemperature()
     initial_bias: float | None = None
 
-    has_image_noise: ClassVar[bool] = False
-    num_samples: ClassVar[int] = 1
-    antithetic: ClassVar[None] = None
+    takes_members = True
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "DeterministicContrastive":
         """Returns the head."""
@@ -56,7 +55,7 @@ class DeterministicContrastiveConfig:
 
 
 class DeterministicContrastive(nnx.Module):
-    """The head of a `DeterministicContrastiveConfig`, and what heads without noisy queries share."""
+    """The head of a `DeterministicContrastiveConfig`; others add noise to it."""
 
     def __init__(self, temperature: TemperatureConfig, initial_bias: float | None):
         self.temperature = temperature.build()
@@ -151,7 +150,7 @@ def key_logits(
 
 
 @dataclasses.dataclass(frozen=True)
-class HetXLContrastiveConfig:
+class HetXLContrastiveConfig(ContrastiveOptions):
     """Noisy queries, noiseless keys (HET-XL App. A.2).
 
     The paper's own settings (App. N.2) are those of ``configs/lit_gigantic14_het_xl.py``.
@@ -180,6 +179,8 @@ class HetXLContrastiveConfig:
     noisy: Literal["both", "image", "text"] = "both"
     initial_bias: float | None = None
 
+    takes_members = True
+
     def __post_init__(self) -> None:
         require_at_least(0, self, "num_samples")
         require_choice(self, "noisy", "order")
@@ -201,10 +202,11 @@ class HetXLContrastiveConfig:
         return HetXLContrastive(self, embedding_size, rngs)
 
 
-class HetXLContrastive(nnx.Module):
+class HetXLContrastive(DeterministicContrastive):
     """The head of a `HetXLContrastiveConfig`."""
 
     def __init__(self, config: HetXLContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
+        super().__init__(config.temperature, config.initial_bias)
         self.config = config
 
         def covariance(side: str) -> Covariance | None:
@@ -216,8 +218,6 @@ class HetXLContrastive(nnx.Module):
 
         self.image_covariance = covariance("image")
         self.text_covariance = covariance("text")
-        self.temperature = config.temperature.build()
-        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
 
     def __call__(
         self, image: Float[Array, "n d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
@@ -286,16 +286,6 @@ class HetXLContrastive(nnx.Module):
     def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns noiseless text embeddings."""
         return self._after(self._before(text))
-
-    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
-        """Returns the unit mean over prompts."""
-        return unit(keys.mean(axis=1))
-
-    def auxiliary_losses(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
-    ) -> dict[str, Float[Array, " b"]]:
-        """Returns nothing."""
-        return {}
 
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(a))``."""

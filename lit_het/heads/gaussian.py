@@ -9,7 +9,7 @@ An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The m
 import dataclasses
 import functools
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
 from lit_het.heads.covariance import Noise
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
@@ -31,7 +32,7 @@ _INCLUSION_VARIANCE, _INCLUSION_LOGIT = 10.0, 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianContrastiveConfig:
+class GaussianContrastiveConfig(ContrastiveOptions):
     """A diagonal Gaussian for each image and each text.
 
     PCME++ and ProLIP train it with `lit_het.losses.contrastive.SigmoidLoss`.
@@ -56,9 +57,12 @@ class GaussianContrastiveConfig:
     bottleneck: float = 1e-4
     inclusion: float = 1e-7
 
-    has_image_noise: ClassVar[bool] = True
-    num_samples: ClassVar[int] = 1
-    antithetic: ClassVar[None] = None
+    has_image_noise = True
+
+    @property
+    def reads_variances(self) -> bool:
+        """Whether log σ² comes from the towers."""
+        return self.variances == "towers"
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "bottleneck", "inclusion")

@@ -6,7 +6,6 @@ prediction uses all entries, or for images the mean over S masks. The uncertaint
 """
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import FieldError, require_at_least
+from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.contrastive import EVALUATED_LOGITS, DeterministicContrastive, unit
 from lit_het.heads.covariance import Noise, standard_normals
 from lit_het.heads.sampling import noisy_samples
@@ -26,7 +26,7 @@ _MASKS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class McDropoutContrastiveConfig:
+class McDropoutContrastiveConfig(ContrastiveOptions):
     """Entries of embeddings are dropped in training, and for noise samples of predictions.
 
     Attributes:
@@ -42,9 +42,7 @@ class McDropoutContrastiveConfig:
     initial_bias: float | None = None
     dropout: float = 0.1
 
-    has_image_noise: ClassVar[bool] = True
-    num_samples: ClassVar[int] = 1
-    antithetic: ClassVar[None] = None
+    has_image_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "dropout")

@@ -9,7 +9,7 @@ variance ``α² Γ(3/β) / Γ(1/β)`` is aleatoric; the variance of ẑ over dro
 import dataclasses
 import functools
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
 from lit_het.heads.covariance import Noise
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
@@ -52,7 +53,7 @@ class GeneralizedGaussian(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProbVLMContrastiveConfig:
+class ProbVLMContrastiveConfig(ContrastiveOptions):
     """An adapter for each tower; embeddings themselves, and so predictions without noise, stay as they are.
 
     Attributes:
@@ -74,9 +75,7 @@ class ProbVLMContrastiveConfig:
     dropout: float = 0.1
     cross_modal: float = 1e-4
 
-    has_image_noise: ClassVar[bool] = True
-    num_samples: ClassVar[int] = 1
-    antithetic: ClassVar[None] = None
+    has_image_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "hidden_size")

@@ -95,7 +95,7 @@ class DistillationConfig(Objective):
 
     def _check_tower(self, tower: Any) -> None:
         has_more = not tower.pools_tokens or tower.uncertainty_token or tower.input_size
-        if has_more or tower.num_inputs > 1 or tower.encoder.experts is not None:
+        if has_more or tower.num_inputs > 1 or tower.experts is not None:
             raise UserError(
                 "task.distillation needs a ViT with pooling, without experts, uncertainty_token, layer_input and "
                 "num_inputs"

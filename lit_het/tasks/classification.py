@@ -82,7 +82,7 @@ class ClassificationConfig:
                 "a classifier on the mean of an ensemble's embeddings has one prediction: set image_tower.members to "
                 "'apart' for one of each member (e3), or to 'concatenated'"
             )
-        num_inputs = tower.num_inputs if isinstance(tower, ViTConfig) else 1
+        num_inputs = tower.num_inputs
         if (num_inputs > 1) != (self.mimo is not None) or num_inputs not in (1, self.num_heads):
             raise UserError(
                 f"a tower with image_tower.num_inputs = {num_inputs} needs "
@@ -95,7 +95,7 @@ class ClassificationConfig:
                 f"num_heads = {self.num_heads} heads that see the same images and start from zero_kernel = True stay "
                 "equal; set task.head.zero_kernel to False"
             )
-        experts = tower.encoder.experts if isinstance(tower, ViTConfig) else None
+        experts = tower.experts
         if experts is not None and experts.dropout_samples > 1 and tower.members == "concatenated":
             raise UserError(
                 "image_tower.members = 'concatenated' does not go with experts.dropout_samples above 1, of which "

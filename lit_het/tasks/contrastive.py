@@ -79,28 +79,26 @@ class ContrastiveConfig:
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
-        reads = isinstance(self.head, GaussianContrastiveConfig) and self.head.variances == "towers"
         for name, tower in (("image_tower", self.image_tower), ("text_tower", self.text_tower)):
-            if tower.uncertainty_token != reads:
+            if tower.uncertainty_token != self.head.reads_variances:
                 raise UserError(
                     f"task.{name}.uncertainty_token = {tower.uncertainty_token} does not fit task.head: uncertainty "
                     "tokens of both towers and the Gaussian head with variances = 'towers' need each other"
                 )
+            if tower.input_size and not self.head.reads_layer_inputs:
+                raise UserError(f"task.{name}.layer_input is for the head bayes_vlm; set it to False")
         if (self.loss.likelihood != "samples") != (self.head.num_samples == 0):
             raise UserError(
                 f"task.loss.likelihood = {self.loss.likelihood!r} does not fit task.head.num_samples = "
                 f"{self.head.num_samples}: likelihoods without samples need a head with noise and num_samples = 0, and "
                 "'samples' at least 1"
             )
-        for side, tower in self._towers().items():
-            if tower.input_size and not isinstance(self.head, BayesVLMContrastiveConfig):
-                raise UserError(f"task.{side}_tower.layer_input is for the head bayes_vlm; set it to False")
         if self.num_keys > 1 and not self.takes_keys:
             raise UserError(
                 "image_tower.members = 'apart' gives an image several keys, which need the head 'deterministic' or "
                 "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
             )
-        if isinstance(self.text_tower, TextConfig) and self.text_tower.pooling == "none":
+        if self.text_tower.pooling == "none":
             raise UserError("task.text_tower.pooling = 'none' is for decoders; choose how texts are pooled")
         for objective in self.objectives.values():
             objective.check(Setup(self))
@@ -118,16 +116,11 @@ class ContrastiveConfig:
     @property
     def takes_keys(self) -> bool:
         """Whether an image may have several keys."""
-        has_noise_by_samples = isinstance(self.head, DeterministicContrastiveConfig | HetXLContrastiveConfig)
-        return has_noise_by_samples and isinstance(self.loss, SoftmaxLoss) and self.loss.likelihood == "samples"
+        return self.head.takes_members and self.loss.takes_members
 
     def build_head(self, rngs: nnx.Rngs) -> ContrastiveHead:
         """Returns the head with fresh parameters."""
-        size = self.image_tower.embedding_size
-        if isinstance(self.head, BayesVLMContrastiveConfig):
-            inputs = {f"{side}_input_size": tower.input_size for side, tower in self._towers().items()}
-            return self.head.build(size, rngs, **inputs)
-        return self.head.build(size, rngs)
+        return self.head.build_on(self.image_tower, self.text_tower, rngs)
 
     @shared
     def build(self) -> "ContrastiveTask":
@@ -135,6 +128,3 @@ class ContrastiveConfig:
         from lit_het.tasks.two_towers import ContrastiveTask
 
         return ContrastiveTask(self)
-
-    def _towers(self) -> dict[str, ImageTowerConfig | TextConfig | BertConfig]:
-        return {"image": self.image_tower, "text": self.text_tower}

@@ -10,7 +10,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.heads.base import ContrastiveHead
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.losses.base import finite, masked_mean, weights
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.mixtures import MixedImages
@@ -145,11 +144,11 @@ class ContrastiveTask:
         return self._model(params).head.mean_text_key(keys)
 
     def embeddings_of(self, keys: _Rows) -> _Rows:
-        """Returns the unit embeddings of keys, whose further entries only BayesVLM's posterior needs.
+        """Returns the unit embeddings of keys, whose further entries only a posterior of their layer needs.
 
         Those of Gaussian embeddings stay: scores are made of them.
         """
-        is_longer = isinstance(self.config.head, BayesVLMContrastiveConfig)
+        is_longer = self.config.head.reads_layer_inputs
         return keys[..., : self.config.image_tower.embedding_size] if is_longer else keys
 
     def _embeddings(

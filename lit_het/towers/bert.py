@@ -47,6 +47,7 @@ class BertConfig:
     layer_input: bool = False
 
     uncertainty_token: ClassVar[bool] = False
+    pooling: ClassVar[str] = "first"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "num_segments")

@@ -37,6 +37,8 @@ class ResNetConfig:
     members: ClassVar[str] = "mean"
     uncertainty_token: ClassVar[bool] = False
     pools_tokens: ClassVar[bool] = False
+    experts: ClassVar[None] = None
+    num_inputs: ClassVar[int] = 1
     patch_sizes: ClassVar[tuple[int, ...]] = ()
     # No linear layer is at its end, whose input could follow the embedding.
     last_layer: ClassVar[None] = None

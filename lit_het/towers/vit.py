@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import ComputeType, layer_norm, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
@@ -116,6 +117,11 @@ class ViTConfig:
     def compute_type(self) -> ComputeType:
         """Type of activations."""
         return self.encoder.compute_type
+
+    @property
+    def experts(self) -> ExpertsConfig | None:
+        """Of its encoder."""
+        return self.encoder.experts
 
     @property
     def pools_tokens(self) -> bool:

@@ -7,7 +7,7 @@ value (`lit_het.blocks`).
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,11 @@ class SoftmaxLoss:
     block_size: int = 1024
     likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit"] = "samples"
     duplicates: Duplicates = "positives"
+
+    @property
+    def takes_members(self) -> bool:
+        """Whether an image may have several keys."""
+        return self.likelihood == "samples"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
@@ -101,6 +106,8 @@ class SigmoidLoss:
     likelihood: Literal["samples", "probit"] = "samples"
     duplicates: Duplicates = "positives"
     pseudo_positives: float = 0.0
+
+    takes_members: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
