@@ -9,7 +9,7 @@ embeddings, in closed form, with the norms replaced by their root mean squares (
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
