@@ -98,7 +98,8 @@ class BayesVLMContrastiveConfig(ContrastiveOptions):
 
     def build_on(self, image_tower: Any, text_tower: Any, rngs: nnx.Rngs) -> "BayesVLMContrastive":
         """Returns the head for the embeddings of two towers, and the inputs of their last layers."""
-        return self.build(image_tower.embedding_size, rngs, image_tower.input_size, text_tower.input_size)
+        sizes = {"image_input_size": image_tower.input_size, "text_input_size": text_tower.input_size}
+        return self.build(image_tower.embedding_size, rngs, **sizes)
 
 
 class LastLayer(NamedTuple):
