@@ -14,7 +14,8 @@ from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.objectives.base import Setup
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.translation import TranslationConfig

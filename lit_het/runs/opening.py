@@ -27,7 +27,7 @@ from lit_het.runs.pretrained import TOWERS, abstract_params, locked_params
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.types import Calibration, EvaluatedModel, Params
 

@@ -50,7 +50,7 @@ from lit_het.runs.initialization import initial_params
 from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
-from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption

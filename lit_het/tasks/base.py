@@ -1,9 +1,9 @@
-"""The protocol of tasks, all that the training loop uses of one."""
+"""What all tasks are."""
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 from flax import nnx
@@ -14,6 +14,9 @@ from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.optimizers import ParameterGroup
 from lit_het.random import Keys
 from lit_het.types import Batch, Metrics, Params
+
+Config = TypeVar("Config", bound=Any)
+Model = TypeVar("Model", bound=nnx.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,57 +41,63 @@ Gradient: TypeAlias = Callable[[Loss, Params, Batch, Keys, Int[Array, ""]], Loss
 """Arguments are a loss, its arguments, and the number of the step."""
 
 
-@runtime_checkable
-class Task(Protocol):
-    """A learning problem.
+class Task(Generic[Config, Model]):
+    """A learning problem: a model, built once, and a loss of its parameters.
 
     Attributes:
+        config: its configuration.
         locked: patterns of parameters that training does not differentiate, optimize, donate or save.
+        graph: the model without its parameters.
+        shapes: of all parameters.
+        trained: parts of the model, such as "image_tower", with at least one parameter that is not locked.
+        learning_rates: groups of parameters whose modules have a learning-rate factor of their own.
     """
 
-    locked: tuple[str, ...]
+    def __init__(self, config: Config, module: Callable[[Config, nnx.Rngs], Model], towers: Mapping[str, Any]):
+        """Builds a task.
+
+        Args:
+            config: with ``locked``.
+            module: makes the model; the names of its attributes begin parameter paths.
+            towers: configurations that know how their layers count, by the names of their parts.
+
+        Raises:
+            UserError: a pattern of ``locked`` matches no parameter.
+        """
+        self.config, self.locked, self._module, self._towers = config, config.locked, module, towers
+        abstract = nnx.eval_shape(lambda: module(config, nnx.Rngs(0)))
+        self.learning_rates = learning_rate_groups(abstract)
+        self.graph, state = nnx.split(abstract)
+        self.shapes = nnx.to_pure_dict(state)
+        self.trained = frozenset(parameters.partition(self.shapes, self.locked)[1])
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
-        ...
+        return nnx.to_pure_dict(nnx.state(self._module(self.config, nnx.Rngs(params=key))))
+
+    def model(self, params: Params) -> Model:
+        """Returns the model with these parameters."""
+        return nnx.merge(self.graph, params)
+
+    def layers_above(self, params: Params) -> Params:
+        """Returns the number of layers between each parameter and the output; 0 outside towers.
+
+        Raises:
+            UserError: a tower does not define how its layers count.
+        """
+        return {
+            part: self._towers[part].layers_above(tree) if part in self._towers else jax.tree.map(lambda _: 0, tree)
+            for part, tree in params.items()
+        }
 
     def loss(
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the loss to minimise and metrics to log, all scalars; without ``progress`` that of the first step."""
-        ...
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
-        ...
-
-
-def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
-    """Returns the number of layers between each parameter of a model and the output; 0 outside its towers.
-
-    Args:
-        towers: configurations by the first name in the paths of their parameters.
-        params: parameters of the model, or a part of them.
-
-    Raises:
-        UserError: a tower does not define how its layers count.
-    """
-    return {
-        part: towers[part].layers_above(tree) if part in towers else jax.tree.map(lambda _: 0, tree)
-        for part, tree in params.items()
-    }
+        raise NotImplementedError
 
 
 def learning_rate_groups(model: nnx.Module) -> tuple[ParameterGroup, ...]:
     """Returns a group for every parameter whose module has a ``learning_rate_factor`` other than 1."""
     factors = parameters.flatten(learning_rate_factors(model))
     return tuple(ParameterGroup(re.escape(path), factor) for path, factor in factors.items() if factor != 1.0)
-
-
-def trained_parts(params: Params, locked: Sequence[str]) -> frozenset[str]:
-    """Returns the parts of a model, such as "image_tower", with at least one parameter that is not locked.
-
-    Raises:
-        UserError: a pattern of ``locked`` matches no parameter.
-    """
-    return frozenset(parameters.partition(params, locked)[1])

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ClassificationHead
@@ -14,7 +14,7 @@ from lit_het.objectives.tokens import TokenHeadConfig, build_head, check_tied, t
 from lit_het.programs import shared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
-from lit_het.tasks.base import Progress, layers_above_towers, learning_rate_groups, trained_parts
+from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
@@ -92,7 +92,7 @@ class ImageCaptioner(nnx.Module):
         self.head = build_head(config.decoder, config.head, self.decoder, rngs)
 
 
-class CaptioningTask:
+class CaptioningTask(Task[CaptioningConfig, ImageCaptioner]):
     """The task of a `CaptioningConfig`; it writes text and has no classes of images."""
 
     num_classes, num_predictions = 0, 1
@@ -100,22 +100,8 @@ class CaptioningTask:
     antithetic = None
 
     def __init__(self, config: CaptioningConfig):
-        self.config = config
-        self.locked = config.locked
-        abstract = nnx.eval_shape(lambda: ImageCaptioner(config, nnx.Rngs(0)))
-        self.learning_rates = learning_rate_groups(abstract)
-        self.graph, state = nnx.split(abstract)
-        self.shapes = nnx.to_pure_dict(state)
-        self.trained = trained_parts(self.shapes, config.locked)
+        super().__init__(config, ImageCaptioner, {"image_tower": config.image_tower, "decoder": config.decoder})
         self.features = FeatureExtractor(config.image_tower)
-
-    def initialize(self, key: Key[Array, ""]) -> Params:
-        """Returns fresh parameters."""
-        return nnx.to_pure_dict(nnx.state(ImageCaptioner(self.config, nnx.Rngs(params=key))))
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
-        return layers_above_towers({"image_tower": self.config.image_tower, "decoder": self.config.decoder}, params)
 
     def loss(
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
@@ -141,7 +127,3 @@ class CaptioningTask:
         """Returns the tokens of images from their features, where they lie one after the other."""
         tokens = self.features.embedding(features)
         return Source(tokens.reshape(len(features), -1, self.config.image_tower.encoder.width))
-
-    def model(self, params: Params) -> ImageCaptioner:
-        """Returns the model with these parameters."""
-        return nnx.merge(self.graph, params)

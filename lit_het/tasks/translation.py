@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from lit_het.errors import FieldError, UserError
 from lit_het.heads.base import ClassificationHead
@@ -13,7 +13,7 @@ from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.objectives.tokens import START_TOKEN, TokenHeadConfig, build_head, check_tied, token_loss
 from lit_het.programs import shared
 from lit_het.random import Keys
-from lit_het.tasks.base import Progress, layers_above_towers, learning_rate_groups, trained_parts
+from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.decoder import DecoderConfig, Source
@@ -109,7 +109,7 @@ class TokenIds:
         return view.astype(jnp.float32)
 
 
-class TranslationTask:
+class TranslationTask(Task[TranslationConfig, Translator]):
     """The task of a `TranslationConfig`; it writes text and has no classes of images."""
 
     num_classes, num_predictions = 0, 1
@@ -117,22 +117,8 @@ class TranslationTask:
     antithetic = None
 
     def __init__(self, config: TranslationConfig):
-        self.config = config
-        self.locked = config.locked
-        abstract = nnx.eval_shape(lambda: Translator(config, nnx.Rngs(0)))
-        self.learning_rates = learning_rate_groups(abstract)
-        self.graph, state = nnx.split(abstract)
-        self.shapes = nnx.to_pure_dict(state)
-        self.trained = trained_parts(self.shapes, config.locked)
+        super().__init__(config, Translator, {"text_tower": config.text_tower, "decoder": config.decoder})
         self.features = TokenIds(config.text_tower.length)
-
-    def initialize(self, key: Key[Array, ""]) -> Params:
-        """Returns fresh parameters."""
-        return nnx.to_pure_dict(nnx.state(Translator(self.config, nnx.Rngs(params=key))))
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
-        return layers_above_towers({"text_tower": self.config.text_tower, "decoder": self.config.decoder}, params)
 
     def loss(
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
@@ -157,7 +143,3 @@ class TranslationTask:
         ids = features.astype(jnp.int32)
         tokens = self.model(params).text_tower(ids).tokens
         return Source(tokens, ids != self.config.text_tower.padding_token)
-
-    def model(self, params: Params) -> Translator:
-        """Returns the model with these parameters."""
-        return nnx.merge(self.graph, params)

@@ -16,7 +16,7 @@ from lit_het.mixtures import MixedImages
 from lit_het.objectives.base import Context, Setup, added, prepared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
-from lit_het.tasks.base import Progress, layers_above_towers, learning_rate_groups, trained_parts
+from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.noise_metrics import noise_metrics
@@ -42,48 +42,35 @@ class TwoTowers(nnx.Module):
                 setattr(self, name, module)
 
 
-class ContrastiveTask:
+class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
     """The task of a `ContrastiveConfig`."""
 
+    num_classes = None
+
     def __init__(self, config: ContrastiveConfig):
-        self.config = config
-        self.locked = config.locked
-        self.num_classes = None
+        towers = {"image_tower": config.image_tower, "text_tower": config.text_tower}
+        super().__init__(config, TwoTowers, towers | config.objectives)
         self.has_image_noise = config.head.has_image_noise
         self.has_class_probabilities = isinstance(config.loss, SigmoidLoss)
         self.antithetic = config.head.antithetic
-        abstract = nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0)))
-        self.learning_rates = learning_rate_groups(abstract)
-        self.graph, state = nnx.split(abstract)
-        self.shapes = nnx.to_pure_dict(state)
-        self.trained = trained_parts(self.shapes, config.locked)
         for objective in config.objectives.values():
             objective.check(Setup(config, self.trained))
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = config.num_keys
         check_temperature(config.temperature_gradient, self.shapes, config.locked)
 
-    def initialize(self, key: Key[Array, ""]) -> Params:
-        """Returns fresh parameters."""
-        return nnx.to_pure_dict(nnx.state(TwoTowers(self.config, nnx.Rngs(params=key))))
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
-        towers = {"image_tower": self.config.image_tower, "text_tower": self.config.text_tower}
-        return layers_above_towers(towers | self.config.objectives, params)
-
     def loss(
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the contrastive loss of the batch with the terms of objectives, and metrics."""
-        model, objectives = self._model(params), self.config.objectives
+        model, objectives = self.model(params), self.config.objectives
         batch = prepared(objectives, batch, keys)
         image, text, outputs = self._embeddings(model, batch, keys)
         samples = _by_image(model.head(image, text, keys("noise")), self.config.num_keys)
         loss = self.config.loss(samples, batch.valid, batch.ids, batch.weight, *_if_given(batch.mixed))
         metrics = {"temperature": samples.temperature}
         teacher, step = (None, None) if progress is None else (progress.average, progress.step)
-        teacher = None if teacher is None else self._model(teacher)
+        teacher = None if teacher is None else self.model(teacher)
         context = Context(model, teacher, batch, image, text, outputs, keys, step)
         loss, metrics = added(loss, metrics, objectives, context)
         # Heads of images with several members have no auxiliary losses, and the noise of the first is measured.
@@ -106,7 +93,7 @@ class ContrastiveTask:
             params: parameters of the model.
             classes: unit embeddings of the texts; None for quantities of the image alone.
         """
-        head = self._model(params).head
+        head = self.model(params).head
 
         def logits(image: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int) -> LogitSamples:
             assert classes is not None, "this quantity needs the embeddings of class names"
@@ -132,16 +119,16 @@ class ContrastiveTask:
 
     def temperature(self, params: Params) -> Float[Array, ""]:
         """Returns τ."""
-        return self._model(params).head.temperature()
+        return self.model(params).head.temperature()
 
     def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
         """Returns noiseless embeddings, the head's keys."""
-        model = self._model(params)
+        model = self.model(params)
         return model.head.text_key(model.text_tower(text).embedding)
 
     def mean_text_key(self, params: Params, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
         """Returns the embedding of each class name from those of its t prompts."""
-        return self._model(params).head.mean_text_key(keys)
+        return self.model(params).head.mean_text_key(keys)
 
     def embeddings_of(self, keys: _Rows) -> _Rows:
         """Returns the unit embeddings of keys, whose further entries only a posterior of their layer needs.
@@ -174,9 +161,6 @@ class ContrastiveTask:
             image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
         of_members = jnp.repeat(batch.valid, self.config.num_keys, axis=0)
         return finite(image, of_members), finite(text, batch.valid), outputs
-
-    def _model(self, params: Params) -> TwoTowers:
-        return nnx.merge(self.graph, params)
 
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
         """Returns the random key of a tower's experts; None for a locked tower."""

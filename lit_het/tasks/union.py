@@ -3,7 +3,8 @@
 from typing import TypeAlias
 
 from lit_het.tasks.captioning import CaptioningConfig, CaptioningTask
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.translation import TranslationConfig, TranslationTask
 from lit_het.tasks.two_towers import ContrastiveTask

@@ -24,7 +24,7 @@ from lit_het.runs.predictor import Programs
 from lit_het.runs.training import train
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.classifier import ClassificationTask
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command, write_splits

@@ -42,7 +42,7 @@ def term_of(config):
     task = task_of(config)
 
     def term(student, teacher, batch, keys):
-        models: list[Any] = [task._model(params) for params in (student, teacher)]
+        models: list[Any] = [task.model(params) for params in (student, teacher)]
         return distillation_loss(*((model.image_tower, model.distillation) for model in models), batch, keys)
 
     return term
@@ -65,7 +65,7 @@ def test_both_losses_equal_their_definition():
 
     @jax.jit
     def computed(params, batch):
-        models: list[Any] = [task._model(one) for one in params]
+        models: list[Any] = [task.model(one) for one in params]
         student, teacher = models
         image = batch.image
         whole = random_views(of_whole, image, 1, 8, SMALL.global_areas)

@@ -116,7 +116,7 @@ def test_noise_samples_and_members_are_averaged_together_in_the_joint_loss():
     @jax.jit
     def logits(params):
         features = jnp.where(VALID[:, None], task.features(params, IMAGE), 1.0)
-        return all_at_once(task._model(params).head(features, KEYS("noise"))).reshape(B, 4, 3, K)
+        return all_at_once(task.model(params).head(features, KEYS("noise"))).reshape(B, 4, 3, K)
 
     p = special.softmax(np.asarray(logits(params), np.float64), axis=3)[np.arange(B), :, :, LABEL]
     loss, _ = forward(task.loss)(params, BATCH, KEYS)
@@ -159,7 +159,7 @@ def test_each_head_of_mimo_predicts_the_class_of_its_own_input():
 
     @jax.jit
     def logits(params, images):
-        model: Any = task._model(params)
+        model: Any = task.model(params)
         return model.head.logits(model.image_tower(images).embedding).reshape(-1, 2, K)
 
     images = np.concatenate([np.asarray(IMAGE)[pairs[:, side]] for side in range(2)], axis=3)

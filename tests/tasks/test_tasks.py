@@ -24,7 +24,8 @@ from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntro
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.tasks import quantities
 from lit_het.tasks.base import Task
-from lit_het.tasks.classification import ClassificationConfig, Classifier
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.classifier import Classifier
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.two_towers import TwoTowers
 from lit_het.towers.text import TextConfig
@@ -63,7 +64,7 @@ def computed():
 
     @jax.jit
     def run(params):
-        model, classifier, features = task._model(params), task.image_classifier(params), task.features(params, IMAGE)
+        model, classifier, features = task.model(params), task.image_classifier(params), task.features(params, IMAGE)
         stored, text = model.image_tower(IMAGE).embedding, model.text_tower(WORDS).embedding
         norms = quantities.noise_norm(classifier, features), model.head.text_noise_norm(text)
         return stored, quantities.embeddings(classifier, features), *norms, model.head(stored, text, KEYS("noise"))
@@ -161,7 +162,7 @@ def test_probabilities_are_means_over_samples_and_the_training_metric_counts_rig
     @jax.jit
     def found(params):
         classifier, features = task.image_classifier(params), task.features(params, IMAGE)
-        head = task._model(params).head
+        head = task.model(params).head
         noisy, quiet = (quantities.log_probabilities(classifier, features, KEYS("noise"), count) for count in (4, 0))
         of_samples = all_at_once(head(features, KEYS("noise")))
         return jnp.exp(noisy), jnp.exp(quiet), of_samples, jax.nn.softmax(head.logits(features) / 2.525)

@@ -1,0 +1,173 @@
+"""Supervised classification: image tower, head, and softmax or sigmoid loss."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from lit_het import blocks
+from lit_het.errors import UserError
+from lit_het.heads import sampling
+from lit_het.heads.base import ClassificationHead
+from lit_het.heads.het import HetClassifier
+from lit_het.losses.base import masked_mean
+from lit_het.losses.classification import LossAndTop1, SigmoidCrossEntropy
+from lit_het.objectives.base import prepared
+from lit_het.random import Keys
+from lit_het.tasks import microbatches, mimo
+from lit_het.tasks.base import Progress, Task
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.quantities import ImageClassifier
+from lit_het.tasks.temperature_gradient import check_temperature
+from lit_het.types import Batch, LogitSamples, Metrics, Params, TowerOutput
+
+
+class Classifier(nnx.Module):
+    """Image tower and head; the names of its attributes begin parameter paths."""
+
+    head: ClassificationHead
+
+    def __init__(self, config: ClassificationConfig, rngs: nnx.Rngs):
+        self.image_tower = config.image_tower.build(rngs)
+        self.head = config.head.build(config.image_tower.embedding_size, config.num_classes * config.num_heads, rngs)
+
+
+class ClassificationTask(Task[ClassificationConfig, Classifier]):
+    """The task of a `ClassificationConfig`."""
+
+    def __init__(self, config: ClassificationConfig):
+        super().__init__(config, Classifier, {"image_tower": config.image_tower})
+        self.num_classes = config.num_classes
+        self.has_image_noise = config.head.sampling is not None
+        self.has_class_probabilities = isinstance(config.loss, SigmoidCrossEntropy)
+        self.antithetic = config.head.sampling and config.head.sampling.antithetic
+        check_temperature(config.temperature_gradient, self.shapes, config.locked)
+        self.features = FeatureExtractor(config.image_tower)
+        self.num_predictions = self.features.num_members * config.num_heads
+
+    def loss(
+        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the mean loss over valid rows, and metrics."""
+        assert isinstance(batch.label, jax.Array)
+        self.check_label_shape(batch.label.shape)
+        target = self.config.loss.targets(batch.label, self.config.num_classes)
+        batch = prepared(self.config.objectives, dataclasses.replace(batch, label=target), keys)
+        image, rows = batch.view, (batch.valid, batch.label, batch.weight)
+        if self.config.mimo is not None:
+            inputs = mimo.draw_inputs(keys("mimo"), self.config.mimo, len(image), self.config.num_heads)
+            image, rows = mimo.side_by_side(image, inputs), mimo.of_inputs(*rows, inputs)
+        model = self.model(params)
+        output = self._tower_output(model, batch, image, keys)
+        embedding = output.embedding
+        # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
+        valid = jnp.repeat(rows[0], len(embedding) // len(rows[0]), axis=0)
+        samples = model.head(jnp.where(valid[:, None], embedding, 1.0), keys("noise"))
+        noise_norm = masked_mean(_noise_norm(model.head, samples), valid)
+        result = self._loss_of_members(samples, *rows)
+        metrics = {
+            "top1": result.top1,
+            "temperature": model.head.temperature(),
+            "image_noise_norm": noise_norm,
+            **{f"image_{name}": value for name, value in output.metrics.items()},
+        }
+        return result.loss + sum(output.auxiliary_losses.values()), metrics
+
+    def _tower_output(self, model: Classifier, batch: Batch, image: Any, keys: Keys) -> TowerOutput:
+        """Returns what the tower makes of images, or what is stored of it."""
+        if batch.image_embedding is not None:
+            return TowerOutput(self.features.embedding(image.astype(jnp.float32)), jnp.zeros((0, 0, 0)), {}, {})
+        key = keys("routing") if "image_tower" in self.trained else None
+        return microbatches.apply(model.image_tower, image, key, self.config.microbatches)
+
+    def _loss_of_members(
+        self, samples: LogitSamples, valid: Bool[Array, " b"], target: Any, weight: Float[Array, " b"] | None
+    ) -> LossAndTop1:
+        """Returns the loss of examples with the predictions of several members of the tower, or of several heads.
+
+        Args:
+            samples: of the members of each example, in adjacent rows.
+            valid: which examples count.
+            target: of examples; with MIMO of each of their heads.
+            weight: of examples in the loss; None for equal weights.
+        """
+        samples = dataclasses.replace(samples, num_members=self.config.num_heads)
+        joint, members = self.config.member_loss == "joint", len(samples.features) // len(valid)
+        if joint and members > 1:
+            samples = sampling.side_by_side(samples, members)
+        if samples.num_members > 1 and self.config.mimo is None:
+            target = jax.tree.map(lambda x: jnp.repeat(x[:, None], samples.num_members, axis=1), target)
+        if not joint:
+            # Members count as examples, each with its own loss (e3 Sec. 4.1).
+            rows = (valid, target, weight)
+            valid, target, weight = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), rows)
+        return self.config.loss(samples, target, valid, weight, joint=joint)
+
+    def image_classifier(self, params: Params, classes: None = None) -> ImageClassifier:
+        """Returns the model as an image classifier; it has its own classes."""
+        head = self.model(params).head
+
+        def logits(inputs: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int) -> LogitSamples:
+            return dataclasses.replace(head(inputs, key, num_samples), num_members=self.config.num_heads)
+
+        return ImageClassifier(
+            inputs=self.features.embedding,
+            logits=logits,
+            log_probabilities=self.config.loss.log_probabilities,
+            scores=self.config.loss.scores,
+            mean_scores=self.config.loss.mean_scores,
+            embeddings=lambda inputs: inputs.mean(axis=1),
+            noise_norm=head.noise_norm,
+            noise_spectrum=head.spectrum,
+            kernel_alignment=head.kernel_alignment if isinstance(head, HetClassifier) else None,
+        )
+
+    def temperature(self, params: Params) -> Float[Array, ""]:
+        """Returns τ."""
+        return self.model(params).head.temperature()
+
+    def check_label_shape(self, shape: tuple[int, ...]) -> None:
+        """Checks the shape of labels.
+
+        Raises:
+            UserError: the loss cannot take labels of this shape.
+        """
+        k = self.config.num_classes
+        if shape[1:] not in self.config.loss.label_shapes(k):
+            raise UserError(
+                f"{type(self.config.loss).__name__} over {k} classes cannot take labels of shape {shape}; "
+                "check the task's loss, --task.num-classes and the data's labels"
+            )
+
+    def check_labels(self, label: Int[np.ndarray, " b"] | Float[np.ndarray, "b k"]) -> None:
+        """Checks the shape and the values of labels, on the host.
+
+        Raises:
+            UserError: a wrong shape, a class that does not exist, or a target outside [0, 1].
+        """
+        self.check_label_shape(label.shape)
+        least, most = label.min(), label.max()
+        if label.ndim == 1 and not 0 <= least <= most < self.config.num_classes:
+            raise UserError(
+                f"label = {least if least < 0 else most} is not a class: --task.num-classes {self.config.num_classes} "
+                f"allows 0 to {self.config.num_classes - 1}"
+            )
+        if label.ndim == 2 and not 0 <= least <= most <= 1:
+            raise UserError(
+                f"label = {least if least < 0 else most} is not a target of SigmoidCrossEntropy: targets "
+                "are 0 or 1, or between them for mixed examples"
+            )
+
+
+def _noise_norm(head: ClassificationHead, samples: LogitSamples) -> Float[Array, " b"]:
+    """Returns ``sqrt(tr Σ(x))`` in the blocks of the samples, as the factors V(x) of all examples may not fit."""
+
+    def block(_: None, features: Float[Array, "n d"]) -> tuple[None, Float[Array, " n"]]:
+        return None, head.noise_norm(features)
+
+    return blocks.scan_examples(block, None, samples.features, samples.examples_per_block)[1]
