@@ -31,7 +31,7 @@ from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Gradient
 from lit_het.tasks.temperature_gradient import TemperatureGradient, held_out_fraction
 from lit_het.tasks.union import TaskConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 MAX_JSON_BYTES = 2**24
 """Larger configurations of runs are refused."""

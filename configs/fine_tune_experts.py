@@ -40,7 +40,7 @@ from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 VMOE = ExpertsConfig(num_experts=32, num_selected=2, num_blocks=2, capacity_factor=1.5, dropout_rate=0.1)
 SMALL = EncoderConfig(512, 8, 2048, 8, compute_type="bfloat16")

@@ -29,7 +29,7 @@ from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 # SoViT Table 8.
 LAYER_DECAY = {224: 0.85, 384: 0.9, 518: 0.9}

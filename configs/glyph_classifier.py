@@ -25,7 +25,7 @@ from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 ROOT = quickstart_upstream.ROOT
 NUM_NAMES = 1379  # of training characters

@@ -26,7 +26,7 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 NUM_CLASSES = 21_843
 LEARNING_RATE = 1e-3

@@ -31,7 +31,7 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.2)
 MODELS = {"vmoe": VMOE, "e3": dataclasses.replace(VMOE, num_selected=1, num_members=2)}

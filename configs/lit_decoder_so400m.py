@@ -23,7 +23,7 @@ from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 TEXT_LENGTH = 64
 

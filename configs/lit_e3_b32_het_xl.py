@@ -23,7 +23,7 @@ from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 BATCH_SIZE = 16_384
 B = encoder_size("B")

@@ -23,7 +23,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 BATCH_SIZE = 32_768
 

@@ -20,7 +20,7 @@ from lit_het.schedules import Schedule
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 LENGTH = 16  # of the longest name, or of a question with its answer
 

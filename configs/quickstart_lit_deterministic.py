@@ -14,7 +14,7 @@ from lit_het.schedules import Schedule
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 VOCABULARY_SIZE = 600
 TEXT_LENGTH = 12

@@ -17,7 +17,7 @@ from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 ROOT = Path("runs/quickstart")
 NUM_WORDS = 291  # in the names of training characters

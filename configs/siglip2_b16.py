@@ -25,7 +25,7 @@ from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 VOCABULARY_SIZE, LENGTH = 256_000, 64
 # Both losses of self-distillation have this further factor for the size B.

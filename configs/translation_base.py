@@ -25,7 +25,7 @@ from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 LENGTH = 128
 VOCABULARY_SIZE = 37_000

@@ -15,7 +15,7 @@ from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import FewShotConfig
 from lit_het.sharding import MeshConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 

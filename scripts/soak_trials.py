@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_het.checkpoints.native.folders import COMPLETE, entries
 from lit_het.durations import Duration
 from lit_het.errors import TRY_AGAIN
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from scripts.soak_runs import Results, Runs, differences
 
 _DISK = "24m"

@@ -34,7 +34,7 @@ from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.schedules import Schedule
 from lit_het.shape_law import uncertainty
 from lit_het.shape_law.scaling import PUBLISHED_EXPONENTS
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 SET = "held_out_typeface"
 METRIC = f"supervised/{SET}/nll"

@@ -29,7 +29,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.step import TrainState
 from lit_het.types import Params
 

@@ -30,9 +30,9 @@ from lit_het.runs.importing import ImportOptions, open_imported, require_no_opti
 from lit_het.runs.opening import Run, open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.given_texts import WritingTask
+from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.quantities import Quantity
-from lit_het.tasks.translation import TranslationTask
+from lit_het.tasks.translator import TranslationTask
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 

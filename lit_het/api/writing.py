@@ -13,7 +13,7 @@ from lit_het.errors import UserError
 from lit_het.eval.answers import BATCH_SIZE, features_of
 from lit_het.eval.predictions import samples_of
 from lit_het.runs.opening import Run
-from lit_het.tasks.translation import TranslationTask
+from lit_het.tasks.translator import TranslationTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 
 

@@ -16,7 +16,7 @@ from lit_het.console import console_of_results
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
-from lit_het.tasks.given_texts import WritingTask
+from lit_het.tasks.every_task import WritingTask
 from lit_het.texts import Written
 
 

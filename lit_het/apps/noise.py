@@ -41,7 +41,7 @@ from lit_het.runs.training import train_unless_done
 from lit_het.schedules import Schedule
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 LEAST_PAIRS = 1000
 """Of fewer pairs no noise is learned."""

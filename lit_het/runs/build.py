@@ -8,9 +8,9 @@ import optax
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
 from lit_het.objectives.base import objectives_of, with_starts
+from lit_het.tasks.every_task import AnyTask
 from lit_het.tasks.patch_sizes import at_patch_sizes
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.tasks.union import AnyTask
 from lit_het.training.step import (
     TaskLoss,
     TrainStep,

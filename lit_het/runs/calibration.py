@@ -31,7 +31,7 @@ from lit_het.runs.saved_calibration import calibration_path, write_calibration
 from lit_het.runs.token_calibration import read_tokens
 from lit_het.runs.writer import Writer
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.given_texts import WritingTask
+from lit_het.tasks.every_task import WritingTask
 from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
 
 _BATCH_SIZE = 64  # images per device, as in evaluations

@@ -18,7 +18,7 @@ from lit_het.eval.evaluation import Drawing, Evaluation, line, write_record
 from lit_het.eval.open_sets import Sets
 from lit_het.eval.suite import EvaluationConfig
 from lit_het.runs.predictor import Programs
-from lit_het.tasks.union import AnyTask
+from lit_het.tasks.every_task import AnyTask
 from lit_het.training.metric_log import read_metrics
 from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel, Params

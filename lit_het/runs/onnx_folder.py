@@ -35,7 +35,7 @@ from lit_het.heads.covariance import Covariance
 from lit_het.runs.opening import Run
 from lit_het.tasks import quantities
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.given_texts import WritingTask
+from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.types import Calibration, Params

@@ -28,7 +28,7 @@ from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.union import AnyTask, compute_type_of
+from lit_het.tasks.every_task import AnyTask
 from lit_het.types import Calibration, EvaluatedModel, Params
 
 
@@ -130,7 +130,7 @@ def _restore_params(
             f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
             "give the original with --pretrained"
         )
-    locked = parameters.cast(locked, compute_type_of(config.task))  # as in training
+    locked = parameters.cast(locked, config.task.compute_type)  # as in training
     return parameters.merge(locked, trainable)
 
 

@@ -23,7 +23,6 @@ from lit_het.tasks.base import Progress
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.tasks.union import compute_type_of
 from lit_het.towers.dispatch import DISPATCH
 from lit_het.training.step import initial_state, jit_step
 from lit_het.types import Batch, Params, TrainState
@@ -91,7 +90,7 @@ class Step:
         self.config, self.mesh = config, mesh
         self._task, self.optimizer, self._losses, self._gradients, self._step = build(config, _ANY_LENGTH, at_end=True)
         locked, trainable = parameters.partition(self._task.shapes, self._task.locked)
-        locked = jax.eval_shape(lambda params: parameters.cast(params, compute_type_of(config.task)), locked)
+        locked = jax.eval_shape(lambda params: parameters.cast(params, config.task.compute_type), locked)
         averages = config.average_decay is not None
         state = jax.eval_shape(lambda params: initial_state(params, self.optimizer, averages=averages), trainable)
         self.inputs = _Inputs(self._placed(state), self._placed(locked), self._batch(config.data.batch_size))

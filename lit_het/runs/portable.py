@@ -23,7 +23,7 @@ from lit_het.runs import directory
 from lit_het.runs.directory import config_path
 from lit_het.runs.saved_calibration import copy_calibration
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.union import AnyTask
+from lit_het.tasks.every_task import AnyTask
 from lit_het.types import Params
 
 FILES = ("config.json", "manifest.json", "tokenizer.model", "calibration.json", "model.safetensors")

@@ -19,7 +19,8 @@ from lit_het.errors import UserError
 from lit_het.runs.directory import check_chain, checkpoint_dir, find_pretrained, load_config
 from lit_het.runs.tower_fingerprints import EXECUTION_FIELDS
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.union import AnyTask, TaskConfig
+from lit_het.tasks.every_task import AnyTask
+from lit_het.tasks.union import TaskConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig

@@ -13,7 +13,6 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.tasks.union import compute_type_of
 from lit_het.types import Params
 
 # Fields that change how a model is computed or where it comes from, but not the model.
@@ -61,7 +60,7 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Token
     part = "image_tower" if is_image else "text_tower"
     tower = getattr(config.task, part)
     fields = _earlier({k: v for k, v in experiment.fields(tower).items() if k not in EXECUTION_FIELDS})
-    compute_type = compute_type_of(config.task)
+    compute_type = config.task.compute_type
     used = parameters.cast({part: params[part]}, compute_type)
     text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"
     if tokenizer is not None:

@@ -51,10 +51,11 @@ from lit_het.runs.inspection import damage
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classifier import ClassificationTask
+from lit_het.tasks.every_task import AnyTask
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.tasks.union import AnyTask, compute_type_of
 from lit_het.training import loop, preemption
-from lit_het.training.loop import Cadence, NonFinite
+from lit_het.training.cadence import Cadence
+from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
 from lit_het.training.step import TrainStep, initial_state, jit_step
@@ -122,7 +123,7 @@ def _train_on(
     programs = _programs(_decides_the_step(config), run, mesh)
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
-    locked = parameters.cast(locked, compute_type_of(config.task))
+    locked = parameters.cast(locked, config.task.compute_type)
     # Cached, and computed only if needed: it hashes the whole tower.
     tower = functools.cache(functools.partial(tower_fingerprint, config, locked))
     check_embeddings(loader, task, tower, lambda: tower_fingerprint(config, locked, tokenizer))

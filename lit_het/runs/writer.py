@@ -14,10 +14,10 @@ from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.eval.answers import BAND
 from lit_het.heads.sampling import in_pairs
+from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.generation import WORST, Prompt, Texts, generate
 from lit_het.tasks.given_texts import (
     Predicted,
-    WritingTask,
     text_log_probabilities,
     token_log_probabilities,
     token_predictions,

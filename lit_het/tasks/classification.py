@@ -15,6 +15,7 @@ from lit_het.programs import shared
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.mimo import MimoConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient
+from lit_het.towers.layers import ComputeType
 from lit_het.towers.vit import ViTConfig
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ class ClassificationConfig:
     def objectives(self) -> dict[str, Objective]:
         """What is trained beside the loss of classes, by the names of the fields."""
         return objectives_of(self) | ({"mixup": Mixup(self.mixup)} if self.mixup else {})
+
+    @property
+    def compute_type(self) -> ComputeType:
+        """The type of activations, in which locked parameters are held."""
+        return self.image_tower.compute_type
 
     @shared
     def build(self) -> "ClassificationTask":

@@ -22,6 +22,7 @@ from lit_het.programs import shared
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient
 from lit_het.towers.bert import BertConfig
+from lit_het.towers.layers import ComputeType
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 
@@ -121,6 +122,11 @@ class ContrastiveConfig:
     def build_head(self, rngs: nnx.Rngs) -> ContrastiveHead:
         """Returns the head with fresh parameters."""
         return self.head.build_on(self.image_tower, self.text_tower, rngs)
+
+    @property
+    def compute_type(self) -> ComputeType:
+        """The type of activations, in which locked parameters are held."""
+        return self.image_tower.compute_type
 
     @shared
     def build(self) -> "ContrastiveTask":

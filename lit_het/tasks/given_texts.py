@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lit_het import blocks
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.objectives.tokens import in_blocks, shifted
-from lit_het.tasks.captioning import CaptioningTask
-from lit_het.tasks.translation import TranslationTask
+from lit_het.tasks.every_task import WritingTask
 from lit_het.towers.decoder import Source
 from lit_het.types import LogitSamples, Params
-
-WritingTask: TypeAlias = CaptioningTask | TranslationTask
-"""Tasks whose models write text."""
 
 
 def next_tokens(

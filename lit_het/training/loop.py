@@ -1,7 +1,6 @@
 """The training loop: when to step, log, evaluate, save and stop."""
 
 import collections
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +11,9 @@ import numpy as np
 
 from lit_het import distributed
 from lit_het.console import Bar
-from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.training import preemption
+from lit_het.training.cadence import Cadence
 from lit_het.training.isotropic_noise import IsotropicNoise
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.preemption import Preempted
@@ -35,42 +35,6 @@ class Saver(Protocol):
     def finish(self) -> None:
         """Waits for the last save, and raises a `UserError` if it has failed."""
         ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Cadence:
-    """Intervals in steps of logging, saving and evaluation, and which checkpoints to retain.
-
-    Attributes:
-        log_steps: steps between two records; the host waits for the device only then.
-        save_steps: steps between two checkpoints; the last step always saves. A record precedes each checkpoint, so
-            that its loss was checked, and a resumed run averages metrics over the same steps.
-        save_minutes: maximum minutes between two checkpoints, checked at each record; None for no maximum.
-        keep: number of newest checkpoints to retain on disk.
-        max_failed_saves: this many consecutive failed saves end the run.
-        keep_steps: checkpoints at multiples of this number are retained for good; None retains only the newest.
-        evaluate_steps: steps between two evaluations; 0 evaluates only after the last step.
-    """
-
-    log_steps: int = 50
-    save_steps: int = 1000
-    save_minutes: float | None = None
-    keep: int = 2
-    max_failed_saves: int = 3
-    keep_steps: int | None = None
-    evaluate_steps: int = 0
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "log_steps", "save_steps", "keep", "max_failed_saves")
-        require_at_least(0, self, "evaluate_steps")
-        if self.keep_steps is not None:
-            require_at_least(1, self, "keep_steps")
-        if self.save_minutes is not None and not self.save_minutes > 0:
-            raise FieldError(self, "save_minutes", f"{self.save_minutes} must be more than 0")
-
-    def evaluates_after(self, step: int, num_steps: int) -> bool:
-        """Returns whether an evaluation follows a step of a run of ``num_steps``."""
-        return step == num_steps or bool(self.evaluate_steps and step and step % self.evaluate_steps == 0)
 
 
 class NonFinite(UserError):

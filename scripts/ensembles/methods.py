@@ -22,7 +22,7 @@ from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 
 # Capacities, dropout and "last-2" are the paper's (Table 7).
 VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.1, capacity_factor=1.5)

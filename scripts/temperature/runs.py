@@ -24,7 +24,7 @@ from lit_het.optimizers import AdamW, Optimizer, ParameterGroup
 from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from scripts.temperature.data import ALL, FIT, TEST, VALIDATION, tower_config
 
 BATCH_SIZE = 64

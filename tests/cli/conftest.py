@@ -21,7 +21,7 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from tests import tiny
 from tests.checkpoints.conftest import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from tests.cli.tiny_decoder import train_decoder

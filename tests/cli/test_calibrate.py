@@ -29,7 +29,7 @@ from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.training import train
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.types import Calibration
 from tests import tiny
 from tests.cli.conftest import changed, printed, refusal, run_command

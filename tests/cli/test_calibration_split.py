@@ -23,7 +23,7 @@ from lit_het.runs.checks import check_run_dir, with_saved_rule
 from lit_het.runs.directory import load_config
 from lit_het.runs.parsing import parse_config
 from lit_het.runs.training import train
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
 

@@ -17,7 +17,7 @@ from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from tests import tiny
 from tests.cli.conftest import changed, run_command
 from tests.cli.tiny_decoder import NAMES, pixels

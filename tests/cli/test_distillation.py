@@ -15,7 +15,7 @@ from lit_het.objectives.distillation import DistillationConfig
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import changed, run_command

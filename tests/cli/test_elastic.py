@@ -22,7 +22,7 @@ from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.runs.directory import config_path
 from lit_het.runs.opening import open_run
 from lit_het.sharding import MeshConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import break_first_image, changed, write_splits

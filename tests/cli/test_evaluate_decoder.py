@@ -17,7 +17,7 @@ from lit_het.eval.sets import ImageSet
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.texts import GenerationConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import last_line, run_command

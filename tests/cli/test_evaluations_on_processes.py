@@ -25,7 +25,7 @@ from lit_het.eval.suite import (
     ZeroShotConfig,
 )
 from lit_het.texts import GenerationConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import changed, run_command, write_splits

@@ -16,7 +16,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.durations import Duration
 from lit_het.runs.opening import open_run
 from lit_het.schedules import Schedule
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from tests import tiny
 
 KIND_OF = len(tiny.COLOURS) * len(tiny.SHAPES)

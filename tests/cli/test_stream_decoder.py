@@ -14,7 +14,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.stream import Stream
 from lit_het.durations import Duration
 from lit_het.schedules import Schedule
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from tests import tiny
 from tests.cli.conftest import write_config_file
 from tests.cli.tiny_decoder import NAMES, QUESTION

@@ -23,7 +23,7 @@ from lit_het.runs.plan import Step
 from lit_het.runs.training import train
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import refusal

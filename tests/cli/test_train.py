@@ -25,7 +25,7 @@ from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import open_run
 from lit_het.runs.pretrained import abstract_params
 from lit_het.runs.training import train, train_unless_done
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
 from tests import tiny

@@ -25,7 +25,7 @@ from lit_het.runs.training import train
 from lit_het.schedules import ReverseSquareRoot, Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import last_line, printed, refusal, run_command

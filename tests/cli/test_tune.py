@@ -22,7 +22,8 @@ from lit_het.errors import DoesNotFit, UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.training import loop
-from lit_het.training.loop import Cadence, NonFinite
+from lit_het.training.cadence import Cadence
+from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import last_line, write_config_file

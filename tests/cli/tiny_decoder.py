@@ -14,7 +14,7 @@ from lit_het.heads.sampling import SamplingConfig
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from tests import tiny
 
 NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]

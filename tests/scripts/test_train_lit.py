@@ -21,7 +21,7 @@ from lit_het.durations import Duration
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.training import train
 from lit_het.sharding import MeshConfig
-from lit_het.training.loop import Cadence
+from lit_het.training.cadence import Cadence
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.scripts.conftest import write_config_file

@@ -18,7 +18,7 @@ from lit_het.eval.predictions import samples_of
 from lit_het.runs.opening import Run, open_run
 from lit_het.tasks import quantities
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.translation import TranslationTask
+from lit_het.tasks.translator import TranslationTask
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.types import EvaluatedModel
