@@ -106,7 +106,7 @@ _IMPORTS = {
     "towers.text": "TextConfig",
     "towers.transformer": "EncoderConfig",
     "towers.vit": "ViTConfig",
-    "training.loop": "Cadence",
+    "training.cadence": "Cadence",
 }
 
 
