@@ -28,7 +28,8 @@ class Mixup(Objective):
     def prepare(self, batch: Batch, keys: Keys) -> Batch:
         """Returns the batch with mixed images, targets and weights."""
         assert batch.image is not None
-        assert isinstance(batch.label, jax.Array)
+        assert batch.label is not None
+        assert not isinstance(batch.label, LabelMixture), "once"
         own = draw_weight(keys("mixup"), self.alpha, batch.valid)
         weight = None if batch.weight is None else mix_weights(batch.weight, own)
         image, label = mix_pixels(batch.image, own), mix_labels(batch.label, own)

@@ -16,6 +16,7 @@ from lit_het.heads.base import ClassificationHead
 from lit_het.heads.het import HetClassifier
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import LossAndTop1, SigmoidCrossEntropy
+from lit_het.mixtures import LabelMixture
 from lit_het.objectives.base import prepared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches, mimo
@@ -54,7 +55,8 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss over valid rows, and metrics."""
-        assert isinstance(batch.label, jax.Array)
+        assert batch.label is not None
+        assert not isinstance(batch.label, LabelMixture), "they are mixed below"
         self.check_label_shape(batch.label.shape)
         target = self.config.loss.targets(batch.label, self.config.num_classes)
         batch = prepared(self.config.objectives, dataclasses.replace(batch, label=target), keys)

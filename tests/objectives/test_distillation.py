@@ -1,6 +1,7 @@
 """Self-distillation and masked prediction beside a contrastive loss (SigLIP 2)."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax

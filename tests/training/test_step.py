@@ -14,7 +14,7 @@ from lit_het.optimizers import SGD, Optimizer
 from lit_het.random import keys_at
 from lit_het.schedules import Linear, Schedule
 from lit_het.sharding import MeshConfig
-from lit_het.training.step import averaged, initial_state, make_step, of_trainable, skipping_nonfinite
+from lit_het.training.step import averaged, drawn, initial_state, make_step, of_trainable, skipping_nonfinite
 from lit_het.types import Batch
 from tests.training.tiny_run import STEPS, TASK, Run
 
