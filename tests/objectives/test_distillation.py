@@ -44,7 +44,8 @@ def term_of(config):
 
     def term(student, teacher, batch, keys):
         models: list[Any] = [task.model(params) for params in (student, teacher)]
-        return distillation_loss(*((model.image_tower, model.distillation) for model in models), batch, keys)
+        one, other = ((model.image_tower, model.distillation) for model in models)
+        return distillation_loss(one, other, batch, keys)
 
     return term
 
@@ -85,7 +86,7 @@ def test_both_losses_equal_their_definition():
         token = student.distillation.mask_token[...]
         tokens = student.image_tower(whole, masked=jnp.asarray(masked), mask_token=token).tokens, target.tokens
         at_mask = [head(x[np.nonzero(masked)]).reshape(16, 2, -1) for head, x in zip(heads, tokens, strict=True)]
-        return term_of(CONFIG)(*params, batch, KEYS), distillation, loss(at_mask[0], at_mask[1], heads)
+        return term_of(CONFIG)(params[0], params[1], batch, KEYS), distillation, loss(at_mask[0], at_mask[1], heads)
 
     (value, metrics), expected, masked_prediction = computed(both(), BATCH)
     assert float(metrics["distillation_loss"]) == pytest.approx(float(expected), rel=1e-4)

@@ -227,9 +227,9 @@ def test_the_samples_of_an_image_do_not_depend_on_others():
     keys = jax.random.split(jax.random.key(2), 8)
     how = GenerationConfig(num_tokens=3, num_texts=5, temperature=1.0)
     params = trained()[1]
-    expected = compiled(CAPTIONING, how)(params, Source(SOURCE), PROMPT, None, keys).tokens
+    expected = compiled(CAPTIONING, how)(params, Source(jnp.asarray(SOURCE)), PROMPT, None, keys).tokens
     some = jax.tree.map(lambda x: np.asarray(x)[2:5], PROMPT)
-    found = compiled(CAPTIONING, how)(params, Source(SOURCE[2:5]), some, None, keys[2:5]).tokens
+    found = compiled(CAPTIONING, how)(params, Source(jnp.asarray(SOURCE[2:5])), some, None, keys[2:5]).tokens
     np.testing.assert_array_equal(found, expected[2:5])
 
 
