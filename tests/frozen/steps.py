@@ -59,6 +59,7 @@ _CAPTIONER = (
 
 PAIRS, CLASSES = "quickstart_lit_deterministic", "glyph_classifier"
 CASES = {
+    "sigmoid_classifier": ("quickstart_upstream", ""),
     "softmax": (PAIRS, ""),
     "softmax_ring": (PAIRS, "--task.loss.form ring --task.loss.duplicates positives"),
     "sigmoid": (PAIRS, _BIAS),
@@ -81,7 +82,6 @@ CASES = {
         "--task.distillation.num-prototypes 16",
     ),
     "patch_sizes": (PAIRS, "--task.image-tower.positions learned --task.image-tower.patch-sizes 8 16"),
-    "sigmoid_classifier": ("quickstart_upstream", ""),
     "het_classifier": (CLASSES, "--task.head het"),
     "het_h_classifier_held_out": (
         CLASSES,
