@@ -1,0 +1,181 @@
+"""Losses, gradients and metrics of ten steps of each kind of task, head and loss.
+
+``python -m tests.frozen.steps FOLDER`` writes the data and every configuration to a folder, in which ``lit-het train
+--config CASE.json`` trains it.
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_het.cli.main import main as lit_het
+from lit_het.configs import experiment
+from tests import conftest, tiny
+from tests.frozen import files
+from tests.frozen.command_line import configuration
+from tests.frozen.figures import rounded
+
+_OF_ALL_STEPS = ("train/loss", "train/gradient_norm")
+_BLOCKS = ("width 32", "depth 1", "mlp-width 32", "num-heads 2", "compute-type float32")
+
+
+def _small(tower: str) -> str:
+    """Returns the flags of small blocks; bfloat16 takes long to compile."""
+    return " ".join(f"--task.{tower}.encoder.{flag}" for flag in _BLOCKS)
+
+
+_RUN = (
+    "--length 10 --schedule.learning-rate 1e-3 --schedule.warmup 2 --cadence.log-steps 1 --cadence.save-steps 10 "
+    "--calibration None --data.shards data/train --data.batch-size 16 --data.threads 0"
+)
+_IMAGES = (
+    f"{_RUN} --data.image-size 32 --task.image-tower.image-size 32 --task.image-tower.patch-size 16 "
+    f"{_small('image-tower')}"
+)
+_TOKENS = "--tokenizer.model data/tokenizer.model --tokenizer.length 6"
+_TEXTS = f"{_TOKENS} --task.text-tower.vocabulary-size 64 --task.text-tower.length 6 {_small('text-tower')}"
+_WRITES = f"{_TOKENS} --task.decoder.vocabulary-size 64 --task.decoder.length 6 {_small('decoder')}"
+_PAIRS = f"{_IMAGES} {_TEXTS} --task.text-tower.embedding-size 32"
+_UNLOCKED = "--task.locked --pretrained None"
+_SMALL = {
+    "quickstart_upstream": f"{_IMAGES} --task.num-classes 6",
+    "glyph_classifier": f"{_IMAGES} --task.num-classes 8",
+    "quickstart_lit_deterministic": f"{_PAIRS} {_UNLOCKED}",
+    "quickstart_lit_het_xl": f"{_PAIRS} --task.head.num-samples 4",
+    "prolip_b16": f"{_PAIRS} --task.text-tower.embedding-size 64 --task.image-tower.projection-size 32",
+    "quickstart_decoder": f"{_IMAGES} {_WRITES} {_UNLOCKED}",
+    "translation_base": f"{_RUN} {_TEXTS} {_WRITES}",
+}
+_HET_XL = "--task.head het_xl --task.head.num-samples 4 --task.head.covariance.num-factors 4"
+_BIAS = "--task.loss sigmoid --task.head.initial-bias -2"
+_CAPTIONER = (
+    "--task.captioner.weight 2 --task.captioner.decoder.vocabulary-size 64 --task.captioner.decoder.length 6 "
+    f"{_small('captioner.decoder')} --data.prompt="
+)
+
+PAIRS, CLASSES = "quickstart_lit_deterministic", "glyph_classifier"
+CASES = {
+    "sigmoid_classifier": ("quickstart_upstream", ""),
+    "softmax": (PAIRS, ""),
+    "softmax_ring": (PAIRS, "--task.loss.form ring --task.loss.duplicates positives"),
+    "sigmoid": (PAIRS, _BIAS),
+    "sigmoid_ring": (PAIRS, f"{_BIAS} --task.loss.form ring"),
+    "het_xl_locked_tower": ("quickstart_lit_het_xl", "--pretrained.run sigmoid_classifier"),
+    "het_xl_delta": (PAIRS, f"{_HET_XL} --task.head.num-samples 0 --task.loss.likelihood delta"),
+    "het_xl_sigmoid": (PAIRS, f"{_HET_XL} {_BIAS}"),
+    "gaussian_mixing": (
+        PAIRS,
+        f"--task.head gaussian {_BIAS} --task.loss.pseudo-positives 0.1 --task.mixing.fraction 0.5",
+    ),
+    "prolip": ("prolip_b16", "--task.masking.every 2 --task.masking.mask-token 63"),
+    "prob_vlm": (PAIRS, "--task.head prob_vlm --task.head.hidden-size 16"),
+    "mc_dropout_microbatches": (PAIRS, "--task.head mc_dropout --task.microbatches 2"),
+    "captioner": (PAIRS, _CAPTIONER),
+    "distillation": (
+        PAIRS,
+        "--average-decay 0.9 --task.distillation.start 5 --task.distillation.num-views 2 "
+        "--task.distillation.view-size 16 --task.distillation.hidden 16 --task.distillation.bottleneck 8 "
+        "--task.distillation.num-prototypes 16",
+    ),
+    "patch_sizes": (PAIRS, "--task.image-tower.positions learned --task.image-tower.patch-sizes 8 16"),
+    "het_classifier": (CLASSES, "--task.head het"),
+    "het_h_classifier_held_out": (
+        CLASSES,
+        "--task.head het_h --task.head.num-buckets 4 --task.temperature-gradient temperature_gradient",
+    ),
+    "het_xl_classifier": (CLASSES, ""),
+    "luketina": (CLASSES, "--task.temperature-gradient.method luketina"),
+    "mixup": (CLASSES, "--task.head deterministic --task.mixup 0.5"),
+    "mimo": (CLASSES, "--task.image-tower.num-inputs 2 --task.num-heads 2 --task.mimo mimo"),
+    "e3": (
+        CLASSES,
+        "--task.image-tower.encoder.depth 2 --task.image-tower.encoder.experts.num-experts 4 "
+        "--task.image-tower.encoder.experts.num-blocks 1 --task.image-tower.encoder.experts.num-members 2 "
+        "--task.image-tower.members apart",
+    ),
+    "skipped_steps": (
+        CLASSES,
+        "--task.head deterministic --on-nonfinite skip --schedule.learning-rate 1e30 --schedule.initial-rate 1e-3",
+    ),
+    "groups_sgd_linear": (
+        CLASSES,
+        "--task.head deterministic --optimizer.rule sgd --optimizer.weight-decay 0.01 --schedule.decay linear",
+    ),
+    "layer_decay_average_adafactor_square_root": (
+        CLASSES,
+        "--task.head deterministic --average-decay 0.9 --optimizer.rule adafactor --optimizer.layer-decay 0.5 "
+        "--schedule.decay reverse_square_root --schedule.decay.timescale 3 --schedule.decay.cooldown 2",
+    ),
+    "captioning": (
+        "quickstart_decoder",
+        "--data.mixture.0.shards data/train --data.mixture.0.captions txt --data.mixture.0.prompt red",
+    ),
+    "translation": (
+        "translation_base",
+        "--tokenizer.length 12 --task.text-tower.length 12 --task.decoder.length 12 "
+        "--data.source txt --data.captions txt --data.prompt=",
+    ),
+}
+"""Shipped configurations and flags."""
+
+_GROUPS = [
+    {"pattern": "head/.*", "learning_rate_factor": 10.0, "weight_decay_factor": 0.0},
+    {"pattern": "image_tower/patches/.*", "learning_rate_factor": 0.0, "weight_decay_factor": 2.0},
+]
+ON_EIGHT_DEVICES = (
+    *("softmax_ring", "sigmoid_ring", "het_xl_locked_tower", "prolip", "sigmoid_classifier", "e3"),
+    *("captioning", "translation"),
+)
+ON_ONE_DEVICE = tuple(name for name in CASES if "ring" not in name)
+
+
+def recorded() -> dict[str, Any]:
+    """Returns the configuration of each case, and its figures on one and on eight devices."""
+    found: dict[str, Any] = {name: {"config": _config(name)} for name in CASES}
+    for devices, names in ((1, ON_ONE_DEVICE), (8, ON_EIGHT_DEVICES)):
+        seen = conftest.one_device() if devices == 1 else contextlib.nullcontext()
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), seen:
+            write({name: case["config"] for name, case in found.items()})
+            for name in names:
+                found[name][f"devices {devices}"] = figures(name)
+    return found
+
+
+def write(configs: Mapping[str, Any]) -> None:
+    """Writes data and configurations to the working directory."""
+    tiny.write_data(Path("data"))
+    for name, config in configs.items():
+        Path(f"{name}.json").write_text(json.dumps(config))
+
+
+def figures(name: str) -> dict[str, float | list[float]]:
+    """Trains a case in the working directory; returns losses and gradients of all steps, and other metrics at the end.
+
+    Where a step is skipped, it has no loss.
+    """
+    source = json.loads(Path(f"{name}.json").read_text())["pretrained"]
+    for run in (name,) if source is None else (source["run"], name):
+        if not Path(run).exists():
+            assert lit_het(["train", "--config", f"{run}.json"]) == 0
+    records = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
+    of_steps = {key: [record[key] for record in records if key in record] for key in _OF_ALL_STEPS}
+    last = {key: value for key, value in records[-1].items() if key != "train/steps_per_second"}
+    return rounded(of_steps | {key: last[key] for key in sorted(last) if key not in of_steps})
+
+
+def _config(name: str) -> dict[str, Any]:
+    shipped, flags = CASES[name]
+    config = experiment.to_dict(configuration(shipped, *f"{_SMALL[shipped]} --run-dir {name} {flags}".split()))
+    if name == "groups_sgd_linear":  # which no flag adds
+        config["optimizer"]["groups"] = _GROUPS
+    return config | {"evaluations": []}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(sys.argv[1]):
+        write({name: case["config"] for name, case in files.read("steps").items()})
