@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests import conftest  # noqa: F401  # pyright: ignore[reportUnusedImport]  # the devices that tests see
-from tests.frozen import configurations, exit_codes, files, flags, imports, parameters
+from tests.frozen import configurations, exit_codes, files, flags, imports, kept_runs, parameters, steps
 
 RECORDERS: Mapping[str, Callable[[], Any]] = {
     "flags": flags.recorded,
@@ -13,6 +13,8 @@ RECORDERS: Mapping[str, Callable[[], Any]] = {
     "parameters": parameters.recorded,
     "exit_codes": exit_codes.recorded,
     "imports": imports.recorded,
+    "steps": steps.recorded,
+    "kept_runs": kept_runs.recorded,
 }
 
 
