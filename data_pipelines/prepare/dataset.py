@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from jaxtyping import Int
 from lit_het.console import message
 from lit_het.data_pipelines.prepare.archives import Files
 from lit_het.data_pipelines.prepare.images import SUFFIXES, UNREAD_SUFFIXES
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
 """Default prompt templates."""
@@ -24,6 +25,7 @@ SPLIT_NAMES = frozenset(
 )
 """Names of splits in the paths of files, in any case: those that the Hugging Face hub knows."""
 
+_MOST_NAMED = 8  # classes in a message
 _LIKE_SPLITS = re.compile("train|test|eval|val|dev")
 
 
@@ -161,6 +163,31 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
         # A separator: without it ("ab", "c") and ("a", "bc") would have one fingerprint.
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def refuse_alike(classes: Iterable[str], source: str) -> None:
+    """Refuses names of classes that would be one class to a reader.
+
+    Raises:
+        UserError: two differ only in case, Unicode form, underscores or white space, or one is not Unicode.
+    """
+    seen: dict[str, str] = {}
+    for name in classes:
+        if name != name.encode("utf-8", "replace").decode():
+            raise UserError(f"{source}: the name of the class {name!a} is not UTF-8; rename it")
+        key = " ".join(unicodedata.normalize("NFC", name.replace("_", " ")).casefold().split())
+        if (other := seen.setdefault(key, name)) != name:
+            raise UserError(
+                f"{source}: {other!r} and {name!r} are of one class, as they differ only in case, spaces or Unicode "
+                "form; join or rename them"
+            )
+
+
+def tell_classes(split: str, names: Sequence[str], counts: Int[np.ndarray, " k"]) -> None:
+    """Prints the classes of a split with the numbers of their images."""
+    each = [f"{name} ({count:,})" for name, count in zip(names, counts.tolist(), strict=True)]
+    more = f" and {len(each) - _MOST_NAMED:,} more" if len(each) > _MOST_NAMED else ""
+    message(f"{split}: {counted(len(names), 'class')}, with images: {', '.join(each[:_MOST_NAMED])}{more}")
 
 
 def only_split(source: Path) -> str:

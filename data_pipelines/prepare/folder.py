@@ -16,12 +16,12 @@ from lit_het.data_pipelines.prepare.dataset import (
     images_in,
     look_like_splits,
     only_split,
+    refuse_alike,
     select_splits,
     split_of_files,
+    tell_classes,
 )
 from lit_het.errors import UserError, counted
-
-_MOST_NAMED = 8  # classes in a message
 
 
 def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSet:
@@ -138,14 +138,12 @@ def _classified(
             )
     # Classes of all splits together, so that a label means the same in each of them.
     names = sorted({folder.partition("/")[0] for folder in _below(roots.values(), folders)})
+    refuse_alike(names, str(files.path))
     classes = {name: label for label, name in enumerate(names)}
     labels = {
         name: [classes[image.removeprefix(root).partition("/")[0]] for image in parts[name]]
         for name, root in roots.items()
     }
-    words = collections.Counter(" ".join(name.replace("_", " ").split()) for name in names)
-    if twice := [name for name, count in words.items() if count > 1]:
-        raise UserError(f"{files.path}: several folders are of the class {twice[0]!r}; join or rename them")
     counts = {name: np.bincount(of_split, minlength=len(names)) for name, of_split in labels.items()}
     if empty := np.flatnonzero(sum(counts.values()) == 0).tolist():
         raise UserError(f"{files.path}: class {names[empty[0]]} has no images; add some or remove its folder")
@@ -157,8 +155,6 @@ def _classified(
                 "other split; put them into the folders of their classes, or remove the split"
             )
     for name in wanted:
-        each = [f"{one} ({count:,})" for one, count in zip(names, counts[name].tolist(), strict=True)]
-        more = f" and {len(each) - _MOST_NAMED:,} more" if len(each) > _MOST_NAMED else ""
-        message(f"{name}: {counted(len(names), 'class')}, with images: {', '.join(each[:_MOST_NAMED])}{more}")
+        tell_classes(name, names, counts[name])
     splits = {name: split_of_files(files, parts[name], labels[name]) for name in wanted}
     return DataSet(splits, tuple(name.replace("_", " ") for name in names))

@@ -121,7 +121,14 @@ def test_the_classes_of_each_split_are_named_with_their_counts(tmp_path, make, c
             ["train/a/images/1.jpg", "train/b/images/2.jpg", "val/images/3.jpg"],
             "val/images: holds all images of val, and is a class of no other split",
         ),
-        (["a_b/1.jpg", "a b/2.jpg"], "several folders are of the class 'a b'; join or rename them"),
+        (
+            ["a_b/1.jpg", "a b/2.jpg"],
+            "'a b' and 'a_b' are of one class, as they differ only in case, spaces or Unicode",
+        ),
+        (["cat/1.jpg", "Cat/2.jpg"], "'Cat' and 'cat' are of one class"),
+        (["train/Cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg", "test/dog/2.jpg"], "'Cat' and 'cat' are of one"),
+        (["train/k\u00e4se/1.jpg", "train/b/1.jpg", "test/ka\u0308se/1.jpg", "test/b/1.jpg"], "are of one class"),
+        (["k\udce4se/1.jpg", "cat/1.jpg"], r"the name of the class 'k\\udce4se' is not UTF-8; rename it"),
         (["pets/cat/1.jpg", "pets/dog/2.jpg", "food/pie/3.jpg"], "pets: its images lie in several folders, .*pets/cat"),
         (
             ["cat/train/1.jpg", "cat/test/2.jpg", "dog/train/1.jpg"],
