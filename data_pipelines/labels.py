@@ -1,5 +1,6 @@
 """Labels of samples: the class in the member ``.cls``, a multi-hot vector, or the words of the caption."""
 
+import codecs
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -223,10 +224,14 @@ def text_of(content: bytes) -> str:
     # Before decoding, which may take four times the memory.
     if len(content) > MAX_TEXT_BYTES:
         raise Unreadable("text too long", f"{len(content):,} bytes, at most {MAX_TEXT_BYTES:,} are read")
+    # Without a mark, UTF-16 of English is UTF-8 too, with zeros between the letters.
+    is_utf16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or 3 * content.count(0) > len(content)
     try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Unreadable("text is not UTF-8", error.reason) from error
+        if not is_utf16:
+            return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        pass
+    raise Unreadable("text is not UTF-8", f"but perhaps {'UTF-16' if is_utf16 else 'Latin-1'}; save it as UTF-8")
 
 
 def words_of(caption: str) -> list[str]:

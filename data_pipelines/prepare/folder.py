@@ -20,6 +20,7 @@ from lit_het.data_pipelines.prepare.dataset import (
     select_splits,
     split_of_files,
     tell_classes,
+    tell_unused,
 )
 from lit_het.errors import UserError, counted
 
@@ -42,6 +43,7 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
     if not images:
         raise UserError(f"{source}: holds no images; name a folder with one subfolder of images per class")
     captions = files_beside(files, images, ".txt")
+    tell_unused(files, {*images, *captions.values()})
     folders = files.folders | {name[:end] for name in files.sizes for end, letter in enumerate(name) if letter == "/"}
     top = _only_folder(folders, images)
     roots = _splits(files, images, captions, top)
@@ -131,10 +133,11 @@ def _classified(
             folder = image.removeprefix(root).rpartition("/")[0]
             holding[f"{root}{folder.partition('/')[0]}"].add(f"{root}{folder}")
     for folder, inner in holding.items():
-        if folder not in inner and len(inner) > 1:
+        if len(inner) > 1:
             raise UserError(
-                f"{files.where(folder)}: its images lie in several folders, such as {min(inner)}, which may be classes "
-                "too; give one folder of classes as the source, or put the images of each class into one folder"
+                f"{files.where(folder)}: its images lie in several folders, such as {min(inner - {folder})}, which may "
+                "be classes too; give one folder of classes as the source, or put the images of each class into one "
+                "folder"
             )
     # Classes of all splits together, so that a label means the same in each of them.
     names = sorted({folder.partition("/")[0] for folder in _below(roots.values(), folders)})
@@ -149,7 +152,7 @@ def _classified(
         raise UserError(f"{files.path}: class {names[empty[0]]} has no images; add some or remove its folder")
     for name, found in counts.items():
         others = sum(counts.values()) - found
-        if len(names) > 2 and np.count_nonzero(found) == 1 and not others[found.argmax()]:
+        if len(names) > 1 and np.count_nonzero(found) == 1 and not others[found.argmax()]:
             raise UserError(
                 f"{files.where(roots[name] + names[found.argmax()])}: holds all images of {name}, and is a class of no "
                 "other split; put them into the folders of their classes, or remove the split"

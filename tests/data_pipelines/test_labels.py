@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.captions import Text, TextPlace
-from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot, text_of
 from lit_het.data_pipelines.storage import Unreadable
 from tests.data_pipelines.conftest import npy
 from tests.refusals import assert_refused
@@ -47,6 +47,15 @@ def test_a_byte_order_mark_is_no_part_of_a_text(names: Path):
     assert TextPlace("json/caption").read(mark + b'{"caption": "a red cat"}') == [Text("", "a red cat")]
     with pytest.raises(Unreadable, match="empty caption"):
         TextPlace("txt").read(mark)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "guess"),
+    [("utf-16", "UTF-16"), ("utf-16-be", "UTF-16"), ("latin-1", "Latin-1"), ("cp1252", "Latin-1")],
+)
+def test_the_encoding_of_a_text_that_is_not_utf8_is_guessed(encoding: str, guess: str):
+    with pytest.raises(Unreadable, match=rf"text is not UTF-8 \(but perhaps {guess}; save it as UTF-8\)"):
+        text_of("a café".encode(encoding))
 
 
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):
