@@ -215,6 +215,24 @@ def find_beside(directory: str, name: str) -> str:
     return above if not storage.exists(near) and storage.exists(above) else near
 
 
+def check_names_beside(addresses: Sequence[str]) -> None:
+    """Refuses shards whose file of class names differs from that of the first one, with which labels are read.
+
+    Raises:
+        UserError: it does, so that one number would be of several classes.
+    """
+    # The folder of the first shard comes first, and each one once.
+    first, *others = dict.fromkeys(
+        find_beside(folder, "classnames.txt") for folder in dict.fromkeys(map(storage.parent, addresses))
+    )
+    for other in others:
+        if storage.exists(other) and read_lines(other) != read_lines(first):
+            raise UserError(
+                f"{other}: differs from {first}, so one number is of two classes; prepare the sets together, or give "
+                "the names of all in labels.names of the configuration"
+            )
+
+
 def text_of(content: bytes) -> str:
     """Decodes the text in a member, without the byte order mark that editors of Windows put before it.
 
