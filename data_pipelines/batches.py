@@ -14,7 +14,7 @@ from lit_het.data_pipelines.captions import Captions, Sources, Text, Tokenizer
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.images import BrokenImage
-from lit_het.data_pipelines.labels import Labels
+from lit_het.data_pipelines.labels import ClassIndex, Labels, MultiHot, check_names_beside
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Training
@@ -212,15 +212,17 @@ def batch_maker(
     config: LoaderConfig,
     image_input: Input,
     tokenizer: Tokenizer | None,
-    address: str,
+    addresses: Sequence[str],
     faults: FaultLog,
     texts: "StoredEmbeddings | None" = None,
 ) -> BatchMaker:
-    """Returns the maker of batches of a configuration; label files are searched beside a shard's address.
+    """Returns the maker of batches of a configuration; label files are searched beside the shards' addresses.
 
     Raises:
-        UserError: the labels cannot be read.
+        UserError: the labels cannot be read, or folders of shards have different class names.
     """
     captions = Captions(config.texts, tokenizer) if tokenizer else None
-    labels = config.labels.build(storage.parent(address)) if config.labels else None
+    labels = config.labels.build(storage.parent(addresses[0])) if config.labels else None
+    if isinstance(config.labels, ClassIndex | MultiHot) and config.labels.names is None:
+        check_names_beside(addresses)
     return BatchMaker(image_input, captions, labels, texts, config.seed, faults)

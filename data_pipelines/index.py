@@ -20,8 +20,8 @@ from lit_het.data_pipelines import seals, storage
 from lit_het.data_pipelines.scan import scan
 from lit_het.data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions, missing_member
 from lit_het.data_pipelines.storage import Span, Unreadable
-from lit_het.data_pipelines.tables import MISSING_MEMBER, Fault, ShardTable, from_bytes, to_bytes
-from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, too_large
+from lit_het.data_pipelines.tables import MISSING_MEMBER, NO_FILE, Fault, ShardTable, from_bytes, to_bytes
+from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, NOT_A_FILE, too_large
 from lit_het.errors import UserError
 from lit_het.files import cache_folder
 from lit_het.untrusted import Malformed
@@ -184,8 +184,9 @@ def _missing_member_fault(table: ShardTable, kind: str) -> Fault:
     lacking = ~table.has([kind])
     row = int(lacking.argmax())
     key = table.keys[row].decode("utf-8", "surrogateescape")
+    links = [one for one in extensions(kind) if one in table.offsets and table.offsets[one][row] == NO_FILE]
     way_out = missing_member(kind, key, (other for other in table.offsets if table.offsets[other][row] >= 0))
-    example = f"{table.address}: key {key} has no .{name}; {way_out}"
+    example = f"{table.address}: key {key} has no .{name}; {NOT_A_FILE if links else way_out}"
     return Fault(f"{MISSING_MEMBER}{name}", int(lacking.sum()), example)
 
 

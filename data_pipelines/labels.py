@@ -1,5 +1,6 @@
 """Labels of samples: the class in the member ``.cls``, a multi-hot vector, or the words of the caption."""
 
+import codecs
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -214,6 +215,24 @@ def find_beside(directory: str, name: str) -> str:
     return above if not storage.exists(near) and storage.exists(above) else near
 
 
+def check_names_beside(addresses: Sequence[str]) -> None:
+    """Refuses shards whose file of class names differs from that of the first one, with which labels are read.
+
+    Raises:
+        UserError: it does, so that one number would be of several classes.
+    """
+    # The folder of the first shard comes first, and each one once.
+    first, *others = dict.fromkeys(
+        find_beside(folder, "classnames.txt") for folder in dict.fromkeys(map(storage.parent, addresses))
+    )
+    for other in others:
+        if storage.exists(other) and read_lines(other) != read_lines(first):
+            raise UserError(
+                f"{other}: differs from {first}, so one number is of two classes; prepare the sets together, or give "
+                "the names of all in labels.names of the configuration"
+            )
+
+
 def text_of(content: bytes) -> str:
     """Decodes the text in a member, without the byte order mark that editors of Windows put before it.
 
@@ -223,10 +242,14 @@ def text_of(content: bytes) -> str:
     # Before decoding, which may take four times the memory.
     if len(content) > MAX_TEXT_BYTES:
         raise Unreadable("text too long", f"{len(content):,} bytes, at most {MAX_TEXT_BYTES:,} are read")
+    # Without a mark, UTF-16 of English is UTF-8 too, with zeros between the letters.
+    is_utf16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or 3 * content.count(0) > len(content)
     try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Unreadable("text is not UTF-8", error.reason) from error
+        if not is_utf16:
+            return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        pass
+    raise Unreadable("text is not UTF-8", f"but perhaps {'UTF-16' if is_utf16 else 'Latin-1'}; save it as UTF-8")
 
 
 def words_of(caption: str) -> list[str]:

@@ -14,6 +14,7 @@ cannot be read or decoded become invalid rows. Both are counted by cause and sha
 import copy
 import dataclasses
 import hashlib
+import itertools
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -89,7 +90,8 @@ class Loader:
         own_input, tokenizer = input_of(config, tokenizer), tokenizer if has_captions else None
         self.stored, self.stored_texts = _stored_embeddings(config, has_texts=tokenizer is not None)
         image_input = self.stored or own_input
-        self._maker = batch_maker(config, image_input, tokenizer, data_sets[0][0], self.faults, self.stored_texts)
+        addresses = [*itertools.chain(*data_sets)]
+        self._maker = batch_maker(config, image_input, tokenizer, addresses, self.faults, self.stored_texts)
         self.num_classes = self._maker.num_classes
         # Images are required even if embeddings are read instead: so both give the same order of samples.
         kinds = [part.member for part in (self.stored, self.stored_texts) if part is not None]

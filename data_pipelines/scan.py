@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.shards import key_and_extension
-from lit_het.data_pipelines.tables import Fault, ShardTable
+from lit_het.data_pipelines.tables import NO_FILE, Fault, ShardTable
 from lit_het.data_pipelines.tars import DamagedTar, member_ends, whole_members
 
 MAX_SAMPLES = 2**18
@@ -123,13 +123,15 @@ class _Faults:
 
 
 def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int, bytes]]:
-    """Yields name, offset, size, and first and last bytes of every complete file in a tar."""
+    """Yields name, offset, size, and first and last bytes of every complete file in a tar, and of links."""
     with storage.open_to_scan(address) as file:
         size = file.seek(0, io.SEEK_END)
         try:
             for member in whole_members(file, 0, size):
                 if member.is_file:
                     yield member.name, member.offset, member.size, member_ends(file, member)
+                elif not member.is_folder:
+                    yield member.name, NO_FILE, 0, b""
         except tarfile.TarError as error:
             faults.add(NO_TAR, f"is not an uncompressed tar ({error}); unpack it or write it again")
         except DamagedTar as error:

@@ -4,12 +4,14 @@ A shard is an uncompressed tar. The members of one sample share a key (the path 
 and are consecutive: ``000017.jpg``, ``000017.txt``, ``000017.cls``.
 """
 
+import functools
 import glob
 import itertools
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from braceexpand import braceexpand
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.tars import is_hidden
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 
 IMAGE = "image"
 """The kind of member for an image with any of the ``IMAGE_EXTENSIONS``."""
@@ -36,6 +38,9 @@ MAX_BRACES = 8
 MAX_DEPTH_OF_LISTS = 8
 """How deep lists may be nested; a list that contains itself would never end."""
 
+_logger = logging.getLogger(__name__)
+
+_ARCHIVE = re.compile(r"\.(tar|tar\.(gz|bz2|xz|zst|lz4)|tgz|tbz2?|txz)$", re.IGNORECASE)
 _RANGE = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})")
 
 
@@ -227,15 +232,33 @@ def _matches(pattern: str, lists: _Lists) -> list[str]:
     if storage.is_remote(pattern):
         if pattern.endswith(".tar") and not glob.has_magic(pattern):
             return [pattern]  # not checked: it would take one request per shard
-        found = matching(pattern if glob.has_magic(pattern) else f"{pattern.rstrip('/')}/*.tar")
+        found = matching(pattern) if glob.has_magic(pattern) else _in_folder(matching(f"{pattern.rstrip('/')}/*"), [])
     elif os.path.isdir(pattern):
-        found = [str(path) for path in Path(pattern).glob("*.tar")]
+        found = _in_folder(*([str(path) for path in Path(pattern).glob(names)] for names in ("*", "*/*.tar")))
     else:
         found = matching(pattern)
     if not found:
         raise UserError(f"{pattern}: no tar file matches; check the path of the shards")
     # The name of a file must not run as a command.
     return [f"./{address}" if storage.is_pipe(address) else address for address in found]
+
+
+def _in_folder(files: Sequence[str], below: Sequence[str]) -> list[str]:
+    """Returns the shards among the files of a folder; a warning names other archives, also in folders below."""
+    visible = [address for address in files if not is_hidden(address.rpartition("/")[2])]
+    shards = [address for address in visible if address.endswith(".tar")]
+    ignored = {address for address in visible if _ARCHIVE.search(address)}.difference(shards)
+    ignored.update(address for address in below if not is_hidden("/".join(address.split("/")[-2:])))
+    if shards and ignored:
+        _warn_of_ignored(storage.parent(shards[0]), len(ignored), min(ignored))
+    return shards
+
+
+@functools.cache
+def _warn_of_ignored(folder: str, count: int, example: str) -> None:
+    """Warns once of the archives of a folder that are not read."""
+    what = f"{counted(count, 'other archive')}, such as {example}"
+    _logger.warning("%s: only its files *.tar are read, not %s; unpack, rename or list them", folder, what)
 
 
 def matching(pattern: str) -> list[str]:
@@ -251,4 +274,7 @@ def matching(pattern: str) -> list[str]:
         found = storage.with_retries(lambda: files.glob(path))
     except Exception as error:
         raise UserError(f"{pattern}: the store does not answer ({error}); check the address") from error
-    return [files.unstrip_protocol(name) for name in found]
+    # As glob does: a star does not stand for a dot at the start of a name.
+    takes_hidden = pattern.rpartition("/")[2].startswith(".")
+    visible = [name for name in found if takes_hidden or not name.rpartition("/")[2].startswith(".")]
+    return [files.unstrip_protocol(name) for name in visible]

@@ -52,7 +52,7 @@ class Stream:
         (self._addresses,) = config.data_sets(allow_commands=allow_commands)
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
-        self._maker = batch_maker(config, input_of(config, tokenizer), tokenizer, self._addresses[0], self.faults)
+        self._maker = batch_maker(config, input_of(config, tokenizer), tokenizer, self._addresses, self.faults)
         self.num_classes = self._maker.num_classes
 
     @property

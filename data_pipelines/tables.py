@@ -10,7 +10,10 @@ import numpy as np
 
 from lit_het.untrusted import Malformed, parse_json, read_npz_array
 
-_VERSION = 5
+_VERSION = 6
+NO_FILE = -2
+"""The offset of a link or special file, which has no content."""
+
 MISSING_MEMBER = "no ."
 """The start of the cause of a `Fault` for samples that lack a member."""
 
@@ -37,7 +40,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class ShardTable:
-    """Offsets and sizes of the members of one shard's samples; a missing member has offset -1.
+    """Offsets and sizes of the members of one shard's samples; a missing member has offset -1, a link `NO_FILE`.
 
     Attributes:
         address: of the tar file.
@@ -108,7 +111,7 @@ def from_bytes(content: bytes, address: str, stamp: str) -> ShardTable | None:
         raise Malformed("arrays of an index differ in length")
     end = int(stamp.partition(" ")[0])
     # Compared with ``end - sizes``, not ``offsets + sizes > end``: the sum of two large numbers could overflow.
-    if (offsets < -1).any() or (sizes < 0).any() or (offsets > end - sizes).any():
+    if (offsets < NO_FILE).any() or (sizes < 0).any() or (offsets > end - sizes).any():
         raise Malformed("members of an index lie outside of the shard")
     listed, names = parse_json(str(faults)), kinds.tolist()
     if not isinstance(listed, list) or not all(map(_is_fault, listed)):

@@ -5,6 +5,7 @@ copies their content, follows sizes past the end of the file, and raises arbitra
 """
 
 import io
+import posixpath
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -20,12 +21,15 @@ MAX_EXTENSION_BYTES = 2**20
 MAX_EXTENSIONS = 16
 """The most extension headers of one member; more count as damage. Writers use four at most."""
 
+NOT_A_FILE = "it is a link or no plain file; write the shard again with tar --dereference --hard-dereference"
+"""Why a member that is neither a file nor a folder has no content, and the way out."""
+
 _BLOCK_BYTES = 512
-_MAGIC = slice(257, 262)  # of a header
 _READ_BYTES = 2**16  # the capacity of a pipe
 _END_BYTES = 1024  # hashed at each end of a member, to distinguish members of equal size
 _ATTRIBUTES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
-_EXTENSION_TYPES = (*_ATTRIBUTES, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_LONG_NAMES = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
+_EXTENSION_TYPES = (*_ATTRIBUTES, tarfile.XGLTYPE, *_LONG_NAMES)
 _MAX_DIGITS = 18  # of a number in attributes
 
 # What desktops, editors and file servers leave in folders, beside hidden files.
@@ -43,6 +47,7 @@ class Member(NamedTuple):
         size: of the content, in bytes.
         is_file: whether it is a regular file that is not sparse.
         is_folder: whether it is a folder.
+        target: the path within the archive that a link points to; empty for all others.
     """
 
     name: str
@@ -50,6 +55,7 @@ class Member(NamedTuple):
     size: int
     is_file: bool
     is_folder: bool
+    target: str = ""
 
 
 class DamagedTar(Exception):
@@ -62,6 +68,11 @@ class DamagedTar(Exception):
     def __init__(self, offset: int):
         super().__init__(f"truncated or damaged at byte {offset}")
         self.offset = offset
+
+
+def target_of(name: str, link: str) -> str:
+    """Returns the path that a symbolic link points to, relative to the same folder as the path of the link."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
 
 
 def is_hidden(path: str) -> bool:
@@ -112,8 +123,8 @@ def streamed_members(
         is_wanted: whether to read the content of a file with this name; otherwise its content is empty.
 
     Yields:
-        Name and content of every regular file before the first damage; for a file that is too large, the reason in
-        place of the content.
+        Name and content of every file before the first damage; for links, special files and files that are too large,
+        the reason in place of the content.
 
     Raises:
         tarfile.TarError: it is not an uncompressed tar.
@@ -121,9 +132,11 @@ def streamed_members(
     """
     stream = _Stream(file)
     for member in _members(stream.read_at, 0):
-        if not member.is_file:
+        if member.is_folder:
             continue
-        if member.size > MAX_MEMBER_BYTES:
+        if not member.is_file:
+            yield member.name, Unreadable("link or special file", NOT_A_FILE)
+        elif member.size > MAX_MEMBER_BYTES:
             yield member.name, too_large(member.size)
         elif is_wanted(member.name):
             content = stream.read_at(member.offset, member.size)
@@ -192,11 +205,11 @@ def _next_member(read_at: _ReadAt, position: int) -> tuple[Member, int] | None:
     for _ in range(MAX_EXTENSIONS + 1):
         block = read_at(position, _BLOCK_BYTES)
         # Zeros end an archive, but not between an extension header and its member. Another archive may follow, as after
-        # `cat a.tar b.tar`; anything else is ignored, as by GNU tar.
+        # `cat a.tar b.tar`. Anything else is damage: it may be an archive behind a stray byte, or a compressed one.
         while position == start and block == bytes(_BLOCK_BYTES):
             start = position = position + _BLOCK_BYTES
             block, is_ended = read_at(position, _BLOCK_BYTES), True
-        if is_ended and block[_MAGIC] != b"ustar":
+        if is_ended and not any(block):
             return None
         try:
             header = _header(block)
@@ -209,10 +222,11 @@ def _next_member(read_at: _ReadAt, position: int) -> tuple[Member, int] | None:
                 raise ValueError("truncated attributes")
             if header.type in _ATTRIBUTES:
                 extensions |= _attributes(content)
-            elif header.type == tarfile.GNUTYPE_LONGNAME:
-                extensions["path"] = _text(content.partition(b"\0")[0])
+            elif header.type in _LONG_NAMES:
+                extensions[_LONG_NAMES[header.type]] = _text(content.partition(b"\0")[0])
         except ValueError as error:
-            raise DamagedTar(position) from error
+            zeros = len(block) - len(block.lstrip(b"\0")) if is_ended else 0
+            raise DamagedTar(position + zeros) from error
         position += _BLOCK_BYTES + _padded(header.size)
     raise DamagedTar(position)
 
@@ -247,12 +261,16 @@ def _member(
     # Links and other types without content may still declare a size, which tarfile ignores too.
     content_size = size if header.isreg() or header.type not in tarfile.SUPPORTED_TYPES else 0
     name = extensions.get("path", header.name).rstrip("/")
-    member = Member(name, offset, content_size, header.isreg() and not is_sparse, header.isdir())
+    target = extensions.get("linkpath", header.linkname)
+    if header.issym():
+        target = target_of(name, target)
+    is_file, is_link = header.isreg() and not is_sparse, header.issym() or header.islnk()
+    member = Member(name, offset, content_size, is_file, header.isdir(), posixpath.normpath(target) if is_link else "")
     return member, offset + _padded(content_size)
 
 
 def _attributes(content: bytes) -> dict[str, str]:
-    """Parses the records ``LENGTH NAME=VALUE`` of a pax header; keeps path, size and sparse attributes."""
+    """Parses the records ``LENGTH NAME=VALUE`` of a pax header; keeps path, linkpath, size and sparse attributes."""
     found: dict[str, str] = {}
     position = 0
     while position < len(content) and content[position]:
@@ -262,7 +280,7 @@ def _attributes(content: bytes) -> dict[str, str]:
         if len(record) < 2 or len(digits) + 1 + len(record) != length or record[-1:] != b"\n":
             raise ValueError("damaged attributes")
         name, _, value = record[:-1].partition(b"=")
-        if name in (b"path", b"size") or name.startswith(b"GNU.sparse."):
+        if name in (b"path", b"linkpath", b"size") or name.startswith(b"GNU.sparse."):
             found[_text(name)] = _text(value)
         position += length
     return found

@@ -1,6 +1,7 @@
 """Random access by name to the files of a folder, a tar or a zip archive, which is never extracted.
 
-Hidden files and folders, and what desktops leave (``__MACOSX``), are ignored in all of them.
+Hidden files and folders, and what desktops leave (``__MACOSX``), are ignored in all of them. Links stand for the files
+that they point to.
 """
 
 import gzip
@@ -12,20 +13,21 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from lit_het import untrusted
-from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, DamagedTar, Member, is_hidden, whole_members
+from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, DamagedTar, Member, is_hidden, target_of, whole_members
 from lit_het.errors import UserError
 
 MAX_EXPANSION = 100
 """The largest accepted compression ratio of an archive: images hardly compress, texts about tenfold."""
 
 _COPY_BYTES = 2**20
+_MAX_LINKS = 40  # one after the other, as in Linux: they may go round in circles
 
 _logger = logging.getLogger(__name__)
 
@@ -107,10 +109,12 @@ class TarFiles:
         self.folders: set[str] = set()
         self._file = _open(path, scratch)
         found: dict[str, tuple[int, int]] = {}
+        self._links: dict[str, str] = {}
         for name, offset, size in self._scan("", 0, os.fstat(self._file.fileno()).st_size, nested):
             if name in found:
                 raise UserError(f"{path}: holds {name:.200} twice; download it again")
             found[name] = (offset, size)
+        _follow(path, self._links, found)
         self._offsets = {name: offset for name, (offset, _) in found.items()}
         self.sizes = {name: found[name][1] for name in sorted(found)}
 
@@ -139,7 +143,7 @@ class TarFiles:
             if member.is_folder:
                 self.folders.add(name)
             elif not member.is_file:
-                continue
+                self._links[name] = prefix + member.target
             elif nested and name.endswith(".tar"):
                 inner = f"{name.removesuffix('.tar')}/"
                 yield from self._scan(inner, member.offset, member.offset + member.size, nested=False)
@@ -172,6 +176,7 @@ class ZipFiles:
         self.folders: set[str] = set()
         self._archive: zipfile.ZipFile = self._whole(lambda: zipfile.ZipFile(path))
         found: dict[str, zipfile.ZipInfo] = {}
+        links: dict[str, str] = {}
         for member in self._archive.infolist():
             name = member.filename.removeprefix("./")
             if is_hidden(name):
@@ -183,7 +188,11 @@ class ZipFiles:
                 raise UserError(f"{path}: holds {name:.200} twice; download it again")
             if member.file_size > MAX_MEMBER_BYTES:
                 raise UserError(f"{path}: {name:.200} unpacks to {member.file_size:,} bytes; download it again")
-            found[name] = member
+            if stat.S_ISLNK(member.external_attr >> 16):
+                links[name] = target_of(name, os.fsdecode(self._content(member)))
+            else:
+                found[name] = member
+        _follow(path, links, found)
         self._members = found
         self.sizes = {name: found[name].file_size for name in sorted(found)}
 
@@ -193,13 +202,7 @@ class ZipFiles:
         Raises:
             UserError: it is damaged.
         """
-
-        def content() -> bytes:
-            with self._archive.open(self._members[name]) as file:
-                # No more than declared: a damaged file may unpack to any size.
-                return file.read(self.sizes[name])
-
-        found = self._whole(content)
+        found = self._content(self._members[name])
         if len(found) != self.sizes[name]:
             raise UserError(f"{self.where(name)}: is truncated or damaged; download the archive again")
         return found
@@ -212,12 +215,35 @@ class ZipFiles:
         """Returns the location of a file, for error messages."""
         return f"{self.path}: {name}"
 
+    def _content(self, member: zipfile.ZipInfo) -> bytes:
+        def content() -> bytes:
+            with self._archive.open(member) as file:
+                # No more than declared: a damaged file may unpack to any size.
+                return file.read(member.file_size)
+
+        return self._whole(content)
+
     def _whole(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:  # zipfile and its decompressors raise many kinds of exceptions on damage
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{self.path}: is truncated or damaged ({reason}); download it again") from error
+
+
+def _follow(path: Path, links: Mapping[str, str], found: dict[str, Any]) -> None:
+    """Adds what links point to, and warns of those that point to no file of the archive, and of special files."""
+    left = []
+    for name, target in links.items():
+        for _ in range(_MAX_LINKS):
+            target = links.get(target, target)
+        if target in found:
+            found.setdefault(name, found[target])
+        else:
+            left.append(name)
+    if left:
+        kinds = "links that point to no file in it, or special files"
+        _logger.warning("%s: left out %s, such as %s", path, f"{len(left):,} {kinds}", left[0])
 
 
 Files: TypeAlias = FolderFiles | TarFiles | ZipFiles

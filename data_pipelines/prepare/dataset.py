@@ -5,8 +5,9 @@ import collections
 import dataclasses
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from jaxtyping import Int
@@ -14,7 +15,7 @@ from jaxtyping import Int
 from lit_het.console import message
 from lit_het.data_pipelines.prepare.archives import Files
 from lit_het.data_pipelines.prepare.images import SUFFIXES, UNREAD_SUFFIXES
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
 """Default prompt templates."""
@@ -24,6 +25,7 @@ SPLIT_NAMES = frozenset(
 )
 """Names of splits in the paths of files, in any case: those that the Hugging Face hub knows."""
 
+_MOST_NAMED = 8  # classes or suffixes in a message
 _LIKE_SPLITS = re.compile("train|test|eval|val|dev")
 
 
@@ -148,9 +150,29 @@ def images_in(files: Files) -> list[str]:
 
 
 def files_beside(files: Files, images: Sequence[str], suffix: str) -> dict[str, str]:
-    """Returns the file beside each image with its name and this suffix, in any case: ``A.TXT`` of ``A.JPG``."""
-    stems = {name[: -len(suffix)]: name for name in files.sizes if name.lower().endswith(suffix)}
-    return {name: stems[stem] for name in images if (stem := name.rpartition(".")[0]) in stems}
+    """Returns the file beside each image with its name and this suffix, in any case: ``A.TXT`` of ``A.JPG``.
+
+    Raises:
+        UserError: an image has two such files, ``A.TXT`` and ``A.txt``.
+    """
+    found: dict[str, str] = {}
+    beside = {name.rpartition(".")[0] for name in images}
+    for name in files.sizes:
+        stem = name[: -len(suffix)]
+        if stem in beside and name.lower().endswith(suffix) and (other := found.setdefault(stem, name)) != name:
+            raise UserError(f"{files.where(name)}: is of the same image as {other}; keep one of them")
+    return {name: found[stem] for name in images if (stem := name.rpartition(".")[0]) in found}
+
+
+def tell_unused(files: Files, used: Collection[str]) -> None:
+    """Prints how many files are not used, by suffix, without those that `images_in` counts."""
+    suffixes = (PurePosixPath(name).suffix.lower() for name in files.sizes if name not in used)
+    unused = collections.Counter(suffix for suffix in suffixes if suffix not in UNREAD_SUFFIXES)
+    if unused:
+        each = [f"{count:,} {suffix or 'without suffix'}" for suffix, count in unused.most_common()]
+        message(
+            f"{files.path}: not used: {_first(each)}; images end in .jpg or alike, and 1.txt is the caption of 1.jpg"
+        )
 
 
 def fingerprint(parts: Iterable[str | bytes]) -> str:
@@ -161,6 +183,35 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
         # A separator: without it ("ab", "c") and ("a", "bc") would have one fingerprint.
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def refuse_alike(classes: Iterable[str], source: str) -> None:
+    """Refuses names of classes that would be one class to a reader.
+
+    Raises:
+        UserError: two differ only in case, Unicode form, underscores or white space, or one is not Unicode.
+    """
+    seen: dict[str, str] = {}
+    for name in classes:
+        if name != name.encode("utf-8", "replace").decode():
+            raise UserError(f"{source}: the name of the class {name!a} is not UTF-8; rename it")
+        key = " ".join(unicodedata.normalize("NFC", name.replace("_", " ")).casefold().split())
+        if (other := seen.setdefault(key, name)) != name:
+            raise UserError(
+                f"{source}: {other!r} and {name!r} are of one class, as they differ only in case, spaces or Unicode "
+                "form; join or rename them"
+            )
+
+
+def tell_classes(split: str, names: Sequence[str], counts: Int[np.ndarray, " k"]) -> None:
+    """Prints the classes of a split with the numbers of their images."""
+    each = [f"{name} ({count:,})" for name, count in zip(names, counts.tolist(), strict=True)]
+    message(f"{split}: {counted(len(names), 'class')}, with images: {_first(each)}")
+
+
+def _first(each: Sequence[str]) -> str:
+    more = f" and {len(each) - _MOST_NAMED:,} more" if len(each) > _MOST_NAMED else ""
+    return f"{', '.join(each[:_MOST_NAMED])}{more}"
 
 
 def only_split(source: Path) -> str:

@@ -16,12 +16,13 @@ from lit_het.data_pipelines.prepare.dataset import (
     images_in,
     look_like_splits,
     only_split,
+    refuse_alike,
     select_splits,
     split_of_files,
+    tell_classes,
+    tell_unused,
 )
 from lit_het.errors import UserError, counted
-
-_MOST_NAMED = 8  # classes in a message
 
 
 def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSet:
@@ -42,6 +43,7 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
     if not images:
         raise UserError(f"{source}: holds no images; name a folder with one subfolder of images per class")
     captions = files_beside(files, images, ".txt")
+    tell_unused(files, {*images, *captions.values()})
     folders = files.folders | {name[:end] for name in files.sizes for end, letter in enumerate(name) if letter == "/"}
     top = _only_folder(folders, images)
     roots = _splits(files, images, captions, top)
@@ -131,34 +133,31 @@ def _classified(
             folder = image.removeprefix(root).rpartition("/")[0]
             holding[f"{root}{folder.partition('/')[0]}"].add(f"{root}{folder}")
     for folder, inner in holding.items():
-        if folder not in inner and len(inner) > 1:
+        if len(inner) > 1:
             raise UserError(
-                f"{files.where(folder)}: its images lie in several folders, such as {min(inner)}, which may be classes "
-                "too; give one folder of classes as the source, or put the images of each class into one folder"
+                f"{files.where(folder)}: its images lie in several folders, such as {min(inner - {folder})}, which may "
+                "be classes too; give one folder of classes as the source, or put the images of each class into one "
+                "folder"
             )
     # Classes of all splits together, so that a label means the same in each of them.
     names = sorted({folder.partition("/")[0] for folder in _below(roots.values(), folders)})
+    refuse_alike(names, str(files.path))
     classes = {name: label for label, name in enumerate(names)}
     labels = {
         name: [classes[image.removeprefix(root).partition("/")[0]] for image in parts[name]]
         for name, root in roots.items()
     }
-    words = collections.Counter(" ".join(name.replace("_", " ").split()) for name in names)
-    if twice := [name for name, count in words.items() if count > 1]:
-        raise UserError(f"{files.path}: several folders are of the class {twice[0]!r}; join or rename them")
     counts = {name: np.bincount(of_split, minlength=len(names)) for name, of_split in labels.items()}
     if empty := np.flatnonzero(sum(counts.values()) == 0).tolist():
         raise UserError(f"{files.path}: class {names[empty[0]]} has no images; add some or remove its folder")
     for name, found in counts.items():
         others = sum(counts.values()) - found
-        if len(names) > 2 and np.count_nonzero(found) == 1 and not others[found.argmax()]:
+        if len(names) > 1 and np.count_nonzero(found) == 1 and not others[found.argmax()]:
             raise UserError(
                 f"{files.where(roots[name] + names[found.argmax()])}: holds all images of {name}, and is a class of no "
                 "other split; put them into the folders of their classes, or remove the split"
             )
     for name in wanted:
-        each = [f"{one} ({count:,})" for one, count in zip(names, counts[name].tolist(), strict=True)]
-        more = f" and {len(each) - _MOST_NAMED:,} more" if len(each) > _MOST_NAMED else ""
-        message(f"{name}: {counted(len(names), 'class')}, with images: {', '.join(each[:_MOST_NAMED])}{more}")
+        tell_classes(name, names, counts[name])
     splits = {name: split_of_files(files, parts[name], labels[name]) for name in wanted}
     return DataSet(splits, tuple(name.replace("_", " ") for name in names))

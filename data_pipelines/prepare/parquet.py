@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,20 @@ from lit_het.data_pipelines.prepare.dataset import (
     look_like_splits,
     one_line,
     only_split,
+    refuse_alike,
     select_splits,
+    tell_classes,
 )
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.untrusted import open_regular, parse_json
 
 MAX_ROWS = 2**24
 """The most rows of a file, whose labels are all read into memory."""
 
-_SPLIT_NAME = re.compile(r"(\w+)-\d+-of-(\d+).*\.parquet", re.IGNORECASE)
+_SPLIT_NAME = re.compile(r"(\w+)-\d+-of-\d+.*\.parquet", re.IGNORECASE)
+_NO_SPLITS = frozenset(("part", "data", "file", "shard", "chunk"))  # words before the number of any file
+_NUMBER = re.compile(r"(\d+)[-_]of[-_](\d+)", re.IGNORECASE)
+_COPY = re.compile(r" ?\(\d+\)(?=\.parquet$)", re.IGNORECASE)  # of a second download
 _WORDS = re.compile(r"[^a-z]+")
 _ROWS_AT_A_TIME = 256
 
@@ -70,6 +75,7 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
         raise UserError(f"{source}: holds no *.parquet files; check the path of the source")
     by_split: dict[str, list[_File]] = {}
     for name, of_split in _split_files(source, paths, split).items():
+        _check_numbers(source, name, of_split)
         by_split[name] = [_File(path) for path in of_split]
     parts = {name: by_split[name] for name in select_splits(by_split, split, str(source))}
     first = next(iter(parts.values()))[0]
@@ -78,10 +84,18 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
     for file in itertools.chain.from_iterable(parts.values()):
         _check(file, columns)
     if columns.label is None:
+        for name, files in parts.items():
+            count = counted(sum(file.num_rows for file in files), "image")
+            message(f"{name}: {count} with captions from the column {columns.caption}")
         return DataSet({name: _split(files, columns) for name, files in parts.items()})
-    values = {name: [value for file in files for value in file.column(columns.label)] for name, files in parts.items()}
-    names = first.class_names.get(columns.label) or _distinct(values, columns.label, first)
-    labels = {name: _labels(part, names, columns.label, source) for name, part in values.items()}
+    column = columns.label
+    values = {file: file.column(column) for files in parts.values() for file in files}
+    names = _names(values, column) or _distinct(values, column)
+    labels = {
+        name: np.concatenate([_labels(f, values[f], names, column) for f in files]) for name, files in parts.items()
+    }
+    for name, of_split in labels.items():
+        tell_classes(name, names, np.bincount(of_split, minlength=len(names)))
     return DataSet({name: _split(files, columns, labels[name]) for name, files in parts.items()}, tuple(names))
 
 
@@ -111,26 +125,45 @@ def _split_files(source: Path, paths: Sequence[Path], split: str | None) -> dict
                 f"{source}: has the split {name} in {folders[name]}/ and in {folder}/; give one of these as the source"
             )
         by_split.setdefault(name, []).append(path)
-    for name, files in by_split.items():
-        counts = [int(match[2]) for path in files if (match := _SPLIT_NAME.fullmatch(path.name))]
-        if len(files) < max(counts, default=0):
-            message(f"{source}: holds {len(files)} of {max(counts)} files of the split {name}; the others are missing")
     return by_split
 
 
+def _check_numbers(source: Path, split: str, paths: Sequence[Path]) -> None:
+    """Tells how many files of a split are missing.
+
+    Raises:
+        UserError: files are of several revisions, or copies, whose rows would be added up.
+    """
+    found: dict[tuple[Path, str], tuple[str, dict[str, Path]]] = {}
+    for path in paths:
+        name = _COPY.sub("", path.name.lower())
+        match = _NUMBER.search(name)
+        stem, number, of = (name[: match.start()].rstrip("-_"), *match.groups()) if match else (Path(name).stem, "", "")
+        total, others = found.setdefault((path.parent, stem), (of, {}))
+        if number in others or of != total:
+            other = others.get(number) or next(iter(others.values()))
+            raise UserError(
+                f"{path}: is of another revision of the split {split} than {other.name}, or a copy; keep one of them"
+            )
+        others[number] = path
+    for total, others in found.values():
+        if len(others) < int(total or 0):
+            message(f"{source}: holds {len(others)} of {int(total)} files of the split {split}; the others are missing")
+
+
 def _split_in(path: Path) -> tuple[str, Path] | None:
-    """Returns the split that a relative path names, and the folder of its splits; None if it names none."""
-    if match := _SPLIT_NAME.fullmatch(path.name):
-        return match[1], path.parent
+    """Returns the split that a relative path names, and the folder of its files; None if it names none."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    numbered = match[1].lower() if match else None
     words = [word for word in _WORDS.split(path.name.lower()) if word in SPLIT_NAMES]
-    if len(words) == 1:
+    if numbered in SPLIT_NAMES or (len(words) == 1 and not numbered):
         return words[0], path.parent
     for folder in path.parents[:-1]:
         # The hub has folders such as partial-train, of the first part of a large set; Hive writes split=train.
         name = folder.name.lower().removeprefix("partial-").removeprefix("split=")
         if name in SPLIT_NAMES and not words:
-            return name, folder.parent
-    return None
+            return name, folder
+    return (numbered, path.parent) if numbered and numbered not in _NO_SPLITS else None
 
 
 class _File:
@@ -271,22 +304,44 @@ def _only(names: Sequence[str], file: _File, what: str, flag: str) -> str:
     return names[0]
 
 
-def _distinct(values: dict[str, list[Any]], column: str, file: _File) -> list[str]:
+def _names(files: Iterable[_File], column: str) -> tuple[str, ...]:
+    """Returns the class names of a ClassLabel; none where no file has any.
+
+    Raises:
+        UserError: files differ in them: one number would be of several classes.
+    """
+    named = [file for file in files if file.class_names.get(column)]
+    for file in named[1:]:
+        if file.class_names[column] != named[0].class_names[column]:
+            raise UserError(
+                f"{file.path}: the class names of {column!r}, or their order, differ from those in {named[0].path}; "
+                "write both with the same ClassLabel, or prepare each alone"
+            )
+    return named[0].class_names[column] if named else ()
+
+
+def _distinct(values: Mapping[_File, list[Any]], column: str) -> list[str]:
     """Returns the sorted class names of a column of strings."""
-    if not all(isinstance(value, str) for part in values.values() for value in part):
-        raise UserError(f"{file.path}: {column!r} is neither text nor a ClassLabel: its classes have no names")
-    return sorted({value for part in values.values() for value in part})
+    for file, found in values.items():
+        if not all(isinstance(value, str) for value in found):
+            raise UserError(f"{file.path}: {column!r} is neither text nor a ClassLabel: its classes have no names")
+    names = sorted({value for found in values.values() for value in found})
+    refuse_alike(names, f"{next(iter(values)).path}: column {column!r}")
+    return names
 
 
-def _labels(values: Sequence[Any], names: Sequence[str], column: str, source: Path) -> np.ndarray:
-    """Converts values, which are names or indices, to indices into names: ``[values]`` int32."""
+def _labels(file: _File, values: Sequence[Any], names: Sequence[str], column: str) -> np.ndarray:
+    """Converts values, which are names or, in a file with class names, indices, to indices: ``[values]`` int32."""
     # Both names and indices are accepted: parquet files of the same data set differ in this.
-    known: dict[Any, int] = {value: label for label, name in enumerate(names) for value in (label, name)}
+    known: dict[Any, int] = {name: label for label, name in enumerate(names)}
+    unknown = f"is none of {len(names)} classes; fix the file"
+    if file.class_names.get(column):
+        known |= {label: label for label in range(len(names))}
+    else:
+        unknown = "is no name of a class, and unlike others this file names no numbers; write it with its ClassLabel"
     for value in values:
         if not isinstance(value, Hashable) or value not in known:
-            raise UserError(
-                f"{source}: {repr(value)[:100]} in column {column!r} is none of {len(names)} classes; fix the file"
-            )
+            raise UserError(f"{file.path}: {repr(value)[:100]} in column {column!r} {unknown}")
     return np.array([known[value] for value in values], np.int32)
 
 

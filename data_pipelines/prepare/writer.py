@@ -29,10 +29,12 @@ from typing import Any
 import numpy as np
 
 from lit_het.data_pipelines.images import BrokenImage
+from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.prepare.archives import TarFiles
 from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split
 from lit_het.data_pipelines.prepare.images import as_stored
 from lit_het.data_pipelines.shards import write_tar
+from lit_het.data_pipelines.storage import Unreadable
 from lit_het.errors import UserError, require_at_least
 from lit_het.files import completed, write_atomically
 from lit_het.untrusted import read_json
@@ -78,6 +80,7 @@ class SplitWriter:
     Attributes:
         num_written: number of samples in the shards of earlier writers.
         finished: whether the split is complete.
+        example: the first image or caption that was left out, and why; empty if there is none.
 
     Raises:
         UserError: the split is empty, or the folder holds shards of another source or of other options.
@@ -97,6 +100,7 @@ class SplitWriter:
             "shuffle": options.shuffle,
             "check_images": options.check_images,
         }
+        self.example = ""
         self.finished = folder.exists()
         self._written: dict[int, int] = {}
         if self.finished:
@@ -180,7 +184,9 @@ class SplitWriter:
         with completed(self._partial / f"{shard}.tar") as temporary:
             count = write_tar(temporary, self._members(self._range(shard), order, proceed))
             if not count:
-                raise UserError(f"{self._folder.name}: no sample of shard {shard} can be used; check the source")
+                raise UserError(
+                    f"{self._folder.name}: no sample of shard {shard} can be used ({self.example}); fix them"
+                )
         return count
 
     def _members(self, positions: range, order: np.ndarray, proceed: Callable[[], None]) -> Iterator[dict[str, Any]]:
@@ -198,12 +204,14 @@ class SplitWriter:
 
     def _stored(self, sample: Sample) -> tuple[str, bytes] | None:
         """Returns the extension and bytes of an image; None excludes the sample."""
-        if "txt" in sample.members and not _is_caption(sample.members["txt"]):
+        if "txt" in sample.members and (fault := _fault_of(sample.members["txt"])):
+            self.example = self.example or f"{sample.origin}: {fault}"
             return None
         try:
             return as_stored(sample.image, check=self._options.check_images, border=sample.border)
         except BrokenImage as error:
             if self._options.skip_broken:
+                self.example = self.example or f"{sample.origin}: {error}"
                 return None
             message = f"{sample.origin}: {error}; fix it, or skip broken images with --skip-broken"
             raise UserError(message) from error
@@ -239,12 +247,12 @@ def write_names(output: Path, dataset: DataSet) -> None:
         write_atomically(output / "classes.json", json.dumps(groups) + "\n")
 
 
-def _is_caption(text: bytes) -> bool:
-    """Returns whether a text is a caption that training accepts."""
+def _fault_of(caption: bytes) -> str | None:
+    """Returns why training would refuse a caption; None for those that it accepts."""
     try:
-        return bool(text.decode("utf-8-sig").strip())
-    except UnicodeDecodeError:
-        return False
+        return None if text_of(caption).strip() else "the caption is empty"
+    except Unreadable as error:
+        return f"{error}"
 
 
 def _difference(before: Any, plan: dict[str, Any]) -> str:

@@ -61,6 +61,7 @@ def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: Wr
         message(
             f"{name}: {counted(written, 'image')} in {output / name}"
             + (f", {counted(broken, what)} skipped" * bool(broken))
+            + (f", such as {writer.example}" * bool(writer.example))
         )
 
 

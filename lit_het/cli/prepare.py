@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -317,6 +318,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def _split_name(text: str) -> str:
+    """Reads the name of a split, which becomes that of a folder in OUTPUT.
+
+    Raises:
+        ArgumentTypeError: it would be a path, or a hidden folder.
+    """
+    if not re.fullmatch(r"\w[^/]{0,99}", text) or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a folder, such as test")
+    return text
+
+
 def add_to(actions: Any) -> None:
     """Adds the action to those of ``lit-het data``."""
     prepare = actions.add_parser(
@@ -339,7 +351,10 @@ def _add_source(kinds: Any, kind: str, source: _Source) -> None:
     parser.add_argument("source", type=Path, metavar="SOURCE", help=source.source)
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
     parser.add_argument(
-        "--split", metavar="NAME", help="only this split; the name of the split where SOURCE names none (train)"
+        "--split",
+        type=_split_name,
+        metavar="NAME",
+        help="only this split; the name of the split where SOURCE names none (train)",
     )
     parser.add_argument(
         "--samples-per-shard", type=positive, default=10_000, metavar="N", help="at most; default: %(default)s"

@@ -123,6 +123,13 @@ def test_a_number_below_one_is_refused_with_the_name_of_its_flag(capsys, argumen
     assert f"argument {flag}: {value} is not a whole number of at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/b", "..", ".hidden", "", "a\nb"])
+def test_a_split_is_one_folder_of_the_output(capsys, name):
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", "prepare", "folder", "x", "y", "--split", name])
+    assert f"argument --split: {name!r} is not the name of a folder, such as test" in capsys.readouterr().err
+
+
 def test_help_names_every_source_and_its_flags(capsys):
     with pytest.raises(SystemExit, match="0"):
         prepare("--help")

@@ -149,6 +149,22 @@ def test_members_apart_and_names_with_dots_are_told_from_other_defects(tmp_path:
     assert "first dot of a name, so IMG.000.jpg is another kind of member; rename it" in no_image.example
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE])
+def test_links_and_special_files_among_members_are_named(tmp_path: Path, kind: bytes):
+    link = tarfile.TarInfo("b.jpg")
+    link.type, link.linkname = kind, "a.jpg"
+    files = make_tar({"b.txt": b"x", "a.jpg": b"x", "a.txt": b"x"})
+    (tmp_path / "x.tar").write_bytes(link.tobuf() + files)
+    found = ShardIndex([tmp_path / "x.tar"], [IMAGE, "txt"])
+    (fault,) = found.summaries[0].faults
+    assert (len(found), fault.count) == (1, 1)
+    assert "key b has no .jpg/jpeg/png/webp; it is a link or no plain file; write the shard again with tar --deref" in (
+        fault.example
+    )
+    (tmp_path / "only.tar").write_bytes(link.tobuf() + bytes(1024))
+    assert ShardIndex([tmp_path / "only.tar"], [IMAGE]).summaries[0].faults[0].count == 1
+
+
 def test_members_of_hidden_folders_are_no_samples(tmp_path: Path):
     names = ["./a.jpg", "b/c.jpg", ".ipynb_checkpoints/a-checkpoint.jpg", "__MACOSX/b/._c.jpg", "./@eaDir/a.jpg"]
     (tmp_path / "x.tar").write_bytes(make_tar(dict.fromkeys(names, b"x")))
@@ -341,7 +357,7 @@ def test_only_its_owner_may_read_the_key(shard: Path, cache: Path):
     [
         ("keys", np.array(["a", "b", "c"])),
         ("keys", np.array([b"a", b"b"])),
-        ("offsets", np.array([[-2, 0, 0]])),
+        ("offsets", np.array([[-3, 0, 0]])),
         ("offsets", np.array([[10**6, 0, 0]])),
         ("offsets", np.array([[0.0, 1.0, 2.0]])),
         ("sizes", np.array([[-1, 0, 0]])),

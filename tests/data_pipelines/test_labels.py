@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.captions import Text, TextPlace
-from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot, check_names_beside, text_of
 from lit_het.data_pipelines.storage import Unreadable
 from tests.data_pipelines.conftest import npy
 from tests.refusals import assert_refused
@@ -47,6 +47,25 @@ def test_a_byte_order_mark_is_no_part_of_a_text(names: Path):
     assert TextPlace("json/caption").read(mark + b'{"caption": "a red cat"}') == [Text("", "a red cat")]
     with pytest.raises(Unreadable, match="empty caption"):
         TextPlace("txt").read(mark)
+
+
+def test_folders_of_shards_whose_class_names_differ_are_refused(tmp_path: Path):
+    for folder, names in {"a": "cat\ndog\n", "b": "cat\ndog\n", "c": "dog\ncat\n"}.items():
+        (tmp_path / folder / "train").mkdir(parents=True)
+        (tmp_path / folder / "classnames.txt").write_text(names)
+    shards = [f"{tmp_path}/{folder}/train/{number}.tar" for folder in "abc" for number in range(2)]
+    check_names_beside([*shards[:4], f"{tmp_path}/without/0.tar"])
+    message = r"c/classnames\.txt: differs from .*a/classnames\.txt, so one number is of two classes"
+    assert_refused(message, check_names_beside, shards)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "guess"),
+    [("utf-16", "UTF-16"), ("utf-16-be", "UTF-16"), ("latin-1", "Latin-1"), ("cp1252", "Latin-1")],
+)
+def test_the_encoding_of_a_text_that_is_not_utf8_is_guessed(encoding: str, guess: str):
+    with pytest.raises(Unreadable, match=rf"text is not UTF-8 \(but perhaps {guess}; save it as UTF-8\)"):
+        text_of("a café".encode(encoding))
 
 
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):

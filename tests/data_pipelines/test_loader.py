@@ -23,7 +23,7 @@ from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.types import Batch
-from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, take
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, sample, take
 from tests.refusals import assert_refused
 
 RANDOM = {
@@ -37,6 +37,18 @@ BROKEN = {"jpg": b"<html>404</html>"}
 def config(directory: Path | str, **changes: object) -> LoaderConfig:
     base = LoaderConfig((str(directory),), image_size=IMAGE_SIZE, batch_size=4, labels=ClassIndex(), threads=0, seed=5)
     return dataclasses.replace(base, **changes)
+
+
+def test_labels_are_read_with_the_names_of_all_folders(tmp_path: Path):
+    for folder, names in (("a", "cat\ndog\n"), ("b", "dog\ncat\n")):
+        write_shards(tmp_path / folder, [sample(f"{folder}{number}") for number in range(4)])
+        (tmp_path / folder / "classnames.txt").write_text(names)
+    both = config(tmp_path, shards=(f"{tmp_path}/a", f"{tmp_path}/b"))
+    assert_refused(r"b/classnames\.txt: differs from", Loader, both)
+    mixed = config(tmp_path / "a", mixture=(WeightedShards((f"{tmp_path}/b",), 0.5),))
+    assert_refused(r"b/classnames\.txt: differs from", Loader, mixed)
+    named = ClassIndex(f"{tmp_path}/a/classnames.txt")
+    assert Loader(dataclasses.replace(both, labels=named)).num_classes == 2
 
 
 def stored_image(loader: Loader, sample: int) -> bytes:

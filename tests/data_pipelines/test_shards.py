@@ -81,6 +81,25 @@ def test_addresses_of_a_store_expand_too(tmp_path: Path):
     assert_refused(r"nostore://x/\*.tar: Protocol not known", expand, "nostore://x/*.tar")
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_hidden_files_are_no_shards_and_other_archives_are_named_once(
+    tmp_path: Path, written: list[str], scheme: str, caplog: pytest.LogCaptureFixture
+):
+    for name in ("._0.tar", ".x/0.tar", "__MACOSX/0.tar", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    expected = [f"{scheme}{address}" for address in written]
+    assert expand(f"{scheme}{tmp_path}") == expand(f"{scheme}{tmp_path}/*.tar") == expected
+    assert not caplog.records
+    for name in ("1.tar.gz", "2.TAR", "3.tgz", *([] if scheme else ["sub/4.tar"])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert expand(f"{scheme}{tmp_path}") == expand(f"{scheme}{tmp_path}/") == expected
+    (message,) = caplog.messages
+    assert f"{tmp_path}: only its files *.tar are read, not {3 if scheme else 4} other archives, such as" in message
+    assert "/1.tar.gz; unpack, rename or list them" in message
+
+
 @pytest.mark.parametrize("pattern", ["no-such-*.tar", "shard-{000000..000009}.tar", "missing.tar"])
 def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path, shard: Path, pattern: str):
     assert_refused(r"(no-such-\*|shard-000001|missing)\.tar: no tar file matches", expand, f"{tmp_path}/{pattern}")

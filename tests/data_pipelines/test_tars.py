@@ -1,6 +1,8 @@
 """Sequential reads and reads with seeks find the same members of an archive."""
 
+import gzip
 import io
+import posixpath
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -74,10 +76,16 @@ def test_members_equal_those_of_tarfile(entries: list[tuple[str, bytes, bytes]],
             tar.addfile(info, io.BytesIO(content))
     content = stream.getvalue()
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        expected = [(one.name, one.offset_data, one.size, one.isreg(), one.isdir()) for one in tar]
-        contents = [(one.name, file.read()) for one in tar if one.isreg() and (file := tar.extractfile(one))]
-    assert list(whole_members(io.BytesIO(content), 0, len(content))) == expected
-    assert list(streamed_members(OneWay(content))) == contents
+        members = list(tar)
+        contents = [(one.name, file.read()) for one in members if one.isreg() and (file := tar.extractfile(one))]
+    targets = [posixpath.normpath(one.linkname) if one.issym() or one.islnk() else "" for one in members]
+    assert list(whole_members(io.BytesIO(content), 0, len(content))) == [
+        (one.name, one.offset_data, one.size, one.isreg(), one.isdir(), target)
+        for one, target in zip(members, targets, strict=True)
+    ]
+    streamed = list(streamed_members(OneWay(content)))
+    assert [(name, found) for name, found in streamed if isinstance(found, bytes)] == contents
+    assert [name for name, _ in streamed] == [one.name for one in members if not one.isdir()]
 
 
 def header(name: str = "a.txt", size: int = 0, kind: bytes = b"0") -> bytes:
@@ -146,8 +154,12 @@ def test_unwanted_members_are_not_read():
     assert dict(wanted) == {"first.txt": b"", "b.jpg": b"2"}
 
 
-def whole_tar(*names: str) -> bytes:
-    return b"".join(map(header, names)) + bytes(1024)
+def whole_tar(*names: str, magic: bool = True) -> bytes:
+    headers = b"".join(map(header, names))
+    if not magic:
+        plain = headers[:148] + b" " * 8 + headers[156:257] + bytes(255)
+        headers = plain[:148] + b"%06o\0 " % sum(plain) + plain[156:]
+    return headers + bytes(1024)
 
 
 AFTER = {
@@ -155,7 +167,10 @@ AFTER = {
     "more zeros and another archive": (bytes(9 * 512) + whole_tar("b.txt"), ["b.txt", "end"]),
     "another archive that is cut": (whole_tar("b.txt")[:512], ["b.txt", "damage"]),
     "a damaged archive": (whole_tar("b.txt").replace(b"b.txt", b"c.txt"), ["damage"]),
-    "what is no archive": (b"y\n" * 600, ["end"]),
+    "an archive of v7": (whole_tar("b.txt", magic=False), ["b.txt", "end"]),
+    "a compressed archive": (gzip.compress(whole_tar("b.txt")), ["damage"]),
+    "an archive behind a stray byte": (b"\n" + whole_tar("b.txt"), ["damage"]),
+    "what is no archive": (b"y\n" * 600, ["damage"]),
     "part of a block": (bytes(100), ["end"]),
 }
 
@@ -165,3 +180,19 @@ AFTER = {
 def test_archives_behind_the_end_of_another_one_are_read(name: str, read: Callable[[bytes], Iterator[str]]):
     content, members = AFTER[name]
     assert outcome(lambda: read(whole_tar("a.txt") + content)) == ["a.txt", *members]
+
+
+@pytest.mark.parametrize("between", [b"\n", bytes(700) + b"\n"])
+def test_bytes_behind_the_end_that_are_not_read_are_named(between: bytes):
+    content = whole_tar("a.txt") + between + whole_tar("b.txt")
+    with pytest.raises(DamagedTar) as error:
+        list(whole_members(io.BytesIO(content), 0, len(content)))
+    assert error.value.offset == 512 + 1024 + len(between) - 1
+
+
+def test_the_target_of_a_symbolic_link_is_relative_to_its_folder():
+    link = tarfile.TarInfo("a/b/link")
+    link.type, link.linkname = tarfile.SYMTYPE, "../" + "c" * 150
+    content = link.tobuf(tarfile.GNU_FORMAT) + END
+    (member,) = whole_members(io.BytesIO(content), 0, len(content))
+    assert member.target == "a/" + "c" * 150

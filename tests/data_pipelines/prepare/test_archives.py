@@ -1,5 +1,8 @@
 import gzip
+import io
 import os
+import stat
+import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -166,3 +169,33 @@ def test_what_desktops_leave_is_ignored_in_folders_and_archives(tmp_path, kind):
     files = archives.open_files(source, tmp_path)
     assert list(files.sizes) == ["cat/1.jpg"]
     assert not files.folders - {"cat"}
+
+
+@pytest.mark.parametrize("kind", ["hard", "symbolic", "zip"])
+def test_links_stand_for_the_files_that_they_point_to(tmp_path, caplog, kind):
+    up, a, b = ("a/", "a/", "b/") if kind == "hard" else ("../a/", "", "")
+    links = {
+        "a/2.jpg": f"{a}1.jpg",
+        "b/3.jpg": f"{up}2.jpg",
+        "b/4.jpg": f"{b}5.jpg",
+        "b/5.jpg": f"{b}4.jpg",
+        "c.jpg": "d",
+    }
+    path = tmp_path / "x"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a/1.jpg", b"one")
+            for name, target in links.items():
+                info = zipfile.ZipInfo(name)
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
+                archive.writestr(info, target)
+    else:
+        with tarfile.open(path, "w") as tar:
+            for name, target in {"a/1.jpg": "", **links}.items():
+                info = tarfile.TarInfo(name)
+                info.type = tarfile.LNKTYPE if kind == "hard" else tarfile.SYMTYPE
+                info.type, info.linkname, info.size = (info.type, target, 0) if target else (tarfile.REGTYPE, "", 3)
+                tar.addfile(info, io.BytesIO(b"one"))
+    files = archives.open_files(path, tmp_path)
+    assert {name: files.read(name) for name in files.sizes} == dict.fromkeys(("a/1.jpg", "a/2.jpg", "b/3.jpg"), b"one")
+    assert "left out 3 links that point to no file in it, or special files, such as b/4.jpg" in caplog.messages[0]

@@ -16,7 +16,7 @@ def make(tmp_path):
 
 
 def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path, make):
-    dataset = read_folder(make("kit_fox/2.jpg", "crane/a.PNG", "kit_fox/deep/1.jpeg", "crane/notes.md"), tmp_path)
+    dataset = read_folder(make("kit_fox/2.jpg", "crane/a.PNG", "kit_fox/3.jpeg", "crane/notes.md"), tmp_path)
     assert dataset.class_names == ("crane", "kit fox")
     samples = write(dataset, tmp_path, "train")
     # the content of a.PNG is a JPEG
@@ -121,7 +121,17 @@ def test_the_classes_of_each_split_are_named_with_their_counts(tmp_path, make, c
             ["train/a/images/1.jpg", "train/b/images/2.jpg", "val/images/3.jpg"],
             "val/images: holds all images of val, and is a class of no other split",
         ),
-        (["a_b/1.jpg", "a b/2.jpg"], "several folders are of the class 'a b'; join or rename them"),
+        (
+            ["a_b/1.jpg", "a b/2.jpg"],
+            "'a b' and 'a_b' are of one class, as they differ only in case, spaces or Unicode",
+        ),
+        (["cat/1.jpg", "Cat/2.jpg"], "'Cat' and 'cat' are of one class"),
+        (["train/Cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg", "test/dog/2.jpg"], "'Cat' and 'cat' are of one"),
+        (["train/k\u00e4se/1.jpg", "train/b/1.jpg", "test/ka\u0308se/1.jpg", "test/b/1.jpg"], "are of one class"),
+        (["k\udce4se/1.jpg", "cat/1.jpg"], r"the name of the class 'k\\udce4se' is not UTF-8; rename it"),
+        (["cat/1.jpg", "cat/thumbs/1.jpg", "dog/1.jpg"], "cat: its images lie in several folders, .* cat/thumbs,"),
+        (["train/cat/1.jpg", "test/dog/2.jpg"], "test/dog: holds all images of test, and is a class of no other split"),
+        (["A.jpg", "A.TXT", "A.txt"], r"A\.txt: is of the same image as A\.TXT; keep one of them"),
         (["pets/cat/1.jpg", "pets/dog/2.jpg", "food/pie/3.jpg"], "pets: its images lie in several folders, .*pets/cat"),
         (
             ["cat/train/1.jpg", "cat/test/2.jpg", "dog/train/1.jpg"],
@@ -155,6 +165,13 @@ def test_suffixes_have_any_case_and_images_that_are_not_read_are_counted(tmp_pat
     source = make("A.JPG", "A.TXT", "b.JPE", "b.txt", "c.Jfif", "c.Txt", "d.avif", "e.HEIC", "f.heic")
     assert read_folder(source, tmp_path).splits["train"].num_samples == 3
     assert "left out 1 .avif, 2 .heic; to use them, save them as JPEG, PNG or WebP" in capsys.readouterr().err
+
+
+def test_files_that_are_not_used_are_counted_by_suffix(tmp_path, make, capsys):
+    beside = ["cat/1.caption", "cat/1.json", "cat/1.jpg.txt", "cat/2", "cat/2.JSON", "cat/3.jpg_large"]
+    read_folder(make("cat/1.jpg", "dog/1.jpg", *beside), tmp_path)
+    line = "not used: 2 .json, 1 .caption, 1 .txt, 1 without suffix, 1 .jpg_large; images end in .jpg"
+    assert line in capsys.readouterr().err
 
 
 def test_a_source_that_is_a_split_itself_has_its_name(tmp_path, make):

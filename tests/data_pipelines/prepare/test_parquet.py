@@ -131,6 +131,36 @@ def test_labels_that_are_text_become_classes_in_the_order_of_their_names(save):
     assert (dataset.class_names, labels_of(dataset, "train")) == (("a", "b", "c"), [1, 2, 0, 1, 1, 0, 2])
 
 
+@pytest.mark.parametrize("labels", [["Cat", "cat "], ["k\u00e4se", "ka\u0308se"], ["red_cat", "red cat"]])
+def test_names_of_one_class_are_refused(save, labels):
+    path = save(2, label=labels, features=None)
+    assert_refused("are of one class, as they differ only", read_parquet, path, columns=Columns(label="label"))
+
+
+def with_names(*names: str):
+    return {"label": {"_type": "ClassLabel", "names": list(names)}}
+
+
+def test_files_whose_numbers_are_of_other_classes_are_refused(save):
+    save(name="test.parquet", features=with_names("kit fox", "tench"))
+    source = save(name="train.parquet").parent
+    differ = r"train\.parquet: the class names of 'label', or their order, differ from those in .*test\.parquet"
+    assert_refused(differ, read_parquet, source)
+    assert read_parquet(source, "test").class_names == ("kit fox", "tench")
+    save(name="test.parquet", features=None)
+    assert_refused(
+        r"test\.parquet: 0 .* this file names no numbers", read_parquet, source, columns=Columns(label="label")
+    )
+
+
+def test_names_and_numbers_of_classes_may_stand_in_different_files(save, capsys):
+    source = save(2, "train.parquet").parent
+    save(3, "test.parquet", label=["kit fox", "tench", "kit fox"], features=None)
+    dataset = read_parquet(source, columns=Columns(label="label"))
+    assert (labels_of(dataset, "train"), labels_of(dataset, "test")) == ([0, 1], [1, 0, 1])
+    assert "test: 2 classes, with images: tench (1), kit fox (2)" in capsys.readouterr().err
+
+
 def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save):
     for name, count in (("train-00000-of-00002.parquet", 4), ("train-00001-of-00002-ab12.parquet", 5)):
         source = save(count, name).parent
@@ -158,6 +188,10 @@ def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save):
         (("train.parquet", ".ipynb_checkpoints/train-checkpoint.parquet", "__MACOSX/train.parquet"), {"train": 3}),
         (("test.parquet",), {"test": 3}),
         (("split_b-00000-of-00001.parquet", "train.parquet"), {"split_b": 3, "train": 3}),
+        (("Train-00000-of-00001.parquet", "TEST-00000-of-00001.parquet"), {"train": 3, "test": 3}),
+        (("train/part-00000-of-00002.parquet", "train/part-00001-of-00002.parquet"), {"train": 6}),
+        (("test/cats-00000-of-00001.parquet", "test/dogs-00000-of-00002.parquet"), {"test": 6}),
+        (("data-00000-of-00002.parquet", "data-00001-of-00002.parquet"), {"train": 6}),
     ],
 )
 def test_splits_are_named_as_on_the_hub(tmp_path, save, names, splits):
@@ -167,6 +201,9 @@ def test_splits_are_named_as_on_the_hub(tmp_path, save, names, splits):
     assert {name: split.num_samples for name, split in found.items()} == splits
 
 
+ANOTHER = r"is of another revision of the split train than .*\.parquet, or a copy; keep one of them"
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -174,7 +211,17 @@ def test_splits_are_named_as_on_the_hub(tmp_path, save, names, splits):
         (("train/0.parquet", "validation_matched/0.parquet"), r"validation_matched/0\.parquet: names no split"),
         (("train/0.parquet", "train-test.parquet"), r"train-test\.parquet: names no split"),
         (("trainset.parquet", "testset.parquet"), r"testset\.parquet: may be of a split"),
-        (("en/train-00000-of-00001.parquet", "fr/train/0.parquet"), "has the split train in en/ and in fr/; give one"),
+        (
+            ("en/train-00000-of-00001.parquet", "fr/train/0.parquet"),
+            "the split train in en/ and in fr/train/; give one",
+        ),
+        (("train/0.parquet", "partial-train/0.parquet"), "the split train in partial-train/ and in train/"),
+        (("train-00000-of-00001-aa.parquet", "train-00001-of-00002-bb.parquet"), ANOTHER),
+        (("train-00000-of-00002-aa.parquet", "train-00000-of-00002-bb.parquet"), ANOTHER),
+        (("train-00000-of-00001.parquet", "train-00000-of-00001 (1).parquet"), ANOTHER),
+        (("part-00000-of-00001.parquet", "part-00000-of-00002.parquet"), ANOTHER),
+        (("train.parquet", "train(1).parquet"), ANOTHER),
+        (("train.parquet", "train-00000-of-00001.parquet"), ANOTHER),
     ],
 )
 def test_files_whose_split_is_not_clear_are_refused(tmp_path, save, names, message):

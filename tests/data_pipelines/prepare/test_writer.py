@@ -160,7 +160,7 @@ def test_broken_images_in_saved_shards_are_counted(tmp_path):
 
 
 def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path):
-    captions = [b"a", b"", b" \n\t", b"caf\xe9", "café".encode(), "\u2003".encode()]
+    captions = [b"a", "cat".encode("utf-16-le"), b" \n\t", b"caf\xe9", "café".encode(), "\u2003".encode()]
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
@@ -168,7 +168,9 @@ def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path):
             yield Sample(encoded, f"image {number}", {"txt": captions[number]})
 
     split = Split(6, read, "captions", left_out={"without caption": 3})
-    assert SplitWriter(tmp_path / "test", split, WriteOptions()).write(advance) == 2
+    writer = SplitWriter(tmp_path / "test", split, WriteOptions())
+    assert writer.write(advance) == 2
+    assert writer.example == "image 1: text is not UTF-8 (but perhaps UTF-16; save it as UTF-8)"
     assert [sample.members["txt"].decode() for sample in written(tmp_path / "test")] == ["a", "café"]
     record = json.loads((tmp_path / "test" / "prepared.json").read_text())
     assert (record["samples"], record["left_out"]) == (2, {"without caption": 3, "broken": 4})
