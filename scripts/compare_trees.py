@@ -110,7 +110,7 @@ def saved(run: Path) -> dict[str, Arrays] | None:
     metrics = {key: np.array([record.get(key, np.nan) for record in records]) for record in records for key in record}
     metrics.pop("train/steps_per_second", None)
     first = {column: {column: metrics.pop(f"train/{column}")} for column in ("loss", "gradient_norm")}
-    checkpoint = ocp.load_checkpointables(steps[-1].resolve())
+    checkpoint = ocp.load_checkpointables(str(steps[-1].resolve()))
     return first | {
         "other metrics": metrics,
         "parameters": flat(checkpoint["params"]),

@@ -11,7 +11,7 @@ from lit_het.heads.base import ClassificationHead
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
-from lit_het.tasks.base import learning_rate_groups
+from lit_het.tasks.base import Progress, learning_rate_groups
 from lit_het.tasks.classification import ClassificationHeadConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.types import Batch, Metrics, Params
@@ -63,7 +63,9 @@ class FeatureClassifier:
         """Returns zeros: there is no tower."""
         return jax.tree.map(lambda _: 0, params)
 
-    def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss and metrics."""
         assert batch.image_embedding is not None
         assert batch.label is not None
