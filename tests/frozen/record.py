@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests import conftest  # noqa: F401  # pyright: ignore[reportUnusedImport]  # the devices that tests see
-from tests.frozen import files, steps
+from tests.frozen import files, report, steps
 
-RECORDERS: Mapping[str, Callable[[], Any]] = {"steps": steps.recorded}
+RECORDERS: Mapping[str, Callable[[], Any]] = {"steps": steps.recorded, "report": report.recorded}
 
 
 def main(names: list[str]) -> None:
