@@ -137,13 +137,16 @@ def difference(old: Arrays, new: Arrays) -> str:
     if forms:
         return f"other shape or type: {', '.join(forms[:3])}"
     pairs = [(old[key], new[key]) for key in old if old[key].tobytes() != new[key].tobytes()]
-    return f"{max(map(relative, pairs)):.1e}" if pairs else "equal"
+    return f"{np.max([relative(pair) for pair in pairs]):.1e}" if pairs else "equal"
 
 
 def relative(pair: Iterable[np.ndarray]) -> float:
-    """Returns the largest difference of two arrays, over the largest number in them."""
+    """Returns the largest difference of two arrays over their largest finite number; NaN where only one has a NaN."""
     one, other = (array.astype(np.float64) for array in pair)
-    return float(np.nanmax(np.abs(one - other)) / max(np.nanmax(np.abs([one, other])), np.finfo(np.float64).tiny))
+    with np.errstate(invalid="ignore"):
+        gaps = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
+    sizes = np.abs([one, other])
+    return float(np.max(gaps) / np.max(sizes, initial=np.finfo(np.float64).tiny, where=np.isfinite(sizes)))
 
 
 if __name__ == "__main__":

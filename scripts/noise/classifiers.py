@@ -1,17 +1,18 @@
 """Classifiers' heads in the study: a head on the features of the locked tower, whose classes are the names."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from lit_het.heads.base import ClassificationHead
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
-from lit_het.tasks.base import Progress, learning_rate_groups
+from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.classification import ClassificationHeadConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.types import Batch, Metrics, Params
@@ -31,6 +32,8 @@ class FeatureClassifierConfig:
     feature_size: int
     num_classes: int
 
+    locked: ClassVar[tuple[str, ...]] = ()
+
     def build(self) -> "FeatureClassifier":
         """Returns the task."""
         return FeatureClassifier(self)
@@ -43,25 +46,13 @@ class _Model(nnx.Module):
         self.head = config.head.build(config.feature_size, config.num_classes, rngs)
 
 
-class FeatureClassifier:
+class FeatureClassifier(Task["FeatureClassifierConfig", "_Model"]):
     """The task of a `FeatureClassifierConfig`, without a tower: `lit_het.tasks.classification` on stored features."""
 
-    locked = ()
-
     def __init__(self, config: FeatureClassifierConfig):
-        self._config, self._loss = config, SoftmaxCrossEntropy()
+        super().__init__(config, _Model, {})
+        self._loss = SoftmaxCrossEntropy()
         self.has_image_noise = config.head.sampling is not None
-        abstract = nnx.eval_shape(lambda: _Model(config, nnx.Rngs(0)))
-        self.learning_rates = learning_rate_groups(abstract)
-        self._graph, _ = nnx.split(abstract)
-
-    def initialize(self, key: Key[Array, ""]) -> Params:
-        """Returns fresh parameters."""
-        return nnx.to_pure_dict(nnx.state(_Model(self._config, nnx.Rngs(params=key))))
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns zeros: there is no tower."""
-        return jax.tree.map(lambda _: 0, params)
 
     def loss(
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
@@ -69,14 +60,14 @@ class FeatureClassifier:
         """Returns the mean loss and metrics."""
         assert batch.image_embedding is not None
         assert batch.label is not None
-        head = nnx.merge(self._graph, params).head
+        head = self.model(params).head
         result = self._loss(head(batch.image_embedding, keys("noise")), batch.label, batch.valid)
         norm = masked_mean(head.noise_norm(batch.image_embedding), batch.valid)
         return result.loss, {"top1": result.top1, "temperature": head.temperature(), "image_noise_norm": norm}
 
     def image_classifier(self, params: Params, classes: Array | None = None) -> ImageClassifier:
         """Returns the model as an image classifier; it has its own classes."""
-        head = nnx.merge(self._graph, params).head
+        head = self.model(params).head
         return ImageClassifier(
             inputs=lambda features: features,
             logits=head,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests import conftest  # noqa: F401  # pyright: ignore[reportUnusedImport]  # the devices that tests see
-from tests.frozen import configurations, exit_codes, files, flags, imports, kept_runs, parameters, steps
+from tests.frozen import configurations, exit_codes, files, flags, imports, kept_runs, parameters, report, steps
 
 RECORDERS: Mapping[str, Callable[[], Any]] = {
     "flags": flags.recorded,
@@ -14,6 +14,7 @@ RECORDERS: Mapping[str, Callable[[], Any]] = {
     "exit_codes": exit_codes.recorded,
     "imports": imports.recorded,
     "steps": steps.recorded,
+    "report": report.recorded,
     "kept_runs": kept_runs.recorded,
 }
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from tests.frozen import files, steps
+from tests.frozen import files, report, steps
 from tests.frozen.figures import compare
 
 pytestmark = pytest.mark.slow
@@ -32,3 +32,8 @@ def test_steps_on_one_device_have_the_figures_that_were_recorded(name, folders, 
 def test_steps_on_eight_devices_have_the_figures_that_were_recorded(name, folders, monkeypatch):
     monkeypatch.chdir(folders[8])
     compare(STEPS[name]["devices 8"], steps.figures(name))
+
+
+def test_a_report_has_the_files_and_figures_that_were_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compare(files.read("report"), report.figures())
