@@ -46,7 +46,7 @@ class _Model(nnx.Module):
         self.head = config.head.build(config.feature_size, config.num_classes, rngs)
 
 
-class FeatureClassifier(Task["FeatureClassifierConfig", "_Model"]):
+class FeatureClassifier(Task[FeatureClassifierConfig, _Model]):
     """The task of a `FeatureClassifierConfig`, without a tower: `lit_het.tasks.classification` on stored features."""
 
     def __init__(self, config: FeatureClassifierConfig):
