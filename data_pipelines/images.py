@@ -288,8 +288,6 @@ def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
 def _decoded_with_pillow(data: bytes, max_pixels: int, transparency: Transparency) -> Iterator[np.ndarray]:
     """Yields RGB pixels and keeps their memory reserved until the context ends."""
     image = open_with_pillow(data, max_pixels)
-    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-        raise BrokenImage(UNKNOWN_WHITE, f"{image.format} in mode {image.mode}; save it with 8 or 16 bits")
     with DECODING.reserve(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
         try:
             pixels = upright_rgb(image, transparency)
@@ -311,6 +309,10 @@ def _has_empty_end(image: Image.Image) -> bool:
 
 def upright_rgb(image: Image.Image, transparency: Transparency = "white") -> UInt8[np.ndarray, "h w 3"]:
     """Returns the pixels of Pillow's image by the rules of `decode`; Pillow's readers raise arbitrary exceptions."""
+    # Pillow reads 16 bits of these two formats as 32.
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        kind = image.format or "pixels"
+        raise BrokenImage(UNKNOWN_WHITE, f"{kind} in mode {image.mode}; save them with 8 or 16 bits")
     image.load()
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     # In strips, because conversions make several copies.
