@@ -44,7 +44,13 @@ from lit_het.data_pipelines.image_headers import (
     jpeg_orientation,
     orientation,
 )
-from lit_het.data_pipelines.image_repair import check_pixels_of_png, repaired_jpeg, repaired_png, without_padding
+from lit_het.data_pipelines.image_repair import (
+    check_coded_tiff,
+    check_pixels_of_png,
+    repaired_jpeg,
+    repaired_png,
+    without_padding,
+)
 from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
@@ -340,7 +346,7 @@ def open_with_pillow(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile:
     """Opens an image other than JPEG, whose pixels are decoded later.
 
     Raises:
-        BrokenImage: an unknown format, a damaged header, or beyond the limits of
+        BrokenImage: an unknown format, a damaged header, a hole in a TIFF, or beyond the limits of
             `lit_het.data_pipelines.image_headers`.
     """
     reader, info = _READERS[format_of(data)], {}
@@ -350,9 +356,13 @@ def open_with_pillow(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile:
     # Not Image.open of Pillow 13.0: it tries 40 formats, and warns about large images before they are rejected.
     try:
         image = reader(io.BytesIO(data))
+        check_size(image.width, image.height, max_pixels)
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
+            check_coded_tiff(data, image.tag_v2)
+    except BrokenImage:
+        raise
     except Exception as error:
         raise BrokenImage(f"damaged {reader.format}", str(error)) from error
-    check_size(image.width, image.height, max_pixels)
     image.info |= info
     return image
 
