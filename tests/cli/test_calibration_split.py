@@ -124,7 +124,7 @@ def restarted(tmp_path_factory):
     return Loader(LoaderConfig((str(folder),), 8, 4, threads=0))
 
 
-def by_rule(rule, restarted, calibration="auto"):
+def by_rule(rule, restarted, calibration: Portion | str = "auto"):
     return changed(config_with(calibration, shards=restarted.config.shards), calibration_by=rule)
 
 
