@@ -85,9 +85,9 @@ class ExperimentConfig:
         calibration: the samples of ``data.shards`` that are not trained on, and to which temperatures are fitted after
             training; ``auto`` is 2 %, at most 10,000, where `lit_het.runs.calibration_split` can hold them out; None
             trains on all and fits none.
-        calibration_by: which samples ``auto`` takes: by a hash of their key, or of their caption, or the last in order.
-            By default samples of one caption are split: so 2 % are 2 % where few captions have many images, no caption
-            is lost to training, and none is read to choose.
+        calibration_by: which samples ``auto`` takes: by a hash of the name of their shard and their key, of their key
+            alone or of their caption, or the last in order. By default samples of one caption are split: so 2 % are 2 %
+            where few captions have many images, no caption is lost to training, and none is read to choose.
         log: service that receives the metrics of ``metrics.jsonl`` too: ``wandb``, ``trackio`` or None.
         seed: seed of initialisation and noise; ``data.seed`` is that of the order of the data.
     """
@@ -106,7 +106,7 @@ class ExperimentConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     evaluations: tuple[EvaluationConfig, ...] = ()
     calibration: Portion | Literal["auto"] | None = "auto"
-    calibration_by: Rule = "key"
+    calibration_by: Rule = "sample"
     log: Literal["wandb", "trackio"] | None = None
     seed: int = 0
 

@@ -1,4 +1,4 @@
-"""Which samples of shards belong to a portion by a hash of their keys or captions."""
+"""Which samples of shards belong to a portion by a hash of their names, keys or captions."""
 
 import contextlib
 from collections.abc import Sequence
@@ -29,7 +29,10 @@ def marked(
     parts, start = list[Marked](), sum(index.counts[: shards.start])
     for shard in shards:
         identities = index.keys(shard)
-        if portion.by == "caption":
+        if portion.by == "sample":
+            name = index.names[shard]
+            identities = [b"%s %s" % (name, key) for key in identities]
+        elif portion.by == "caption":
             identities = _captions(index, range(start, start + len(identities)), place, identities)
         marks = portion.marks(identities)
         first, end = np.searchsorted(left_out, [start, start + len(marks)])

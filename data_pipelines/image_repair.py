@@ -5,10 +5,13 @@ All decoders are strict: libjpeg reports only its first warning, so that a harml
 
 import struct
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 from lit_het.data_pipelines.image_headers import (
     FRAMES,
     MAX_PARTS,
+    MAX_PIXELS,
     SEQUENTIAL_FRAMES,
     START_OF_SCAN,
     BrokenImage,
@@ -26,6 +29,9 @@ _ALL_COEFFICIENTS = b"\0\x3f\0"  # of a scan that is not progressive: from 0 to 
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """Of an interlaced PNG: the left column and top row of each, and the distances of its columns and rows."""
 _BLOCK_BYTES = 2**16
+# Tags of a TIFF, of strips and of tiles, and values of the compression: RLE, Group 4 and LZW; Deflate of two numbers.
+_COMPRESSION, _BIT_ORDER, _JPEG_TABLES, _OFFSETS, _SIZES = 259, 266, 347, (273, 324), (279, 325)
+_WITHOUT_ZEROS, _DEFLATE, _JPEG = (2, 4, 5), (8, 32946), 7
 _EXIF_TEXT, _XMP_TEXT = "Raw profile type exif", "XML:com.adobe.xmp"
 
 
@@ -94,6 +100,39 @@ def _check_zeros(data: bytes, start: int, tables: bytes) -> None:
                 raise BrokenImage("damaged JPEG", f"zeros in place of coded pixels at byte {hole}")
             return
         place += 17 + sum(tables[place + 1 : place + 17])
+
+
+def check_coded_tiff(data: bytes, tags: Mapping[int, Any]) -> None:
+    """Checks that no hole of zeros is among the coded pixels of a TIFF: libtiff decodes it, and often without a word.
+
+    LZW and CCITT code no image as so many zeros. Deflate does, and has a checksum that libtiff does not read; JPEG has
+    the rule of its own files. PackBits, as pixels that are not compressed, may hold any number of zeros.
+
+    Args:
+        data: the file.
+        tags: of its first image, as Pillow parses them.
+
+    Raises:
+        BrokenImage: there is one.
+    """
+    compression, most_bytes = tags.get(_COMPRESSION), 8 * MAX_PIXELS
+    starts, sizes = (tags.get(strips) or tags.get(tiles, ()) for strips, tiles in (_OFFSETS, _SIZES))
+    for start, size in zip(starts, sizes, strict=False):
+        coded = data[start : start + size]
+        hole = coded.rstrip(b"\0").find(bytes(_LONGEST_ZEROS))
+        if hole < 0:
+            continue
+        is_damaged = compression in _WITHOUT_ZEROS
+        if compression in _DEFLATE and tags.get(_BIT_ORDER, 1) == 1:
+            decoder = zlib.decompressobj()  # raises zlib.error at the end if the checksum is another one
+            while coded and most_bytes > 0:
+                most_bytes -= len(decoder.decompress(coded, _BLOCK_BYTES))
+                coded = decoder.unconsumed_tail
+            is_damaged = not decoder.eof
+        elif compression == _JPEG:
+            repaired_jpeg(tags.get(_JPEG_TABLES, b"\xff\xd8\xff\xd9")[:-2] + coded[2:])
+        if is_damaged:
+            raise BrokenImage("damaged TIFF", f"zeros in place of coded pixels at byte {start + hole}")
 
 
 def without_padding(data: bytes) -> bytes:

@@ -44,7 +44,13 @@ from lit_het.data_pipelines.image_headers import (
     jpeg_orientation,
     orientation,
 )
-from lit_het.data_pipelines.image_repair import check_pixels_of_png, repaired_jpeg, repaired_png, without_padding
+from lit_het.data_pipelines.image_repair import (
+    check_coded_tiff,
+    check_pixels_of_png,
+    repaired_jpeg,
+    repaired_png,
+    without_padding,
+)
 from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
@@ -288,8 +294,6 @@ def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
 def _decoded_with_pillow(data: bytes, max_pixels: int, transparency: Transparency) -> Iterator[np.ndarray]:
     """Yields RGB pixels and keeps their memory reserved until the context ends."""
     image = open_with_pillow(data, max_pixels)
-    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-        raise BrokenImage(UNKNOWN_WHITE, f"{image.format} in mode {image.mode}; save it with 8 or 16 bits")
     with DECODING.reserve(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
         try:
             pixels = upright_rgb(image, transparency)
@@ -311,6 +315,10 @@ def _has_empty_end(image: Image.Image) -> bool:
 
 def upright_rgb(image: Image.Image, transparency: Transparency = "white") -> UInt8[np.ndarray, "h w 3"]:
     """Returns the pixels of Pillow's image by the rules of `decode`; Pillow's readers raise arbitrary exceptions."""
+    # Pillow reads 16 bits of these two formats as 32.
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        kind = image.format or "pixels"
+        raise BrokenImage(UNKNOWN_WHITE, f"{kind} in mode {image.mode}; save them with 8 or 16 bits")
     image.load()
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     # In strips, because conversions make several copies.
@@ -338,7 +346,7 @@ def open_with_pillow(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile:
     """Opens an image other than JPEG, whose pixels are decoded later.
 
     Raises:
-        BrokenImage: an unknown format, a damaged header, or beyond the limits of
+        BrokenImage: an unknown format, a damaged header, a hole in a TIFF, or beyond the limits of
             `lit_het.data_pipelines.image_headers`.
     """
     reader, info = _READERS[format_of(data)], {}
@@ -348,9 +356,13 @@ def open_with_pillow(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFile:
     # Not Image.open of Pillow 13.0: it tries 40 formats, and warns about large images before they are rejected.
     try:
         image = reader(io.BytesIO(data))
+        check_size(image.width, image.height, max_pixels)
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
+            check_coded_tiff(data, image.tag_v2)
+    except BrokenImage:
+        raise
     except Exception as error:
         raise BrokenImage(f"damaged {reader.format}", str(error)) from error
-    check_size(image.width, image.height, max_pixels)
     image.info |= info
     return image
 

@@ -106,6 +106,11 @@ class ShardIndex:
         """Identifies the samples and their order."""
         return hashlib.sha256(" ".join(summary.digest for summary in self.summaries).encode()).hexdigest()[:16]
 
+    @property
+    def names(self) -> list[bytes]:
+        """The names of the shards, without their folders."""
+        return [one.address.rpartition("/")[2].encode("utf-8", "surrogateescape") for one in self.summaries]
+
     def sizes(self, kind: str) -> np.ndarray:
         """Sizes in bytes of one kind of member of every sample, -1 if it is missing: ``[samples]`` int64."""
         parts = [np.empty(0, np.int64)]

@@ -134,9 +134,10 @@ class Loader:
     @property
     def digest(self) -> str:
         """Identifies the samples: equal for two loaders of the same shards with the same suspects."""
-        if not self._suspects.size:
-            return self.index.digest
-        return hashlib.sha256(self.index.digest.encode() + self._suspects.tobytes()).hexdigest()[:16]
+        others = self._suspects.tobytes()
+        if self.config.portion.by == "sample":  # shards of other names have other samples in the portion
+            others += b"/".join(self.index.names)
+        return hashlib.sha256(self.index.digest.encode() + others).hexdigest()[:16] if others else self.index.digest
 
     @property
     def _left_out(self) -> list[int]:

@@ -16,8 +16,8 @@ from jaxtyping import Bool
 from lit_het.data_pipelines.storage import canonical
 from lit_het.errors import FieldError, require_choice
 
-Rule: TypeAlias = Literal["order", "key", "caption"]
-"""What a portion goes by: the order of the shards, or a hash of a sample's key or first caption."""
+Rule: TypeAlias = Literal["order", "sample", "key", "caption"]
+"""What a portion goes by: the order of the shards, or a hash of a sample's shard and key, its key, or its caption."""
 
 _BLOCK = 2**14
 
@@ -31,7 +31,8 @@ class Portion:
 
     Attributes:
         start, end: percent of the samples.
-        by: the rule; equal captions are on one side by "caption", which is the key where a sample has none.
+        by: the rule. By "sample", the name of the shard counts, without its folder, so that keys may begin anew in
+            every shard; by "key", equal keys are on one side; by "caption", equal captions, or keys where none is.
 
     Raises:
         UserError: percentages out of order, or not from 0 to 100.
@@ -48,12 +49,12 @@ class Portion:
 
     @staticmethod
     def parse(text: str) -> "Portion":
-        """Returns the portion of a text such as "98%:", "10%:20%" or "98%: by key".
+        """Returns the portion of a text such as "98%:", "10%:20%" or "98%: by sample".
 
         Raises:
             ValueError: the text is not a portion.
         """
-        match = re.fullmatch(r"(?:([0-9.]+)%)?:(?:([0-9.]+)%)?(?:by(order|key|caption))?", text.replace(" ", ""))
+        match = re.fullmatch(r"(?:([0-9.]+)%)?:(?:([0-9.]+)%)?(?:by(order|sample|key|caption))?", text.replace(" ", ""))
         if match is None:
             raise ValueError(
                 f"{text!r} is not a portion; write a start and an end in percent, such as ':98%' or '98%:100%'"
@@ -79,7 +80,7 @@ class Portion:
         return range(start, end)
 
     def marks(self, identities: Sequence[bytes]) -> Bool[np.ndarray, " n"]:
-        """Returns which samples belong to a portion by a hash, given their keys or captions.
+        """Returns which samples belong to a portion by a hash, given what the rule goes by.
 
         Saved portions depend on this rule: the first 8 bytes of BLAKE2b as a fraction of 2^64.
         """

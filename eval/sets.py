@@ -51,7 +51,9 @@ class ImageSet:
         require_at_least(1, self, "batch_size")
         if self.portion.by == "caption":
             # A set does not know which member of its samples holds the captions of a training.
-            raise UserError(f"{self.name}: portion {self.portion}: a set has portions by key or in order; give one")
+            raise UserError(
+                f"{self.name}: portion {self.portion}: a set has portions by sample, by key or in order; give one"
+            )
         if self.multi_label and self.caption_words:
             raise UserError("labels are vectors or words of captions; give one of --multi-label and --caption-words")
 

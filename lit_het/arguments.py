@@ -4,12 +4,38 @@ import math
 import numbers
 import operator
 import os
-from typing import Any
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, TypeVar
 
 from lit_het.errors import UserError
 
 MAX_SEED = 2**32 - 1
 MAX_SAMPLES = 10_000
+
+_Value = TypeVar("_Value")
+
+
+def instance(value: _Value, name: str, kinds: type | UnionType | tuple[type, ...], what: str) -> _Value:
+    """Returns a value of some types.
+
+    Args:
+        value: as given.
+        name: of the parameter.
+        kinds: the types.
+        what: what they are, in words.
+
+    Raises:
+        UserError: it is of another type.
+    """
+    if not isinstance(value, kinds):
+        raise UserError(f"{name} = {value!r:.100} must be {what}")
+    return value
+
+
+def flag(value: Any, name: str) -> bool:
+    """Returns a truth value; raises a `UserError` for anything else, such as the text "no"."""
+    return instance(value, name, bool, "True or False")
 
 
 def whole(value: Any, name: str, least: int = 0, most: int | None = None) -> int:
@@ -46,7 +72,7 @@ def real(value: Any, name: str) -> float:
     Raises:
         UserError: it is none.
     """
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
         raise UserError(f"{name} = {value!r:.100} must be a number")
     return float(value)
 
@@ -61,9 +87,63 @@ def path(value: Any, name: str) -> str:
     Raises:
         UserError: it is neither.
     """
-    if not isinstance(value, str | os.PathLike):
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
         raise UserError(f"{name} = {value!r:.100} is no path; give one as text or as a Path")
     return str(os.fspath(value))
+
+
+def paths(values: Any, name: str, least: int = 0) -> list[str]:
+    """Returns a list of paths or addresses.
+
+    Args:
+        values: as given.
+        name: of the parameter.
+        least: the fewest.
+
+    Raises:
+        UserError: it is no list of paths, or too short.
+    """
+    return [path(value, f"{name}[{number}]") for number, value in enumerate(listed(values, name, "paths", least))]
+
+
+def listed(values: Any, name: str, what: str, least: int = 0) -> list[Any]:
+    """Returns the items of any iterable but a text, bytes, a mapping or a set.
+
+    Args:
+        values: as given.
+        name: of the parameter.
+        what: the items, in words.
+        least: the fewest.
+
+    Raises:
+        UserError: it is no such iterable, or too short.
+    """
+    # A set has another order in each process; a text would be spelled.
+    if isinstance(values, str | bytes | set | frozenset | Mapping) or not hasattr(values, "__iter__"):
+        raise UserError(f"{name} = {values!r:.100} is not a list of {what}; give one, such as [first, second]")
+    found = list(values)
+    if len(found) < least:
+        raise UserError(f"no {name}; give at least one")
+    return found
+
+
+def text(value: Any, name: str) -> str:
+    """Returns a text.
+
+    Args:
+        value: as given.
+        name: of the parameter.
+
+    Raises:
+        UserError: it is none, such as None or NaN, the empty cells of a table; or has halves of characters.
+    """
+    if not isinstance(value, str):
+        raise UserError(f"{name} = {value!r:.100} is no text; leave it out, or give a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name} = {value!r:.100} is not valid Unicode ({error.reason}); write it anew") from None
+    return value
 
 
 def texts(values: Any, name: str) -> list[str]:
@@ -74,15 +154,10 @@ def texts(values: Any, name: str) -> list[str]:
         name: of the parameter.
 
     Raises:
-        UserError: it is no list of texts, or has none; such as None or NaN, the empty cells of a table.
+        UserError: it is no list of texts, has none, or one that is blank.
     """
-    # A set has another order in each process.
-    if isinstance(values, str | bytes | set | frozenset) or not hasattr(values, "__iter__"):
-        raise UserError(f"{name} = {values!r:.100} is not a list of texts; give one such as ['a cat', 'a dog']")
-    found = list(values)
-    if not found:
-        raise UserError(f"no {name}; give at least one")
+    found = listed(values, name, "texts", least=1)
     for number, value in enumerate(found):
-        if not isinstance(value, str):
-            raise UserError(f"{name}[{number}] = {value!r:.100} is no text; leave it out, or give a text")
+        if not text(value, f"{name}[{number}]").strip():
+            raise UserError(f"{name}[{number}] = {value!r} is blank; leave it out, or give a text")
     return found

@@ -1,5 +1,6 @@
 """The exception for mistakes that the user can fix; the CLI prints it as one line without a traceback."""
 
+import numbers
 from typing import Any, get_args, get_type_hints
 
 # Exit code of a temporary failure, EX_TEMPFAIL in sysexits.h: the same command may succeed later.
@@ -109,7 +110,7 @@ def require_at_least(least: int, config: Any, *fields: str) -> None:
     """
     for field in fields:
         value = getattr(config, field)
-        if not value >= least:  # NaN fails too
+        if not isinstance(value, numbers.Real) or not value >= least:  # NaN fails too
             raise FieldError(config, field, f"{value} must be at least {least}")
 
 

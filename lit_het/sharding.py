@@ -12,6 +12,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
+from lit_het import arguments
 from lit_het.errors import UserError, require_at_least
 
 AXES = ("data", "fsdp", "expert")
@@ -89,14 +90,17 @@ class MeshConfig:
         return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices), AXES, axis_types=types)
 
 
-def as_own(mesh: Mesh) -> Mesh:
-    """Returns a mesh with the axes of this project over the devices of any mesh.
+def as_own(mesh: Mesh | MeshConfig | None) -> Mesh:
+    """Returns a mesh with the axes of this project over the devices of any mesh, or of sizes; None for all devices.
 
     Axes with this project's names keep their sizes; if there are others, all devices split batches.
 
     Raises:
-        UserError: as `MeshConfig.build`.
+        UserError: as `MeshConfig.build`, or it is none of these.
     """
+    arguments.instance(mesh, "mesh", Mesh | MeshConfig | None, "a mesh of JAX, MeshConfig(...) or None")
+    if not isinstance(mesh, Mesh):
+        return (mesh or MeshConfig()).build()
     sizes = dict(mesh.shape)
     config = MeshConfig(**sizes) if sizes.keys() <= set(AXES) else MeshConfig()
     return config.build(mesh.devices.flatten().tolist())

@@ -62,7 +62,7 @@ def _check_hub(address: str) -> None:
     try:
         utils.validate_repo_id(f"{owner}/{rest.partition('/')[0].partition('@')[0]}")
     except errors.HFValidationError as error:
-        raise UserError(f"{address:.200}: {reason(error)}; write hf://owner/name") from error
+        raise UserError(f"{address:.200}: {reason(error).rstrip('.')}; write hf://owner/name") from error
     if constants.HF_HUB_OFFLINE:
         raise UserError(f"{address}: HF_HUB_OFFLINE is set; unset it, or give the folder of a download")
 

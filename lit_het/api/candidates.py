@@ -58,7 +58,7 @@ def candidates(
     if coverage is None:
         return Candidates(labels, label_predictor(model, labels, templates))
     thresholds = read_conformal(calibration_path(run_dir))
-    threshold = thresholds.at(coverage)
+    threshold = thresholds.at(arguments.real(coverage, "coverage"))
     if model.calibration is None:
         raise UserError(
             "a coverage needs the probabilities that its threshold was fitted to: leave out --uncalibrated "

@@ -137,17 +137,20 @@ def _name(image: Any) -> str:
 
 
 def _pixels(image: Image.Image | np.ndarray, name: str, transparency: Transparency) -> UInt8[np.ndarray, "h w 3"]:
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.shape[2:] not in ((), (1,), (3,), (4,)) or image.ndim < 2:
-            raise UserError(
-                f"{name}: an array of {image.dtype} {list(image.shape)}; give uint8 [h w], [h w 1], [h w 3] or "
-                "[h w 4], or several images as [n h w c], with values from 0 to 255"
-            )
-        image = Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
-    if not image.width * image.height:
+    if isinstance(image, np.ndarray) and (
+        image.dtype != np.uint8 or image.shape[2:] not in ((), (1,), (3,), (4,)) or image.ndim < 2
+    ):
+        raise UserError(
+            f"{name}: an array of {image.dtype} {list(image.shape)}; give uint8 [h w], [h w 1], [h w 3] or [h w 4], or "
+            "several images as [n h w c], with values from 0 to 255"
+        )
+    height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+    if not width * height:
         raise UserError(f"{name}: has no pixels")
     try:
-        check_size(image.width, image.height)
+        check_size(width, height)  # before Pillow copies an array
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
         return upright_rgb(image, transparency)
     except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
         raise UserError(f"{name}: cannot be decoded ({reason(error)})") from error

@@ -60,11 +60,11 @@ def load(
     Raises:
         UserError: there is no model at the address, or a file is damaged or does not fit.
     """
-    address = arguments.path(address, "address")
-    run_dir = Path(address)
+    run_dir = Path(address := arguments.path(address, "address"))
+    arguments.instance(options, "options", ImportOptions | None, "ImportOptions(...) or None")
     if os.path.isdir(checkpoint_dir(run_dir)):  # unlike Path.is_dir, of any text
         require_no_options(run_dir, options or ImportOptions())
-        run = open_run(run_dir, None if pretrained is None else Path(pretrained))
+        run = open_run(run_dir, None if pretrained is None else Path(arguments.path(pretrained, "pretrained")))
     elif pretrained is not None:
         raise UserError(f"{address} is no run, and has no locked parameters; leave out pretrained")
     else:
@@ -87,8 +87,8 @@ class Model:
 
     def __init__(self, run: Run, *, calibrated: bool = True, mesh: Mesh | MeshConfig | None = None):
         self.run = run
-        self._mesh = sharding.as_own(mesh) if isinstance(mesh, Mesh) else (mesh or MeshConfig()).build()
-        self._model = run.model(calibrated=calibrated, mesh=self._mesh)
+        self._mesh = sharding.as_own(mesh)
+        self._model = run.model(calibrated=arguments.flag(calibrated, "calibrated"), mesh=self._mesh)
 
     def __reduce__(self) -> Any:
         raise UserError("a model is on its devices, and is not pickled or copied; load it in each process")
@@ -210,7 +210,7 @@ class Model:
         """
         if not isinstance(self.run.task, ContrastiveTask):
             raise UserError(f"{self.run.run_dir} embeds no texts: it is no image-text model")
-        several = [texts] if isinstance(texts, str) else arguments.texts(texts, "texts")
+        several = arguments.texts([texts] if isinstance(texts, str) else texts, "texts")
         if len(several) <= BATCH_SIZE:
             found = embed_texts(self._model, several)
         else:
@@ -259,7 +259,7 @@ class Model:
             UserError: an image cannot be decoded, the model is no decoder, or prompt and texts do not fit it.
         """
         writer = self._writer
-        prompt = writer.caption_prompt if prompt is None else prompt
+        prompt = writer.caption_prompt if prompt is None else arguments.text(prompt, "prompt")
         if num_tokens is None:
             how = GenerationConfig(**generation).within(writer.max_new_tokens(prompt))
         else:
@@ -296,7 +296,7 @@ class Model:
             UserError: as `caption`, or answers are missing, repeated or too long.
         """
         writer = self._writer
-        prompt = writer.question_prompt(question)
+        prompt = writer.question_prompt(arguments.text(question, "question"))
         if answers is not None and (written := [name for name, value in generation.items() if value is not None]):
             raise UserError(f"{written[0]} writes answers, and given ones are ranked; leave one out")
         if answers is None:
@@ -329,7 +329,7 @@ class Model:
         Raises:
             UserError: the model does not translate, or a text, or prompt and translation, have too many tokens.
         """
-        several = [texts] if isinstance(texts, str) else arguments.texts(texts, "texts")
+        several = arguments.texts([texts] if isinstance(texts, str) else texts, "texts")
         found = translations(self.run, self._writer, several, prompt, generation, samples=samples, seed=seed)
         return found[0] if isinstance(texts, str) else found
 
@@ -369,7 +369,7 @@ class Model:
         from lit_het.runs.publishing import push
 
         with tempfile.TemporaryDirectory() as folder:
-            write_portable(self.run, Path(folder), repository, licence)
+            write_portable(self.run, Path(folder), arguments.text(repository, "repository"), licence)
             push(Path(folder), repository)
 
     def _quantity(self, quantity: Quantity | None, images: Any) -> np.ndarray:

@@ -6,8 +6,9 @@ from pathlib import Path
 from lit_het import arguments
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.embeddings import Precision
+from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.suite import EvaluationConfig
+from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.paths import locate_config, locate_training, runs_in
 from lit_het.runs.parsing import parse_config, parse_tower
 
@@ -27,6 +28,8 @@ def train(config: ExperimentConfig | str | Path, *, resume: bool = False, allow_
     Raises:
         UserError: the configuration, the data or the run directory cannot be used.
     """
+    for name, value in {"resume": resume, "allow_commands": allow_commands}.items():
+        arguments.flag(value, name)
     if not isinstance(config, ExperimentConfig):
         config = parse_config(
             locate_training(Path(arguments.path(config, "config"))), (), allow_commands=allow_commands
@@ -62,16 +65,22 @@ def evaluate(
     Raises:
         UserError: the run or a set cannot be read, or an evaluation does not fit the run.
     """
-    given = run if isinstance(run, Sequence) and not isinstance(run, str | bytes) else [run]
-    runs = [member for one in given for member in runs_in(Path(arguments.path(one, "run")))]
+    is_list = isinstance(run, Sequence) and not isinstance(run, str | bytes)
+    given = arguments.paths(run, "run", least=1) if is_list else [arguments.path(run, "run")]
+    runs = [member for one in given for member in runs_in(Path(one))]
+    places = {"pretrained": pretrained, "output": output}
+    weights, file = (None if place is None else Path(arguments.path(place, name)) for name, place in places.items())
+    arguments.flag(calibrated, "calibrated")
     path = locate_config(Path(evaluations), "get_evaluations") if isinstance(evaluations, str | Path) else None
     from lit_het.runs import evaluation
 
-    weights, file = (None if place is None else Path(place) for place in (pretrained, output))
     if evaluations is None or path is not None:
         return evaluation.evaluate_suite(runs, path, pretrained=weights, output=file, calibrated=calibrated)
-    assert not isinstance(evaluations, str | Path)
-    return evaluation.evaluate(runs, evaluations, pretrained=weights, output=file, calibrated=calibrated)
+    configs = arguments.listed(evaluations, "evaluations", "configurations")
+    for number, one in enumerate(configs):
+        kinds = tuple(EVALUATIONS.values())
+        arguments.instance(one, f"evaluations[{number}]", kinds, "a configuration of lit_het.eval.suite")
+    return evaluation.evaluate(runs, configs, pretrained=weights, output=file, calibrated=calibrated)
 
 
 def embed(
@@ -102,15 +111,22 @@ def embed(
     Raises:
         UserError: the tower, the shards or the output cannot be used.
     """
+    output, shards = arguments.path(output, "output"), tuple(arguments.paths(data, "data"))
+    crops = arguments.whole(crops, "crops")
+    if len(numbers := arguments.listed(part, "part", "two numbers")) != 2:
+        raise UserError(f"part = {part!r:.100} must be two numbers, (I, N)")
+    first, count = (arguments.whole(number, "part") for number in numbers)
+    for name, value in {"texts": texts, "tokens": tokens}.items():
+        arguments.flag(value, name)
     source = None
     if isinstance(tower, ExperimentConfig):
         config = tower
     else:
-        source = Path(tower)
+        source = Path(arguments.path(tower, "tower"))
         if not source.is_dir():
             source = locate_config(source)
         config = parse_tower(source)
     from lit_het.runs import caption_embedding, embedding
 
     work = caption_embedding.embed_captions if texts else embedding.embed
-    work(source, config, str(output), embedding.EmbedOptions(tuple(data), dtype, crops, part, tokens))
+    work(source, config, output, embedding.EmbedOptions(shards, dtype, crops, (first, count), tokens))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from lit_het import arguments
 from lit_het.console import Bar
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
@@ -64,13 +65,9 @@ def translations(
     """
     if not isinstance(run.task, TranslationTask):
         raise UserError(f"{run.run_dir} does not translate; train a model with TranslationConfig, see docs/decoder.md")
-    if not texts:
-        raise UserError("no texts; give at least one")
-    if blank := [number for number, text in enumerate(texts, 1) if not text.strip()]:
-        raise UserError(f"text {blank[0]} is blank; leave it out")
     assert isinstance(run.tokenizer, SentencePieceTokenizer), "checked in training"
     ids = run.tokenizer.whole(list(texts))
-    prompt = writer.caption_prompt if prompt is None else prompt
+    prompt = writer.caption_prompt if prompt is None else arguments.text(prompt, "prompt")
     most = generation.get("num_tokens")
     most = writer.max_new_tokens(prompt) if most is None else most
     num_texts = 1 if generation.get("temperature") else 4

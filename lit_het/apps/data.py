@@ -57,10 +57,12 @@ def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: Wr
         with Bar(f"{name}", split.num_samples, "images", start=writer.num_written) as bar:
             written = writer.write(bar.advance)
         broken = split.num_samples - written
-        what = "broken image" if split.labels is not None else "unreadable image or caption"
+        skipped = counted(broken, "broken image")
+        if split.labels is None:
+            skipped = f"{counted(broken, 'sample')} with an unreadable image or caption"
         message(
             f"{name}: {counted(written, 'image')} in {output / name}"
-            + (f", {counted(broken, what)} skipped" * bool(broken))
+            + (f", {skipped} skipped" * bool(broken))
             + (f", such as {writer.example}" * bool(writer.example))
         )
 

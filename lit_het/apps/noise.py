@@ -29,7 +29,7 @@ from lit_het.objectives.base import objectives_of
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.runs import caption_embedding, embedding
 from lit_het.runs.calibration import seen
-from lit_het.runs.calibration_split import LEAST_IMAGES, split
+from lit_het.runs.calibration_split import LEAST_IMAGES, split_samples
 from lit_het.runs.checks import check_run_dir, with_saved_rule
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.runs.embedding import EmbedOptions
@@ -176,7 +176,7 @@ def _check_captions(loader: Loader) -> None:
 
 def _calibrated_if_unseen(source: Path, config: ExperimentConfig, loader: Loader) -> ExperimentConfig:
     """Returns the configuration, with no calibration if the model was trained on the pairs that are held out for it."""
-    held_out = split(config, len(loader.index)).calibration
+    held_out = split_samples(config, loader)[1].calibration
     found = None if held_out is None else seen(source, loader.with_portion(held_out))
     if found is None:
         return config

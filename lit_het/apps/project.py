@@ -187,8 +187,10 @@ def _shared_fields(shards: str, count: int) -> dict[str, Any]:
         "most_pieces": size,
         "epochs": epochs,
         "threads": min(16, os.cpu_count() or 1),
-        "portions": (f'Portion(0, {start}, by="key")', f'Portion({start}, by="key")') if start else None,
-        "held_out": f"{100 - start} %, by a hash of their keys" if start else f"nothing, as {count:,} pairs are few",
+        "portions": (f'Portion(0, {start}, by="sample")', f'Portion({start}, by="sample")') if start else None,
+        "held_out": f"{100 - start} %, by a hash of their shard and key"
+        if start
+        else f"nothing, as {count:,} pairs are few",
     }
 
 

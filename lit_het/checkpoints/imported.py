@@ -24,6 +24,7 @@ class Imported:
         has_bias: whether the logits have a bias ``head/bias`` (sigmoid loss). The temperature is stored as
             ``head/temperature/log_temperature``: log τ, where inner products are divided by τ.
         num_classes: number of classes of the head ``head/logits/...``, or None without a classifier.
+        has_several_labels: whether each class of the classifier has a probability of its own (sigmoid loss).
         tokenizer: path of the SentencePiece model or ``tokenizer.json`` beside the weights, or None.
         tokenizer_fields: settings of the tokenizer that its files do not record.
         image_processor: image preprocessing as in ``preprocessor_config.json``, or None if unknown.
@@ -35,6 +36,7 @@ class Imported:
     text_tower: TextConfig | BertConfig | None = None
     has_bias: bool = False
     num_classes: int | None = None
+    has_several_labels: bool = False
     tokenizer: Path | None = None
     tokenizer_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     image_processor: Mapping[str, Any] | None = None

@@ -24,7 +24,7 @@ from lit_het.eval.conformal import ConformalThresholds, candidates_digest, fit_c
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.recognition import distinct_captions, embed_texts, report_equal
-from lit_het.runs.calibration_split import LEAST_IMAGES, MOST_IMAGES, split
+from lit_het.runs.calibration_split import LEAST_IMAGES, MOST_IMAGES, split_samples
 from lit_het.runs.directory import checkpoint_dir, find_pretrained, load_config
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
@@ -315,7 +315,7 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
         data = dataclasses.replace(config.data, prompt=None, mixture=mixture, **others)
         # The loader requires captions only with a tokenizer; any tokenizer will do.
         loader = Loader(data, config.tokenizer and (lambda texts: np.zeros((len(texts), 1), np.int32)))
-        return _shared(images, loader.with_portion(split(config, len(loader.index)).training))
+        return _shared(images, split_samples(config, loader)[0])
     except UserError as error:
         with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
             info, _ = checkpoints.at(checkpoints.newest_step()).read_info()
@@ -324,7 +324,7 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
         if info.get("shards_digest", info.get("data_digest")) != images.index.digest:
             message(f"not checked whether {run_dir} was trained on these images: {error}")
             return None
-        return _shared(images, images.with_portion(split(config, len(images.index)).training))
+        return _shared(images, split_samples(config, images)[0])
 
 
 def _shared(held_out: Loader, trained_on: Loader) -> str | None:

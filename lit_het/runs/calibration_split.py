@@ -1,7 +1,7 @@
 """Which samples of the training data are trained on, and which are held out to calibrate the run.
 
 The split is a function of the configuration and the number of samples, and which samples a portion holds is one of
-their keys, captions or order (`lit_het.data_pipelines.portions`), so that it is the same on all hosts, after a
+their names, keys, captions or order (`lit_het.data_pipelines.portions`), so that it is the same on all hosts, after a
 restart, and where `lit-het calibrate` later checks what the run was trained on.
 """
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, Portion, Rule
 from lit_het.errors import UserError
 from lit_het.tasks.captioning import CaptioningConfig
@@ -52,6 +53,34 @@ def split(config: ExperimentConfig, num_samples: int) -> Split:
     if config.data.portion != ALL:
         problem = "--data.portion already leaves samples out; --calibration PORTION calibrates on them"
     return Split(config.data.portion, None, problem) if problem else Split(_rest(config, portion), portion)
+
+
+def split_samples(config: ExperimentConfig, loader: Loader) -> tuple[Loader, Split]:
+    """Returns the loader of what is trained on, and the split, given how many samples a hash really holds out.
+
+    Args:
+        config: of the run.
+        loader: of ``data.shards``, of any portion.
+
+    Raises:
+        UserError: the portion of the configuration cannot be held out.
+    """
+    num_samples = len(loader.index)
+    found = split(config, num_samples)
+    training, held_out = loader.with_portion(found.training), found.calibration
+    if held_out is None:
+        return training, found
+    # Where all others are held out no caption is read twice. Suspects count, as a calibration by hand may know none.
+    is_rest = config.data.portion == ALL
+    count = num_samples - training.num_samples if is_rest else loader.with_portion(held_out).num_samples
+    if count >= LEAST_IMAGES:
+        return training, found
+    problem = f"{held_out} of {num_samples:,} samples are {count}, fewer than {LEAST_IMAGES}"
+    if config.calibration != "auto":
+        raise UserError(f"--calibration {held_out}: {problem}; choose others, or --calibration None")
+    if held_out.by != "sample":
+        problem += "; --calibration-by sample holds out others"
+    return loader.with_portion(ALL), Split(ALL, None, problem)
 
 
 def _two_percent(num_samples: int, rule: Rule) -> Portion:

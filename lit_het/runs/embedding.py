@@ -21,7 +21,7 @@ from lit_het.data_pipelines.index import ShardIndex, ShardSummary, index_shard
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.errors import UserError, counted, require_at_least
+from lit_het.errors import UserError, counted, require_at_least, require_choice
 from lit_het.programs import shared
 from lit_het.runs.opening import open_run
 from lit_het.runs.pretrained import abstract_params, load_pretrained, load_weights
@@ -58,6 +58,7 @@ class EmbedOptions:
         if not 0 <= number < count:
             raise UserError(f"--part {number}/{count} is invalid; N hosts take the parts 0/N to N-1/N")
         require_at_least(0, self, "num_crops")
+        require_choice(self, "dtype")
 
 
 def embed(source: Path | None, config: ExperimentConfig, output: str, options: EmbedOptions) -> None:

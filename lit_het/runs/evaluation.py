@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_het import distributed
+from lit_het.checkpoints.native import checksums
 from lit_het.configs import experiment
 from lit_het.console import console_of_results, message
 from lit_het.errors import UserError
@@ -77,6 +78,7 @@ def evaluate(
     opened = [with_sizes(with_experts(open_run(one, pretrained), experts), sizes) for one in checkpoints]
     run = opened[0]
     _check_finished(opened)
+    _check_no_copies(opened)
     data = run.config.data
     sets = Sets(data.image_size, data.preprocessing, lambda: run.tower, data.source, run.tokenizer)
     evaluators = [config.build(sets) for config in configs]
@@ -150,6 +152,23 @@ def check_members(checkpoints: Sequence[Path]) -> None:
             raise UserError(
                 f"{pair} are classifiers of {classes[0]} and of {classes[1]} classes and cannot form an ensemble; "
                 "evaluate them one by one"
+            )
+
+
+def _check_no_copies(runs: Sequence[Run]) -> None:
+    """Checks that no run is another one in a second folder, which would be counted as a second member.
+
+    Raises:
+        UserError: two have the same parameters and task.
+    """
+    if len(runs) < 2:
+        return
+    models = [(run.config.task, checksums.digest(run.params)) for run in runs]
+    for number, model in enumerate(models):
+        if model in models[:number]:
+            original = runs[models.index(model)].run_dir
+            raise UserError(
+                f"{runs[number].run_dir} is a copy of {original}: its parameters are the same; leave it out"
             )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from lit_het import arguments
 from lit_het.checkpoints.big_vision.exporting import write_npz
 from lit_het.console import message
 from lit_het.data_pipelines import storage
@@ -113,6 +114,7 @@ def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> No
         name: title of the model card.
         licence: for the card, such as ``apache-2.0``; None for none.
     """
+    arguments.instance(licence, "licence", str | None, "a text or None")
     tokenizer = None if run.tokenizer is None else run.tokenizer.model_bytes
     portable.write(folder, run.config, run.params, run.step, run.run_dir, tokenizer)
     write_atomically(folder / "README.md", write_card(run, name, licence=licence, library="lit-het"))

@@ -26,6 +26,7 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs import directory, image_processors, portable
 from lit_het.runs.checks import unseen_pixels
@@ -186,6 +187,8 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
         )
     if found.text_tower is None:
         head: Any = {} if found.num_classes is None else {"num_classes": found.num_classes}
+        if found.has_several_labels:
+            head["loss"] = SigmoidCrossEntropy()
         tower = found.image_tower
         if tower.num_members > 1:
             tower = dataclasses.replace(tower, members="apart")

@@ -31,7 +31,7 @@ from lit_het.errors import DoesNotFit, Unwritable, UserError, counted
 from lit_het.files import cache_folder
 from lit_het.programs import shared
 from lit_het.runs.build import build
-from lit_het.runs.calibration_split import Split, split
+from lit_het.runs.calibration_split import Split, split, split_samples
 from lit_het.runs.checks import (
     check_data,
     check_embeddings,
@@ -113,6 +113,8 @@ def _train_on(
 ) -> tuple[TrainState, Split]:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader, samples = open_data(config, tokenizer, allow_commands)
+    if samples.problem:
+        message(f"nothing is held out to calibrate on: {samples.problem}")
     check_data(config, loader, tokenizer)
     report_copies(config, loader.num_samples if isinstance(loader, Loader) else config.data.batch_size)
     report_reused(config)
@@ -256,8 +258,7 @@ def open_data(
         return Stream(config.data, tokenizer, allow_commands=allow_commands), split(config, 0)
     with Bar("indexing", sum(map(len, config.data.data_sets())), "shards") as bar:
         loader = Loader(config.data, tokenizer, bar.advance)
-    samples = split(config, len(loader.index))
-    return loader.with_portion(samples.training), samples
+    return split_samples(config, loader)
 
 
 def _run_length(config: ExperimentConfig, loader: "Loader | Stream | None") -> RunLength:
@@ -320,6 +321,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False,
     if not config_path(config.run_dir).exists():
         train(config, allow_commands=allow_commands, watch=watch)
         return
+    config = with_saved_rule(config)
     check_run_dir(config, resume=True)
     # `Checkpoints` is not opened for writing here: that would remove a save in progress of another process.
     newest = max(complete_steps(checkpoint_dir(config.run_dir)), default=None)

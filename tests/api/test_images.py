@@ -95,6 +95,8 @@ def test_images_are_named_by_their_path_or_their_index(pixels, path):
         (7, "image 1: int is no image"),
         (np.broadcast_to(np.uint8(0), (1, 70_000)), "image 1: .*side too long.*70000 x 1"),
         (np.broadcast_to(np.uint8(0), (9000, 8000)), "image 1: .*too many pixels.*8000 x 9000"),
+        (Image.new("F", (4, 4), 0.5), "image 1: .*levels whose white is not known.*mode F; save them with 8 or 16"),
+        (Image.new("I", (4, 4), 200), "image 1: .*levels whose white is not known.*mode I"),
         ("nowhere.png", "nowhere.png: cannot be read"),
         (Path("/"), "/: cannot be read"),
     ],
@@ -102,6 +104,23 @@ def test_images_are_named_by_their_path_or_their_index(pixels, path):
 def test_an_image_that_cannot_be_used_is_named(pixels, image, message: str):
     with pytest.raises(UserError, match=message):
         list(Images([pixels, image], DATA))
+
+
+def test_too_large_an_array_is_refused_before_it_is_copied(monkeypatch):
+    monkeypatch.setattr(Image, "fromarray", lambda *_: pytest.fail("copied"))
+    with pytest.raises(UserError, match=r"image 0: .*too many pixels"):
+        list(Images(np.broadcast_to(np.uint8(3), (25_000, 25_000, 3)), DATA))
+
+
+@pytest.mark.parametrize(("mode", "format"), [("I;16", "PNG"), ("I;16", "TIFF"), ("I", "PPM")])
+def test_sixteen_bits_are_read_as_their_file(mode, format):
+    stream = io.BytesIO()
+    Image.fromarray(np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)).save(stream, format)
+    with Image.open(stream) as opened:
+        assert opened.mode == mode
+        from_image, from_file = Images([opened, stream.getvalue()], DATA)
+    np.testing.assert_array_equal(from_image, from_file)
+    assert from_image.max() > 200
 
 
 def test_a_damaged_image_that_pillow_opened_is_named_and_no_images_are_an_error(path):

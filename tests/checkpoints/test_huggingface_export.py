@@ -12,6 +12,8 @@ from lit_het.checkpoints.huggingface.exporting import write_image_text
 from lit_het.checkpoints.native import checksums
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
+from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.runs.importing import open_imported
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
@@ -300,6 +302,7 @@ def test_the_loss_decides_between_sigmoids_and_a_softmax(tmp_path, is_sigmoid, k
     config = config_of(tmp_path)
     assert config["problem_type"] == f"{kind}_classification"
     assert config["id2label"]["2"] == "LABEL_2"
+    assert isinstance(open_imported(str(tmp_path)).config.task.loss, SigmoidCrossEntropy) == is_sigmoid
 
 
 def test_a_classifier_on_attention_pooling_is_refused(tmp_path):

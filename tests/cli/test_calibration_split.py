@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from lit_het.configs import experiment, imagenet21k_het_xl, quickstart_lit_het_xl, quickstart_upstream
-from lit_het.data_pipelines.data_config import Streaming, WeightedShards
+from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.shards import write_tar
 from lit_het.data_pipelines.suspects import Suspects
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.runs import training
 from lit_het.runs.calibration import CalibrateOptions, calibrate, seen
-from lit_het.runs.calibration_split import split
+from lit_het.runs.calibration_split import split, split_samples
 from lit_het.runs.checks import check_run_dir, with_saved_rule
 from lit_het.runs.directory import load_config
 from lit_het.runs.parsing import parse_config
@@ -58,7 +59,7 @@ def test_the_last_two_percent_are_held_out_but_at_most_ten_thousand(num_samples,
 @pytest.mark.parametrize(
     ("num_samples", "start"), [(5_000, 97.4), (6_500, 98), (500_000, 98), (1_000_000, 99), (30_000_000, 99.966667)]
 )
-@pytest.mark.parametrize("rule", ["key", "caption"])
+@pytest.mark.parametrize("rule", ["sample", "key", "caption"])
 def test_by_a_hash_two_percent_are_held_out_and_at_least_as_many_as_a_temperature_needs(num_samples, start, rule):
     found = split(changed(config_with("auto"), calibration_by=rule), num_samples)
     assert (found.training, found.calibration) == (Portion(0, start, rule), Portion(start, by=rule))
@@ -113,6 +114,46 @@ def test_all_samples_are_trained_on_where_none_can_be_held_out(config, num_sampl
     assert bool(found.problem) == bool(reason)
 
 
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory):
+    """130 shards of one caption and the same 50 keys, of which a hash of the key alone holds out none."""
+    folder = tmp_path_factory.mktemp("restarted")
+    for shard in range(130):
+        # Images are indexed, and never decoded.
+        write_tar(folder / f"{shard}.tar", [{"__key__": f"{i:09}", "jpg": b"x", "txt": "a cat"} for i in range(50)])
+    return Loader(LoaderConfig((str(folder),), 8, 4, threads=0))
+
+
+def by_rule(rule, restarted, calibration: Portion | str = "auto"):
+    return changed(config_with(calibration, shards=restarted.config.shards), calibration_by=rule)
+
+
+def test_keys_that_begin_anew_in_every_shard_are_held_out_by_shard(restarted, tmp_path):
+    training, found = split_samples(by_rule("sample", restarted), restarted)
+    held_out = restarted.with_portion(found.calibration)
+    assert (len(restarted.index), found.calibration) == (6_500, Portion(98, by="sample"))
+    assert 100 <= held_out.num_samples == 6_500 - training.num_samples <= 170
+    places = {number % 50 for number in held_out.numbers}
+    assert len(places) > 40
+    # A copy elsewhere holds out the same.
+    copy = shutil.copytree(restarted.config.shards[0], tmp_path / "copy")
+    moved = Loader(changed(restarted.config, shards=(str(copy),), portion=found.calibration))
+    assert [*moved.numbers] == [*held_out.numbers]
+    (copy / "0.tar").rename(copy / "00.tar")  # another name has other samples, and the digest says so
+    renamed = Loader(changed(moved.config, shards=(str(copy),)))
+    assert renamed.digest != moved.digest == held_out.digest
+
+
+@pytest.mark.parametrize("rule", ["key", "caption"])
+def test_a_hash_that_holds_out_too_few_is_known_before_training(restarted, rule):
+    training, found = split_samples(by_rule(rule, restarted), restarted)
+    assert (training.num_samples, found.training, found.calibration) == (6_500, Portion(), None)
+    said = f"98%:100% by {rule} of 6,500 samples are 0, fewer than 100; --calibration-by sample holds out others"
+    assert found.problem == said
+    with pytest.raises(UserError, match=f"by {rule} of 6,500 samples are 0, .*; choose others"):
+        split_samples(by_rule(rule, restarted, Portion(98, by=rule)), restarted)
+
+
 def test_a_classifier_holds_out_samples_only_if_asked():
     config = imagenet21k_het_xl.get_config()
     assert split(config_with(Portion(98), config), 10_000).calibration == Portion(98)
@@ -146,7 +187,7 @@ def test_configurations_of_earlier_versions_hold_out_nothing(tmp_path):
 def test_a_run_keeps_its_rule_when_it_is_resumed(tmp_path):
     config = changed(config_with("auto"), run_dir=tmp_path)
     saved = experiment.to_dict(config)
-    assert saved.pop("calibration_by") == "key"
+    assert saved.pop("calibration_by") == "sample"
     (tmp_path / "config.json").write_text(json.dumps(saved))  # of a version that knew only the last 2 %
     kept = with_saved_rule(config)
     assert split(kept, 10_000) == (Portion(0, 98), Portion(98), "")

@@ -77,8 +77,9 @@ def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, 
 
 
 def test_a_classifier_of_words_is_measured_on_the_words_of_captions_alone_and_as_an_ensemble(
-    upstream, data, tmp_path, capsys
+    upstream, data, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setattr("lit_het.runs.evaluation._check_no_copies", lambda runs: None)
     one, other = (shutil.copytree(upstream, tmp_path / name) for name in ("one", "other"))
     words = ["--data", f"shapes={data / 'train'}", "--caption-words"]
     said = refusal(capsys, "zero-shot", "--checkpoint", one, *words[:2])
@@ -226,8 +227,12 @@ class Told:
         return Evaluation("retrieval", "shapes", {"recall": 1.0})
 
 
-def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys):
+def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys, monkeypatch):
     both = ("--checkpoint", run, trained_lit.run_dir, "--data", shapes)
+    assert f"{trained_lit.run_dir} is a copy of {run}: its parameters are the same" in refusal(
+        capsys, "ensemble", *both
+    )
+    monkeypatch.setattr("lit_het.runs.evaluation._check_no_copies", lambda runs: None)
     run_command("ensemble", *both)
     [record] = read_records(run)
     # A model and its copy agree in everything.

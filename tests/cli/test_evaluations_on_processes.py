@@ -87,7 +87,8 @@ def evaluated(folder, runs, training, num_processes):
         commands.append(["evaluate", "--checkpoint", folder / name])
     words = ["--data", f"words={training.data.shards[0]}", "--caption-words", "--split", ""]
     commands.append(["zero-shot", "--checkpoint", folder / "classifier", *words])
-    shutil.copytree(folder / "classifier", folder / "other")
+    other = experiment.load(runs["classifier"][0] / "config.json")
+    tiny.finish_untrained(changed(other, run_dir=folder / "other", seed=1))
     commands.append(["ensemble", "--checkpoint", folder / "classifier", folder / "other", *words])
     address = f"localhost:{tiny.free_port()}"
     places = [f"{address},{number}/{num_processes}" for number in range(num_processes)] if num_processes > 1 else [""]

@@ -33,7 +33,7 @@ def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tm
     assert 35 <= len(text.partition("def get_config")[2].splitlines()) <= 45
     config = load_module_config(project / "config.py")
     assert config.task.loss == SoftmaxLoss()
-    assert str(config.calibration) == "87%:100% by key" == str(config.evaluations[0].data.portion)
+    assert str(config.calibration) == "87%:100% by sample" == str(config.evaluations[0].data.portion)
 
     flags = ("--length", "3 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
     tower = {"depth": 1, "width": 64, "mlp-width": 64, "compute-type": "float32"}

@@ -131,6 +131,10 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
         ({"labels": ["a cat", None]}, r"labels\[1\] = None is no text"),
         ({"labels": [float("nan"), "a cat"]}, r"labels\[0\] = nan is no text"),
         ({"labels": {"a cat", "a dog"}}, "labels = .* is not a list of texts"),
+        ({"labels": ["", "a cat"]}, r"labels\[0\] = '' is blank"),
+        ({"labels": ["a cat", "\ud800"]}, r"labels\[1\] = '.*ud800' is not valid Unicode"),
+        ({"labels": {"a cat": 1, "a dog": 2}}, "labels = .* is not a list of texts"),
+        ({"prompts": 5}, "prompts = 5 is not a list of texts"),
         ({"prompts": ["{c}", 1]}, r"prompts\[1\] = 1 is no text"),
         ({"samples": -1}, "samples = -1 must be from 0 to 10,000"),
         ({"samples": 10**9}, "samples = 1000000000 must be from 0 to 10,000"),
@@ -139,6 +143,8 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
         ({"seed": None}, "seed = None must be a whole number"),
         ({"seed": 2**70}, "seed = 1180591620717411303424 must be from 0 to 4,294,967,295"),
         ({"prompts": ["a photo"]}, "lacks the placeholder"),
+        ({"coverage": "0.9"}, "coverage = '0.9' must be a number"),
+        ({"coverage": True}, "coverage = True must be a number"),
         ({"coverage": 2.0}, "coverage 2 has no stored threshold"),
         ({"images": ["nowhere.jpg"]}, "nowhere.jpg: cannot be read"),
         ({"images": {"nowhere.jpg"}}, "give an image, or a list of one or more"),
@@ -152,8 +158,52 @@ def test_wrong_arguments_are_one_line_errors(model, squares, arguments, message:
 def test_texts_that_are_none_are_named(model):
     with pytest.raises(lit_het.UserError, match=r"texts\[1\] = nan is no text"):
         model.encode_texts(["a cat", float("nan")])
-    with pytest.raises(lit_het.UserError, match="texts = 1 is not a list of texts"):
-        model.encode_texts(1)
+    for texts, message in ((1, "texts = 1 is not a list"), ("  ", "'  ' is blank"), ("\ud800", "not valid Unicode")):
+        with pytest.raises(lit_het.UserError, match=message):
+            model.encode_texts(texts)
+
+
+API: Any = lit_het  # without types, which forbid what follows
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: API.load(run, pretrained=5), "pretrained = 5 is no path"),
+        (lambda run: API.load(run, mesh="data"), "mesh = 'data' must be a mesh of JAX, MeshConfig"),
+        (lambda run: API.load(run, mesh={}), "mesh = {} must be a mesh"),
+        (lambda run: API.load(run, options={}), r"options = {} must be ImportOptions\(...\) or None"),
+        (lambda run: API.load(run, calibrated="no"), "calibrated = 'no' must be True or False"),
+        (lambda run: API.load("a\0b"), r"address = 'a.x00b' is no path"),
+        (lambda run: API.train("quickstart_upstream", resume="no"), "resume = 'no' must be True or False"),
+        (lambda run: API.train("quickstart_upstream", allow_commands="no"), "allow_commands = 'no' must be"),
+        (lambda run: API.evaluate([]), "no run; give at least one"),
+        (lambda run: API.evaluate([run, 5]), r"run\[1\] = 5 is no path"),
+        (lambda run: API.evaluate(run, 5), "evaluations = 5 is not a list of configurations"),
+        (lambda run: API.evaluate(run, ["zero_shot"]), r"evaluations\[0\] = 'zero_shot' must be a configuration"),
+        (lambda run: API.evaluate(run, output=5), "output = 5 is no path"),
+        (lambda run: API.evaluate(run, pretrained=5), "pretrained = 5 is no path"),
+        (lambda run: API.evaluate(run, calibrated=0), "calibrated = 0 must be True or False"),
+        (lambda run: API.embed(5, "out"), "tower = 5 is no path"),
+        (lambda run: API.embed(run, 5), "output = 5 is no path"),
+        (lambda run: API.embed(run, "out", data="data/train"), "data = 'data/train' is not a list of paths"),
+        (lambda run: API.embed(run, "out", data=["a", 5]), r"data\[1\] = 5 is no path"),
+        (lambda run: API.embed(run, "out", dtype="int8"), "dtype = 'int8' is not one of 'float32'"),
+        (lambda run: API.embed(run, "out", crops="1"), "crops = '1' must be a whole number"),
+        (lambda run: API.embed(run, "out", part=5), "part = 5 is not a list"),
+        (lambda run: API.embed(run, "out", part=(0,)), r"part = \(0,\) must be two numbers"),
+        (lambda run: API.embed(run, "out", part=(0, "2")), "part = '2' must be a whole number"),
+        (lambda run: API.embed(run, "out", texts="no"), "texts = 'no' must be True or False"),
+        (lambda run: API.load(run).push_to_hub(5), "repository = 5 is no text"),
+        (lambda run: API.load(run).save_pretrained("x\0y"), r"folder = 'x.x00y' is no path"),
+        (lambda run: API.load(run).save_pretrained("out", licence=5), "licence = 5 must be a text or None"),
+    ],
+)
+def test_every_function_names_the_parameter_that_is_wrong(trained_lit, tmp_path, monkeypatch, call, message: str):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(lit_het.UserError, match=message):
+        call(trained_lit.run_dir)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_generators_large_seeds_and_numbers_of_numpy_are_taken(model, squares):

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 from lit_het.data_pipelines import images
 from lit_het.data_pipelines.image_headers import MAX_SCANS, BrokenImage
 from lit_het.data_pipelines.image_repair import repaired_jpeg
-from lit_het.data_pipelines.images import Filter, decode, decode_whole
+from lit_het.data_pipelines.images import Filter, decode, decode_whole, open_with_pillow
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from tests.data_pipelines.conftest import FILTERS, encoded
 
@@ -300,6 +300,35 @@ def test_damage_is_refused_in_every_kind_of_jpeg_also_behind_a_harmless_fault(na
     for damaged in (data[:middle] + bytes(400) + data[middle + 400 :], data[:middle] + data[-2:], data[:middle]):
         with pytest.raises(BrokenImage, match="damaged JPEG"):
             decode(damaged, SIZE)
+
+
+def noise(mode: str) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)).convert(mode)
+
+
+TIFFS = {"tiff_lzw": "RGB", "tiff_adobe_deflate": "RGB", "tiff_deflate": "L", "jpeg": "RGB", "group4": "1"}
+TIFFS |= {"tiff_ccitt": "1"}
+
+
+@pytest.mark.parametrize("compression", TIFFS)
+def test_a_hole_of_zeros_in_a_compressed_tiff_is_damage(compression: str):
+    image = noise(TIFFS[compression])
+    data = encoded(image, "TIFF", compression=compression)
+    assert decode_whole(data).shape == (96, 96, 3)
+    for start in (len(data) // 4, len(data) // 2):
+        with pytest.raises(BrokenImage, match=r"damaged (TIFF|JPEG)"):
+            open_with_pillow(data[:start] + bytes(100) + data[start + 100 :])
+
+
+@pytest.mark.parametrize("compression", [*TIFFS, "packbits", "group3", "raw"])
+def test_a_tiff_of_one_colour_is_no_damage_whatever_its_zeros(compression: str):
+    for colour in ("black", "white", "grey"):
+        image = Image.new("RGB", (1500, 1500), colour)
+        image.paste(noise("RGB"), (700, 700))  # what follows zeros is no padding
+        image = image.convert(TIFFS.get(compression, "1" if compression == "group3" else "RGB"))
+        data = encoded(image, "TIFF", compression=compression, tiffinfo={278: 1500})  # all rows in one strip
+        assert compression == "jpeg" or (decode_whole(data) == np.asarray(image.convert("RGB"))).all()
+    assert compression != "tiff_adobe_deflate" or bytes(64) in data
 
 
 def test_coded_pixels_that_are_left_over_are_damage():

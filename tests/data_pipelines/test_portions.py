@@ -68,6 +68,7 @@ def test_a_tenth_of_a_percent_is_exact_where_floats_are_not():
         ("0.5%:2%", Portion(0.5, 2)),
         (":", ALL),
         ("98%: by key", Portion(98, by="key")),
+        ("98%: by sample", Portion(98, by="sample")),
     ],
 )
 def test_a_portion_is_written_as_a_start_and_an_end_in_percent(text, portion):
@@ -101,7 +102,11 @@ def test_a_portion_resumes_anywhere_and_is_the_same_on_any_number_of_hosts(shard
     assert labels([part.read([0, 1])]) == [2, 3]
 
 
-HELD_OUT = {"key": ["001", "004", "008", "010", "011"], "caption": ["000", "001", "002", "003", "004"]}
+HELD_OUT = {
+    "sample": ["006", "008", "010", "012", "013"],
+    "key": ["001", "004", "008", "010", "011"],
+    "caption": ["000", "001", "002", "003", "004"],
+}
 SORTED = [(f"{number:03}", f"{kind} {number // 4}") for number, kind in enumerate(["cat"] * 150 + ["dog"] * 150)]
 
 
@@ -115,7 +120,7 @@ def sorted_shards(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("rule", ["key", "caption"])
+@pytest.mark.parametrize("rule", ["sample", "key", "caption"])
 @pytest.mark.parametrize("changes", [{}, {"shuffle": False}, {"window": 1}], ids=["shuffled", "in turn", "windows"])
 def test_a_hash_splits_sorted_samples_evenly_and_completely(sorted_shards, rule, changes):
     whole = Loader(LoaderConfig((str(sorted_shards),), 8, 4, portion=Portion(0, 50, rule), threads=0, **changes))
@@ -125,7 +130,7 @@ def test_a_hash_splits_sorted_samples_evenly_and_completely(sorted_shards, rule,
     for part in (first, second):
         assert 40 < sum(caption.startswith("cat") for _, caption in part) < 110
     shared = {caption for _, caption in first} & {caption for _, caption in second}
-    assert bool(shared) == (rule == "key")
+    assert bool(shared) == (rule != "caption")
     drawn = [key for _, key in parts[0].sources(range(len(first)))]
     assert sorted(drawn) == sorted(key for key, _ in first)
     # The rule of saved runs: another one would train on what they held out.

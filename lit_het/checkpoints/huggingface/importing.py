@@ -29,6 +29,7 @@ _IGNORED = (
     Rule(r"cls\..*", None),
 )
 # The rest of a dual encoder whose image tower is imported alone.
+_SEVERAL_LABELS = "multi_label_classification"
 _OTHER_SIDE = Rule(r"text_model\..*|text_projection\..*|logit_scale", None)
 # The towers of models that are defined as a whole, by ``model_type``.
 _PAIRS = {
@@ -91,7 +92,9 @@ def read_huggingface(
             ignored = (*ignored, _UNUSED_POOLING)
         if head := _classifier(arrays, image.kind, tower.embedding_size, folder):
             sources += head
-            imported = dataclasses.replace(imported, num_classes=shape_of(arrays, "classifier.weight", 2)[0])
+            num_classes = shape_of(arrays, "classifier.weight", 2)[0]
+            is_several = config.get("problem_type") == _SEVERAL_LABELS
+            imported = dataclasses.replace(imported, num_classes=num_classes, has_several_labels=is_several)
     if text is not None:
         tower, found = text_towers.read_text_tower(arrays, *text, length=text_length, compute_type=compute_type)
         sources = sources + found
