@@ -99,7 +99,8 @@ def _end_with_others() -> None:
         if teller != here.process_id:
             _OTHER_FAILED.set()
             time.sleep(_OTHER_SECONDS if here.process_id else _LAST_SECONDS)
-            print(f"lit-het: process {teller}: {text}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"lit-het: process {teller}: {text}\n")
+            sys.stderr.flush()
             os._exit(code)
 
 
