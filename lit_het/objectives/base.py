@@ -126,6 +126,7 @@ def added(
         elif context.step is None:
             found = None
         else:
+            assert objective.start.unit == "steps", "see with_starts"
             begins = context.step >= int(objective.start.amount)
             found = _computed_if(begins, functools.partial(objective.term, context))
         if found is not None:
