@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := {*options.cases} - {*recorded}:
         parser.error(f"unknown cases {', '.join(sorted(unknown))}; the choices are {', '.join(recorded)}")
     cases = {name: case["config"] for name, case in recorded.items() if not options.cases or name in options.cases}
+    # Checkpoints are read onto the devices that wrote them.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", options.devices)
     warnings.filterwarnings("ignore", message="Sharding info not provided")
     with tempfile.TemporaryDirectory() as folder:
         for tree in ("old", "new"):
