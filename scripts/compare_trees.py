@@ -50,10 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("new", type=Path, metavar="NEW", help="folder of another")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(recorded)}; default: all")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="virtual devices; default: %(default)s")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)  # cases may follow flags
     if unknown := {*options.cases} - {*recorded}:
         parser.error(f"unknown cases {', '.join(sorted(unknown))}; the choices are {', '.join(recorded)}")
     cases = {name: case["config"] for name, case in recorded.items() if not options.cases or name in options.cases}
+    # Checkpoints are read onto the devices that wrote them.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", options.devices)
     warnings.filterwarnings("ignore", message="Sharding info not provided")
     with tempfile.TemporaryDirectory() as folder:
         for tree in ("old", "new"):
