@@ -109,9 +109,8 @@ def require_at_least(least: int, config: Any, *fields: str) -> None:
         FieldError: a field is smaller, or not a number.
     """
     for field in fields:
-        value: Any = getattr(config, field)
-        is_number = isinstance(value, numbers.Real)
-        if not is_number or not value >= least:  # NaN fails too
+        value = getattr(config, field)
+        if not (isinstance(value, numbers.Real) and float(value) >= least):  # nor NaN
             raise FieldError(config, field, f"{value} must be at least {least}")
 
 
