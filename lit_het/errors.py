@@ -110,7 +110,8 @@ def require_at_least(least: int, config: Any, *fields: str) -> None:
     """
     for field in fields:
         value = getattr(config, field)
-        if not (isinstance(value, numbers.Real) and float(value) >= least):  # nor NaN
+        # Not `<`, as NaN fails too.
+        if not isinstance(value, numbers.Real) or not value >= least:  # pyright: ignore[reportOperatorIssue]
             raise FieldError(config, field, f"{value} must be at least {least}")
 
 
