@@ -1,15 +1,10 @@
 """Programs of several processes: how they connect, and how they exchange rows and errors."""
 
-import contextlib
 import ctypes
 import hashlib
-import json
 import os
 import re
 import signal
-import sys
-import threading
-import time
 from typing import Any
 
 import jax
@@ -30,11 +25,6 @@ _OF_PROGRAM = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 _NOT_JOINED = (RuntimeError, ValueError, TypeError, KeyError, OSError)
 
 _abort_handler: Any = None
-_FAILURE = "lit_het/failure"  # in the store of process 0
-_OTHER_FAILED = threading.Event()
-# Of a process that fails: until all have heard of it; of others: until they have found the same fault by themselves; of
-# process 0, whose store ends with it: until all others have ended.
-_NEWS_SECONDS, _OTHER_SECONDS, _LAST_SECONDS = 0.3, 1, 2
 
 
 def join(place: str = "", *, stops_together: bool = True) -> None:
@@ -65,15 +55,6 @@ def join(place: str = "", *, stops_together: bool = True) -> None:
             f"no other processes found ({reason}); name them with --distributed HOST:PORT,I/N, or leave it out"
         ) from error
     _end_aborts_with(TRY_AGAIN)
-    threading.Thread(target=_end_with_others, daemon=True).start()
-
-
-def _connection() -> Any:
-    """Returns JAX's connection of the processes: ``client`` is their store of keys and values."""
-    # There is no public name for it; `jax.process_count` would wait for all processes to start their devices.
-    from jax._src.distributed import global_state
-
-    return global_state
 
 
 def _end_aborts_with(code: int) -> None:
@@ -89,35 +70,6 @@ def _end_aborts_with(code: int) -> None:
     global _abort_handler
     _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
     ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
-
-
-def _end_with_others() -> None:
-    """Ends this process, which may wait in a collective, soon after another one has told its failure."""
-    here = _connection()
-    with contextlib.suppress(Exception):  # the store is gone: this process ends, or has lost process 0
-        teller, text, code = json.loads(here.client.blocking_key_value_get(_FAILURE, 2**31 - 1))
-        if teller != here.process_id:
-            _OTHER_FAILED.set()
-            time.sleep(_OTHER_SECONDS if here.process_id else _LAST_SECONDS)
-            sys.stderr.write(f"lit-het: process {teller}: {text}\n")
-            sys.stderr.flush()
-            os._exit(code)
-
-
-def tell_failure(text: str, code: int) -> None:
-    """Tells the other processes why this one ends, so that they end with the same code, and not as if it was lost."""
-    if not jax.distributed.is_initialized():
-        return
-    here = _connection()
-    with contextlib.suppress(Exception):  # another one was first
-        here.client.key_value_set(_FAILURE, json.dumps([here.process_id, text, code]))
-    time.sleep(_NEWS_SECONDS if here.process_id else _LAST_SECONDS)
-
-
-def end_if_another_failed() -> None:
-    """Waits for the end of this process if another one has told its failure, which is not that of a lost process."""
-    if _OTHER_FAILED.is_set():
-        time.sleep(2 * _LAST_SECONDS)
 
 
 def is_main_process() -> bool:
@@ -144,7 +96,7 @@ def lost_process_error(error: BaseException) -> BaseException | None:
 def leave(code: int) -> None:
     """Ends this process at once if there are several."""
     # A normal exit would wait for the others, which wait for this process in a collective.
-    if jax.distributed.is_initialized() and _connection().num_processes > 1:
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
         os._exit(code)
 
 

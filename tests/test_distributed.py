@@ -1,9 +1,5 @@
 """Errors of lost processes are distinguished from errors of the program."""
 
-import queue
-import threading
-import types
-
 import jax
 import pytest
 
@@ -44,34 +40,6 @@ def test_a_failed_collective_is_found_for_every_class_and_as_a_cause(on_several_
 )
 def test_errors_of_the_program_are_not_lost_processes(on_several_processes, error):
     assert distributed.lost_process_error(error) is None
-
-
-class Store(queue.Queue):
-    """Stands for the keys and values of JAX."""
-
-    def key_value_set(self, _, value):
-        self.put(value)
-
-    def blocking_key_value_get(self, *_):
-        return self.get(timeout=5)
-
-
-def test_processes_end_with_the_code_and_message_of_the_one_that_failed(on_several_processes, monkeypatch, capsys):
-    store, codes = Store(), []
-    for seconds in ("_NEWS_SECONDS", "_OTHER_SECONDS", "_LAST_SECONDS"):
-        monkeypatch.setattr(distributed, seconds, 0)
-    monkeypatch.setattr(distributed, "_OTHER_FAILED", threading.Event())
-    monkeypatch.setattr("os._exit", codes.append)
-    here = types.SimpleNamespace(client=store, process_id=1, num_processes=2)
-    monkeypatch.setattr(distributed, "_connection", lambda: here)
-    distributed.tell_failure("no folder /data", 1)
-    store.put(store.queue[0])
-    distributed._end_with_others()
-    assert codes == []  # it ends by itself
-    here.process_id = 0
-    distributed._end_with_others()
-    assert (codes, distributed._OTHER_FAILED.is_set()) == ([1], True)
-    assert capsys.readouterr().err == "lit-het: process 1: no folder /data\n"
 
 
 def test_a_single_process_cannot_lose_another_one():

@@ -96,7 +96,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     except BaseException as error:
         code = 1
         if lost := distributed.lost_process_error(error):
-            distributed.end_if_another_failed()
             code = TRY_AGAIN  # the exit code of the lost process says whether a restart helps
             reason = " ".join(str(lost).split())[:200]
             print(
@@ -105,7 +104,6 @@ def _main(arguments: Sequence[str] | None) -> int:
             )
         else:
             traceback.print_exc()
-            distributed.tell_failure(repr(error), code)
     if code:
         distributed.leave(code)
     return code
@@ -125,7 +123,6 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
             if distributed.lost_process_error(error):
                 raise
-            distributed.tell_failure(str(_with_way_out(error, options)), error.code)
         print(f"lit-het: {_with_way_out(error, options)}", file=sys.stderr)
         return error.code
     except MemoryError as error:

@@ -178,23 +178,9 @@ def test_a_broken_image_that_one_process_reads_ends_all_of_them(endless, data, s
     break_first_image(broken / "shard-000001.tar")
     pair = start_pair(changed(endless, data__shards=(str(broken),)), [tmp_path / "0.txt", tmp_path / "1.txt"])
     messages = "".join(process.communicate(timeout=240)[1].decode() for process in pair)
-    # A restart would find the image again: neither ends as if it had only lost the other.
-    assert [process.returncode for process in pair] == [1, 1]
-    assert messages.count("1 bad of 40 samples") == 2
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_data_that_one_process_lacks_ends_both_with_its_message(data, upstream, tmp_path, victim):
-    shapes, address = write_splits(data, tmp_path / "shapes", "train", "test"), f"localhost:{tiny.free_port()}"
-    command = [sys.executable, "-m", "lit_het", "few-shot", "--checkpoint", upstream, "--data"]
-    pair = []
-    for process in (0, 1):
-        rest = [tmp_path / "none" if process == victim else shapes, "--distributed", f"{address},{process}/2"]
-        pair.append(subprocess.Popen([*command, *rest], env=tiny.environment(), stderr=subprocess.PIPE))
-    messages = [process.communicate(timeout=60)[1].decode() for process in pair]
-    assert [process.returncode for process in pair] == [1, 1], messages
-    assert f"lit-het: process {victim}: no folder {tmp_path / 'none'}" in messages[1 - victim]
-    assert "Traceback" not in messages[0] + messages[1]
+    # Who misses the other may be started again; who has found the image would find it again.
+    assert sorted(process.returncode for process in pair) == [1, 75]
+    assert "1 bad of 40 samples" in messages
 
 
 @pytest.mark.parametrize("victim", [0, 1])
