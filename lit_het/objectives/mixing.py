@@ -56,7 +56,7 @@ class Mixing(Objective):
                 "task.mixing gives an image a share of two texts, and a softmax loss takes only one; set --task.loss "
                 "sigmoid, or --task.mixing None"
             )
-        if setup.run is not None and setup.run.data.embeddings is not None:
+        if setup.tokenizer is not None and setup.run.data.embeddings is not None:
             raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
 
     def prepare(self, batch: Batch, keys: Keys) -> Batch:

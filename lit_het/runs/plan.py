@@ -153,13 +153,13 @@ class Step:
 
     def flops(self) -> tuple[int, int]:
         """Returns `Plan.flops` and `Plan.dispatch_flops`."""
-        keys = jax.eval_shape(lambda: keys_at(self.config.seed, 0))
-        # At the first of several patch sizes: the smallest patches cost most.
         with jax.set_mesh(self.mesh):  # the grouping of tokens for experts depends on the devices
-            traced = jax.make_jaxpr(self._gradients[0])(
-                self.inputs.state, self.inputs.locked, self.inputs.batch, keys
-            ).jaxpr
+            traced = jax.make_jaxpr(self._gradient)(self.inputs.state, self.inputs.locked, self.inputs.batch).jaxpr
         return costs.traced_flops(traced), costs.traced_flops(traced, DISPATCH)
+
+    def _gradient(self, state: TrainState, locked: Params, batch: Batch) -> Params:
+        # At the first of several patch sizes: the smallest patches cost most.
+        return self._gradients[0](state, locked, batch, keys_at(self.config.seed, 0))[1]
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
         params = parameters.merge(locked, trainable)

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
+from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.contrastive import DeterministicContrastive
 from lit_het.heads.covariance import Covariance, CovarianceConfig
 from lit_het.heads.sampling import noiseless_samples
@@ -62,7 +63,7 @@ class SmoothedSoftmaxLoss:
 
 
 @dataclasses.dataclass(frozen=True)
-class InputTemperatureConfig:
+class InputTemperatureConfig(ContrastiveOptions):
     """Deterministic embeddings with a temperature for every query, ``τ(x) = τ exp(w·x + b)``.
 
     Attributes:
@@ -70,10 +71,6 @@ class InputTemperatureConfig:
     """
 
     temperature: TemperatureConfig = LogTemperature()
-
-    has_image_noise: ClassVar[bool] = False
-    num_samples: ClassVar[int] = 1
-    antithetic: ClassVar[None] = None
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "InputTemperature":
         """Returns the head."""

@@ -161,7 +161,7 @@ def test_a_prediction_set_has_the_labels_above_the_threshold_of_its_coverage(cap
     [
         ("90", "coverage 90 has no stored threshold: it must be above 0 and at most 0.9"),
         ("0", "coverage 0 has no stored threshold"),
-        ("nan", "coverage nan has no stored threshold"),
+        ("nan", "coverage = nan must be a number"),
         ("0.95", "coverage 0.95 has no stored threshold: it must be above 0 and at most 0.9"),
     ],
 )

@@ -227,7 +227,7 @@ def test_masking_that_does_not_fit_the_data_is_refused_before_anything_is_comput
     tokenizer = prolip.tokenizer.build()
     loader = Loader(prolip.data, tokenizer)
     check_data(prolip, loader, tokenizer)
-    task = changed(prolip.task, masking=changed(prolip.task.masking, **changes))
+    task = changed(prolip.task, mixing=None, masking=changed(prolip.task.masking, **changes))
     config = changed(prolip, task=task, data=changed(prolip.data, **fields))
     with pytest.raises(UserError, match=line):
         check_data(config, loader, tokenizer)
