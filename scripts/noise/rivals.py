@@ -81,8 +81,7 @@ class InputTemperature(DeterministicContrastive):
     """The head of an `InputTemperatureConfig`; images and texts have parameters of their own."""
 
     def __init__(self, config: InputTemperatureConfig, embedding_size: int, rngs: nnx.Rngs):
-        self.temperature = config.temperature.build()
-        self.bias = None
+        super().__init__(config.temperature, initial_bias=None)
         zeros = nnx.initializers.zeros
         self.image_scale, self.text_scale = (
             nnx.Linear(embedding_size, 1, kernel_init=zeros, rngs=rngs) for _ in ("image", "text")
