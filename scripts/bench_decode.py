@@ -25,8 +25,8 @@ from rich.console import Console
 
 from lit_het import parameters
 from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.captioning_task import CaptioningTask
 from lit_het.tasks.generation import Prompt, generate
-from lit_het.tasks.image_captioner import CaptioningTask
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig, Source
 from lit_het.towers.transformer import EncoderConfig

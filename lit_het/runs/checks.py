@@ -14,12 +14,12 @@ from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.objectives.base import Setup
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.captioning_task import CaptioningTask
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.every_task import AnyTask
 from lit_het.tasks.features import ImageTowerConfig
-from lit_het.tasks.image_captioner import CaptioningTask
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.towers.vit import ViTConfig
 

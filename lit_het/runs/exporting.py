@@ -28,9 +28,9 @@ from lit_het.runs.model_card import TRANSPARENT, WITHOUT_NOISE, write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
 from lit_het.runs.writer import writable_tokens
+from lit_het.tasks.captioning_task import CaptioningTask
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.features import ImageTowerConfig
-from lit_het.tasks.image_captioner import CaptioningTask
 from lit_het.tasks.translator import TranslationTask
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig

@@ -17,9 +17,9 @@ from lit_het.heads.sampling import in_pairs
 from lit_het.programs import shared
 from lit_het.runs.writer import Writer
 from lit_het.tasks.captioning import captioning_of
+from lit_het.tasks.captioning_task import CaptioningTask, captioner_params
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.every_task import AnyTask, WritingTask
-from lit_het.tasks.image_captioner import CaptioningTask, captioner_params
 from lit_het.tasks.quantities import Quantity
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder

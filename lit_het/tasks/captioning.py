@@ -14,7 +14,7 @@ from lit_het.towers.layers import ComputeType
 from lit_het.towers.vit import ViTConfig
 
 if TYPE_CHECKING:
-    from lit_het.tasks.image_captioner import CaptioningTask
+    from lit_het.tasks.captioning_task import CaptioningTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CaptioningConfig:
     @shared
     def build(self) -> "CaptioningTask":
         """Returns the task."""
-        from lit_het.tasks.image_captioner import CaptioningTask
+        from lit_het.tasks.captioning_task import CaptioningTask
 
         return CaptioningTask(self)
 

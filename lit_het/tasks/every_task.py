@@ -2,8 +2,8 @@
 
 from typing import TypeAlias
 
+from lit_het.tasks.captioning_task import CaptioningTask
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.image_captioner import CaptioningTask
 from lit_het.tasks.translator import TranslationTask
 from lit_het.tasks.two_towers import ContrastiveTask
 

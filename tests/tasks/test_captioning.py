@@ -26,10 +26,10 @@ from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Task
 from lit_het.tasks.captioning import CaptioningConfig, captioning_of
+from lit_het.tasks.captioning_task import captioner_params
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.tasks.given_texts import text_log_probabilities
-from lit_het.tasks.image_captioner import captioner_params
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.resnet import ResNetConfig
