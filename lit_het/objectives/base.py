@@ -157,3 +157,12 @@ def with_starts(task: _Task, run: RunLength | None) -> _Task:
                 )
             found[name] = dataclasses.replace(objective, start=Duration(step))  # pyright: ignore[reportArgumentType]
     return dataclasses.replace(task, **found) if found else task
+
+
+def late_parts(task: Any) -> dict[str, int]:
+    """Returns the parts of the parameters that are not trained from the first step on, with the step of their start.
+
+    Args:
+        task: configuration of `with_starts`.
+    """
+    return {name: int(one.start.amount) for name, one in objectives_of(task).items() if one.start.amount}

@@ -7,7 +7,7 @@ import optax
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
-from lit_het.objectives.base import objectives_of, with_starts
+from lit_het.objectives.base import late_parts, with_starts
 from lit_het.tasks.every_task import AnyTask
 from lit_het.tasks.patch_sizes import at_patch_sizes
 from lit_het.tasks.translation import TranslationConfig
@@ -56,8 +56,8 @@ def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> 
     """
     started = with_starts(config.task, None if at_end else run)
     task = started.build()
-    late = {name: int(one.start.amount) for name, one in objectives_of(started).items() if one.start.amount}
-    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates, late)
+    groups, late = task.learning_rates, late_parts(started)
+    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, groups, late)
     is_of_images = not isinstance(config.task, TranslationConfig)
     losses = at_patch_sizes(task.loss, config.task.image_tower) if is_of_images else [task.loss]
     gradients = [of_trainable(loss, config.gradient_of(run) or plain_gradient) for loss in losses]

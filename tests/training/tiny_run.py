@@ -10,7 +10,7 @@ from lit_het import distributed, parameters, sharding
 from lit_het.durations import Duration, RunLength
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.objectives.base import with_starts
+from lit_het.objectives.base import late_parts, with_starts
 from lit_het.optimizers import Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
@@ -49,8 +49,8 @@ def _compiled(mesh, config, seed, average_decay, gradient_of):
     """Returns the programs of runs that are equal: what starts one, and its step."""
     length = RunLength(STEPS, BATCH_SIZE)
     config = with_starts(config, length)
-    late = {name: int(objective.start.amount) for name, objective in config.objectives.items()}
-    task, optimizer = config.build(), Optimizer().build(Schedule(1e-2, Duration(1)), length, late=late)
+    task = config.build()
+    optimizer = Optimizer().build(Schedule(1e-2, Duration(1)), length, late=late_parts(config))
 
     def start(params):
         locked, trainable = parameters.partition(params, task.locked)
