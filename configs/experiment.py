@@ -16,22 +16,22 @@ from flax import traverse_util
 
 from lit_het import parameters, untrusted
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.portions import Portion, Rule
-from lit_het.data_pipelines.tokenizers import TokenizerConfig
-from lit_het.durations import Duration, RunLength
+from lit_het.data_pipelines.shards.portions import Portion, Rule
+from lit_het.data_pipelines.texts.tokenizers import TokenizerConfig
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically
-from lit_het.held_out import group
 from lit_het.objectives.base import Setup, objectives_of
-from lit_het.optimizers import Optimizer
 from lit_het.paths import locate_config
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Gradient
+from lit_het.tasks.held_out import group
 from lit_het.tasks.temperature_gradient import TemperatureGradient, held_out_fraction
 from lit_het.tasks.union import TaskConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import Optimizer
+from lit_het.training.schedules import Schedule
 
 MAX_JSON_BYTES = 2**24
 """Larger configurations of runs are refused."""
@@ -83,7 +83,7 @@ class ExperimentConfig:
         on_nonfinite: ``stop`` at a step whose loss or gradient is not finite, or ``skip`` its update.
         evaluations: evaluations during and after training.
         calibration: the samples of ``data.shards`` that are not trained on, and to which temperatures are fitted after
-            training; ``auto`` is 2 %, at most 10,000, where `lit_het.runs.calibration_split` can hold them out; None
+            training; ``auto`` is 2 %, at most 10,000, where `lit_het.models.calibration.split` can hold them out; None
             trains on all and fits none.
         calibration_by: which samples ``auto`` takes: by a hash of the name of their shard and their key, of their key
             alone or of their caption, or the last in order. By default samples of one caption are split: so 2 % are 2 %

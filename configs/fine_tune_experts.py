@@ -21,17 +21,14 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.augment import HorizontalFlip
 from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.portions import Portion
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.optimizers import SGD, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
@@ -41,6 +38,9 @@ from lit_het.towers.sizes import encoder_size
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import SGD, Optimizer
+from lit_het.training.schedules import Schedule
 
 VMOE = ExpertsConfig(num_experts=32, num_selected=2, num_blocks=2, capacity_factor=1.5, dropout_rate=0.1)
 SMALL = EncoderConfig(512, 8, 2048, 8, compute_type="bfloat16")

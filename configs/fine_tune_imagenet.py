@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Literal
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.augment import HorizontalFlip
 from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.portions import Portion
-from lit_het.data_pipelines.rand_augment import RandAugment
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
-from lit_het.optimizers import SGD, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import SGD, Optimizer
+from lit_het.training.schedules import Schedule
 
 # SoViT Table 8.
 LAYER_DECAY = {224: 0.85, 384: 0.9, 518: 0.9}

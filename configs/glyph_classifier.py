@@ -12,20 +12,20 @@ from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.portions import Portion
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.optimizers import AdamW, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.schedules import Schedule
 
 ROOT = quickstart_upstream.ROOT
 NUM_NAMES = 1379  # of training characters

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from lit_het.configs import fine_tune_imagenet
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.augment import HorizontalFlip
-from lit_het.data_pipelines.portions import Portion
-from lit_het.data_pipelines.transforms import RandomCrop
-from lit_het.durations import Duration
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.transforms import RandomCrop
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.optimizers import SGD, Optimizer
-from lit_het.schedules import Schedule
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import SGD, Optimizer
+from lit_het.training.schedules import Schedule
 
 
 def get_config() -> ExperimentConfig:

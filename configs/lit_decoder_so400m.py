@@ -8,15 +8,12 @@ shares of the data sets: these are ours. Images are augmented, so the tower comp
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.augment import HorizontalFlip
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.tokenizers import SentencePieceConfig
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
-from lit_het.durations import Duration
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.optimizers import Adafactor, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.towers.decoder import DecoderConfig
@@ -24,6 +21,9 @@ from lit_het.towers.sizes import encoder_size
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import Adafactor, Optimizer
+from lit_het.training.schedules import Schedule
 
 TEXT_LENGTH = 64
 

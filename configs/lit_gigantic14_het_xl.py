@@ -10,7 +10,6 @@ from pathlib import Path
 
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.temperature import LogTemperature
@@ -18,6 +17,7 @@ from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import Duration
 
 BATCH_SIZE = 16_384
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_lit_deterministic import VOCABULARY_SIZE
 from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
-from lit_het.data_pipelines.captions import QUESTION
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.tokenizers import SentencePieceConfig
-from lit_het.durations import Duration
+from lit_het.data_pipelines.texts.captions import QUESTION
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.optimizers import AdamW, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.towers.decoder import DecoderConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.schedules import Schedule
 
 LENGTH = 16  # of the longest name, or of a question with its answer
 

@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.augment import RandomAffine
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.glyphs import GlyphConfig
+from lit_het.data_pipelines.images.augment import RandomAffine
 from lit_het.data_pipelines.labels import CaptionWords
-from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
-from lit_het.optimizers import AdamW, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.schedules import Schedule
 
 ROOT = Path("runs/quickstart")
 NUM_WORDS = 291  # in the names of training characters

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import UInt32
 
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.augment import StreamRandom
-from lit_het.data_pipelines.captions import Captions, Sources, Text, Tokenizer
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.faults import FaultLog
-from lit_het.data_pipelines.images import BrokenImage
+from lit_het.data_pipelines.images.augment import StreamRandom
+from lit_het.data_pipelines.images.decoding import BrokenImage
+from lit_het.data_pipelines.images.transforms import Training
 from lit_het.data_pipelines.labels import ClassIndex, Labels, MultiHot, check_names_beside
-from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise
-from lit_het.data_pipelines.transforms import Training
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.faults import FaultLog
+from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.writing import IMAGE
+from lit_het.data_pipelines.texts.captions import Captions, Sources, Text, Tokenizer
 from lit_het.errors import UserError
 from lit_het.types import Batch
 

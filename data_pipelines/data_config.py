@@ -6,12 +6,12 @@ It stands apart from both, so that a configuration is read and checked without t
 import dataclasses
 import math
 
-from lit_het.data_pipelines.captions import QUESTION, CaptionUnit, TextPlace
+from lit_het.data_pipelines.images.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.data_pipelines.labels import LabelsConfig
-from lit_het.data_pipelines.portions import ALL, Portion
-from lit_het.data_pipelines.shards import expand
-from lit_het.data_pipelines.suspects import Suspects
-from lit_het.data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
+from lit_het.data_pipelines.shards.portions import ALL, Portion
+from lit_het.data_pipelines.shards.suspects import Suspects
+from lit_het.data_pipelines.shards.writing import expand
+from lit_het.data_pipelines.texts.captions import QUESTION, CaptionUnit, TextPlace
 from lit_het.errors import UserError, require_at_least, require_choice
 
 

@@ -19,13 +19,13 @@ import numpy as np
 import safetensors.numpy
 from jaxtyping import Float
 
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.captions import CaptionUnit
-from lit_het.data_pipelines.index import ShardSummary
-from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Reader, Span, Unreadable, content_or_raise
-from lit_het.data_pipelines.tables import ShardTable
-from lit_het.data_pipelines.transforms import Training
+from lit_het.data_pipelines.images.transforms import Training
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.index import ShardSummary
+from lit_het.data_pipelines.shards.storage import Reader, Span, Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.tables import ShardTable
+from lit_het.data_pipelines.shards.writing import IMAGE
+from lit_het.data_pipelines.texts.captions import CaptionUnit
 from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 

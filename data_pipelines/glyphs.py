@@ -21,9 +21,9 @@ import numpy as np
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont
 
-from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.labels import words_of
-from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.errors import UserError
 
 TYPEFACES = (

@@ -9,8 +9,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.storage import Unreadable, read_lines
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.storage import Unreadable, read_lines
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_npy
 

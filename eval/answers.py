@@ -9,11 +9,11 @@ from jaxtyping import Float
 
 from lit_het import arguments
 from lit_het.errors import UserError
-from lit_het.eval.conformal import prediction_sets
 from lit_het.eval.evaluation import Record
+from lit_het.eval.metrics.conformal import prediction_sets
 from lit_het.eval.predictions import Predictor
-from lit_het.eval.prompts import BARE_TEMPLATE
-from lit_het.eval.recognition import embed_class_names, require_head
+from lit_het.eval.sets.prompts import BARE_TEMPLATE
+from lit_het.eval.sets.recognition import embed_class_names, require_head
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel, ImageFeatures
 
@@ -66,7 +66,7 @@ class Answer:
         """Returns the labels in the conformal prediction set by descending probability without noise.
 
         Args:
-            threshold: the lowest log-probability, of `lit_het.eval.conformal.ConformalThresholds`.
+            threshold: the lowest log-probability, of `lit_het.eval.metrics.conformal.ConformalThresholds`.
         """
         # A probability of zero has the logarithm minus infinity.
         with np.errstate(divide="ignore"):

@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.console import Bar
-from lit_het.data_pipelines.storage import reason
+from lit_het.data_pipelines.shards.storage import reason
 from lit_het.errors import UserError
+from lit_het.eval.metrics.rows import row_blocks
 from lit_het.eval.predictions import highest
-from lit_het.eval.recognition import embed_texts
-from lit_het.eval.rows import row_blocks
+from lit_het.eval.sets.recognition import embed_texts
 from lit_het.files import cache_folder, cached_array, completed
 from lit_het.types import EvaluatedModel
 

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 
-from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.metrics.uncertainty import Method
 from lit_het.eval.predictions import log_probabilities
-from lit_het.eval.uncertainty import Method
+from lit_het.eval.sets.open_sets import OpenSet
 
 _TIMED_IMAGES, _REPEATS = 1024, 3
 

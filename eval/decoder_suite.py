@@ -4,16 +4,16 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.shards import storage
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.eval.answer_metrics import AnswerFigure
+from lit_het.eval.metrics.answers import AnswerFigure
 from lit_het.eval.sets import ImageSet
 from lit_het.texts import GenerationConfig
 
 if TYPE_CHECKING:
     from lit_het.eval.evaluators.captioning import Captioning
     from lit_het.eval.evaluators.question_answering import QuestionAnswering
-    from lit_het.eval.open_sets import Sets
+    from lit_het.eval.sets.open_sets import Sets
 
 
 @dataclasses.dataclass(frozen=True)

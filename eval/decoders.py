@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from lit_het.errors import UserError
 from lit_het.eval.drawings import TextPart, draw_texts
 from lit_het.eval.evaluation import Evaluation, of_part
-from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.metrics.text_scores import Figures, TokenResult, confidence_figures
 from lit_het.eval.predictions import samples_of
-from lit_het.eval.text_scores import Figures, TokenResult, confidence_figures
+from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.types import EvaluatedModel
 

@@ -7,15 +7,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from PIL import Image
 
-from lit_het.eval.calibration import ReliabilityCurve, reliability_of_confidence
-from lit_het.eval.classes import most_confused, worst_classes
 from lit_het.eval.evaluation import Drawing
-from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.metrics.calibration import ReliabilityCurve, reliability_of_confidence
+from lit_het.eval.metrics.classes import most_confused, worst_classes
+from lit_het.eval.metrics.scores import sets_of_half
+from lit_het.eval.metrics.selective import risk_coverage_curve
+from lit_het.eval.metrics.significance import standard_error
+from lit_het.eval.metrics.text_scores import TokenResult
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.scores import sets_of_half
-from lit_het.eval.selective import risk_coverage_curve
-from lit_het.eval.significance import standard_error
-from lit_het.eval.text_scores import TokenResult
+from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.texts import Written
 
 NUM_EXTREMES = 12

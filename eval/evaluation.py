@@ -11,7 +11,7 @@ import numpy as np
 
 from lit_het import distributed, untrusted
 from lit_het.errors import UserError
-from lit_het.eval.significance import Estimate
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.files import completed, write_atomically
 from lit_het.untrusted import Malformed
 

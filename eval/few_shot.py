@@ -24,9 +24,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het.errors import UserError, counted
-from lit_het.eval.calibration import correctness
 from lit_het.eval.fits import FewShotOptions
-from lit_het.eval.significance import standard_error
+from lit_het.eval.metrics.calibration import correctness
+from lit_het.eval.metrics.significance import standard_error
 
 BIAS = 100.0
 """The value of the bias column: large, so that ``l2`` hardly regularises the bias."""

@@ -19,11 +19,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
-from lit_het.eval.calibration import check_labels, correctness
 from lit_het.eval.fits import LinearProbeOptions
-from lit_het.schedules import Schedule
+from lit_het.eval.metrics.calibration import check_labels, correctness
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.schedules import Schedule
 from lit_het.types import Params
 
 _MOMENTUM = 0.9
@@ -178,7 +178,7 @@ def _take_steps(state: Any, data: Any, learning_rates: Float[Array, " s"], weigh
         def updated(old: Array, update: Array, decay: Array | float) -> Array:
             by_setting = learning_rates.reshape(-1, *[1] * (old.ndim - 1))
             # ``rate`` runs from 0 to 1: it multiplies the peak learning rates of all settings, and their decay too, as
-            # in `lit_het.optimizers`.
+            # in `lit_het.training.optimizers`.
             return old - rate * (by_setting * update + decay)
 
         return (jax.tree.map(updated, params, updates, decay), velocity), None

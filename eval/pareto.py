@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record
+from lit_het.eval.metrics.significance import Estimate, estimate
 from lit_het.eval.report.figures import pareto_front
 from lit_het.eval.report.naming import FigureStyle, split, style_of
 from lit_het.eval.run_comparison import check_same_settings, figures_of
 from lit_het.eval.saved_runs import SavedRun, by_setting
-from lit_het.eval.significance import Estimate, estimate
 
 # Figures that a message lists, the most similar ones first.
 _MOST_LISTED = 5

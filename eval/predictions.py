@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from lit_het import arguments
 from lit_het.console import Bar, message
 from lit_het.errors import UserError
-from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence, scaled
-from lit_het.eval.classes import merge_candidates
-from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.features import Features
+from lit_het.eval.metrics.calibration import ReliabilityCurve, check_labels, reliability_of_confidence, scaled
+from lit_het.eval.metrics.classes import merge_candidates
+from lit_het.eval.metrics.ensembles import mean_prediction
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import Quantity
 from lit_het.texts import TextWriter
@@ -79,7 +79,7 @@ class Predictor:
         """Returns the model's prediction from those of its members: the log of their mean probability, calibrated.
 
         "Pool, then calibrate": the temperature was fitted to the mean, and is not that of a member, see
-        `lit_het.eval.calibration.fit_temperature`.
+        `lit_het.eval.metrics.calibration.fit_temperature`.
         """
         return self.calibrated(mean_prediction(members))
 

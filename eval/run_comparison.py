@@ -8,9 +8,9 @@ from typing import Any
 
 from lit_het.errors import UserError, counted
 from lit_het.eval.evaluation import CALIBRATED, Record
+from lit_het.eval.metrics.significance import WelchTest, holm, welch_tests
 from lit_het.eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
 from lit_het.eval.saved_runs import SavedRun, differences, flattened
-from lit_het.eval.significance import WelchTest, holm, welch_tests
 
 LEVEL = 0.05
 # The titles of groups whose runs share no part of their names.

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lit_het import untrusted
-from lit_het.checkpoints import manifest
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record, evaluations_folder, read_records
 from lit_het.paths import require_different
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.log import read_metrics
 from lit_het.untrusted import Malformed
+from lit_het.weights import manifest
 
 _CONFIG, _METRICS = "config.json", "metrics.jsonl"
 

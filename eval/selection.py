@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 from jaxtyping import Array, Float
 
-from lit_het.eval.ensembles import mean_prediction
+from lit_het.eval.metrics.ensembles import mean_prediction
 
 # Numbers of the joint distributions of an image and a part of the targets.
 _BLOCK = 2**22

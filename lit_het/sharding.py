@@ -210,7 +210,7 @@ def map_shards(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, 
     # collective.
     split, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
     # check_vma (JAX 0.10) rejects scans that start from constants and carry values of a device, as those of
-    # `lit_het.blocks` do, which also run outside shard_map.
+    # `lit_het.losses.blocks` do, which also run outside shard_map.
     return jax.shard_map(
         lambda rows, shared: _stacked(function(rows, shared, BATCH_AXES)),
         in_specs=(split, whole),

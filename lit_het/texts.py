@@ -110,7 +110,7 @@ class TokenPredictions:
 
 @runtime_checkable
 class TextWriter(Protocol):
-    """A trained decoder, as evaluators see it: `lit_het.runs.writer.Writer`."""
+    """A trained decoder, as evaluators see it: `lit_het.models.writer.Writer`."""
 
     @property
     def features(self) -> Any:

@@ -29,16 +29,16 @@ import simplejpeg
 from PIL import Image
 from rich.progress import track
 
-from lit_het.data_pipelines.augment import HorizontalFlip, StreamRandom
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
-from lit_het.data_pipelines.images import Filter
-from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import IMAGE, expand, write_shards
-from lit_het.data_pipelines.storage import content_or_raise
-from lit_het.data_pipelines.stream import Stream
-from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.data_pipelines.images.augment import HorizontalFlip, StreamRandom
+from lit_het.data_pipelines.images.decoding import Filter
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import content_or_raise
+from lit_het.data_pipelines.shards.stream import Stream
+from lit_het.data_pipelines.shards.writing import IMAGE, expand, write_shards
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 
 SIZE = 224
 HEIGHT, WIDTH = 375, 500

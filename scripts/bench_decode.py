@@ -157,7 +157,7 @@ def _transformers(
     assert torch is not None
     import transformers
 
-    from lit_het.checkpoints.huggingface.decoders import write_decoder
+    from lit_het.weights.huggingface.decoders import write_decoder
 
     decoder = task.config.decoder
     flat = {part: parameters.flatten(jax.tree.map(np.asarray, params[part])) for part in ("decoder", "head")}

@@ -29,15 +29,15 @@ from lit_het.configs import lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
-from lit_het.data_pipelines.index import index_shard, summarize
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.transforms import Preprocessing, Training
-from lit_het.durations import RunLength
+from lit_het.data_pipelines.images.transforms import Preprocessing, Training
+from lit_het.data_pipelines.shards.index import index_shard, summarize
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import RunLength
 from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch
 

@@ -16,7 +16,7 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import is_factored
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.planning import costs
-from lit_het.runs.plan import class_logits
+from lit_het.planning.plan import class_logits
 from lit_het.types import LogitSamples
 
 NoisyConfig: TypeAlias = HetConfig | HetHConfig | HetXLConfig

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_het.apps import grid, temperatures
 from lit_het.configs import glyph_classifier
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
+from lit_het.search import grid, temperatures
 
 # The heads by the names of the paper, in the order of the table.
 SAME = {"covariance": glyph_classifier.HEAD.covariance, "sampling": glyph_classifier.HEAD.sampling}

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lit_het.apps.grid import run_main
-from lit_het.shape_law import fitting, uncertainty
-from lit_het.shape_law.law import Curve, Law
-from lit_het.shape_law.observations import Observation, Star, star
+from lit_het.search.grid import run_main
+from lit_het.search.law import fitting, uncertainty
+from lit_het.search.law.law import Curve, Law
+from lit_het.search.law.observations import Observation, Star, star
 
 CENTRE = {"width": 1968.0, "depth": 40.0, "mlp": 6144.0}
 SPOKES = {

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from lit_het.errors import TRY_AGAIN
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.log import read_metrics
 from scripts import soak_trials
 from scripts.soak_runs import NUM_STEPS, Results, Runs, differences
 

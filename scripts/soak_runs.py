@@ -10,13 +10,13 @@ from pathlib import Path
 
 from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.durations import Duration
 from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import FewShotConfig
 from lit_het.sharding import MeshConfig
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
 from tests import tiny
 
 NUM_STEPS, BATCH_SIZE = 40, 16

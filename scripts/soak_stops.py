@@ -22,17 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lit_het.checkpoints.native import checksums
 from lit_het.cli import main as cli
 from lit_het.configs import experiment, quickstart_lit_het_xl
-from lit_het.durations import Duration
 from lit_het.errors import TRY_AGAIN
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train
+from lit_het.models.opening import open_run
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
+from lit_het.weights.native import checksums
 from tests import tiny
 
 # Seconds within which a command must end after the signal.

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lit_het.checkpoints.native.folders import COMPLETE, entries
-from lit_het.durations import Duration
 from lit_het.errors import TRY_AGAIN
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.weights.native.folders import COMPLETE, entries
 from scripts.soak_runs import Results, Runs, differences
 
 _DISK = "24m"

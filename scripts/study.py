@@ -6,9 +6,9 @@ from pathlib import Path
 
 import jax
 
-from lit_het.apps.quickstart import write_data
+from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import quickstart_upstream
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.log import read_metrics
 
 
 def study_parser(description: str | None, steps: int) -> argparse.ArgumentParser:

@@ -20,19 +20,19 @@ from PIL import Image
 
 import lit_het
 from lit_het import parameters
-from lit_het.apps import grid
 from lit_het.configs import glyph_classifier
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
-from lit_het.data_pipelines.shards import expand
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.writing import expand
 from lit_het.eval.evaluators.zero_shot import SPECTRUM_IMAGES
-from lit_het.eval.significance import estimate
+from lit_het.eval.metrics.significance import estimate
 from lit_het.files import write_atomically
 from lit_het.heads.covariance import MINIMUM_SCALE
 from lit_het.heads.het import HetConfig
 from lit_het.heads.temperature import BoundedTemperature
-from lit_het.runs.training import train_unless_done
+from lit_het.search import grid
+from lit_het.training.durations import Duration
+from lit_het.training.train import train_unless_done
 from scripts.noise.pairs import samples_of
 from scripts.study import run_seeds, study_parser
 

@@ -13,13 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_het.apps import grid
+from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.configs import quickstart_decoder, quickstart_lit_deterministic, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.storage import read_lines
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
@@ -27,9 +26,10 @@ from lit_het.files import write_atomically
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.runs.embedding import EmbedOptions, embed
-from lit_het.runs.training import train_unless_done
+from lit_het.search import grid
 from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.training.durations import Duration
+from lit_het.training.train import train_unless_done
 from scripts.noise.paired import cells_of
 from scripts.study import last_figures, run_seeds, study_parser
 

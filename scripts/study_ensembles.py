@@ -18,23 +18,23 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_het.apps import grid
-from lit_het.apps.quickstart import write_data
+from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.console import message
 from lit_het.data_pipelines.glyphs import TYPEFACES
-from lit_het.data_pipelines.storage import read_lines
+from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.errors import UserError
-from lit_het.eval import scores
-from lit_het.eval.ensembles import mean_prediction, score_ensemble
-from lit_het.eval.open_sets import Sets
+from lit_het.eval.metrics import scores
+from lit_het.eval.metrics.ensembles import mean_prediction, score_ensemble
+from lit_het.eval.metrics.significance import estimate, holm, welch
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.significance import estimate, holm, welch
+from lit_het.eval.sets.open_sets import Sets
 from lit_het.files import write_atomically
-from lit_het.runs.experts import with_experts
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train_unless_done
+from lit_het.models.experts import with_experts
+from lit_het.models.opening import open_run
+from lit_het.search import grid
+from lit_het.training.train import train_unless_done
 from scripts.ensembles.methods import METHODS, ORDERINGS, UPSTREAM, Method, downstream, upstream
 from scripts.noise.paired import cells_of
 from scripts.study import study_parser

@@ -14,18 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from lit_het.apps import grid
+from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.storage import read_lines
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.files import write_atomically
-from lit_het.runs.embedding import EmbedOptions, embed
-from lit_het.runs.training import train_unless_done
+from lit_het.search import grid
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import Duration
+from lit_het.training.train import train_unless_done
 from scripts.ensembles.methods import METHODS, upstream
 from scripts.noise.paired import cells_of
 from scripts.study import last_figures, run_seeds, study_parser

@@ -20,10 +20,8 @@ from typing import Any
 import numpy as np
 
 from lit_het import untrusted
-from lit_het.apps import grid
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
@@ -34,6 +32,8 @@ from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import FixedTemperature, LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.search import grid
+from lit_het.training.durations import Duration
 from scripts.noise import pairs as noise
 from scripts.noise import sources
 from scripts.noise.classifiers import FeatureClassifierConfig

@@ -22,23 +22,23 @@ from typing import Any
 
 import jax
 
-from lit_het.apps import grid
+from lit_het.apps.add_noise import add_noise
 from lit_het.apps.data import corrupt
-from lit_het.apps.noise import add_noise
-from lit_het.apps.quickstart import write_data
+from lit_het.apps.embed.images import EmbedOptions, embed
+from lit_het.apps.quickstart.running import write_data
 from lit_het.apps.uncertainty.benchmark import benchmark, options_of, write
 from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.prepare.writer import WriteOptions
-from lit_het.data_pipelines.storage import read_lines
+from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.errors import UserError
-from lit_het.eval.significance import Estimate, estimate
+from lit_het.eval.metrics.significance import Estimate, estimate
 from lit_het.files import write_atomically
-from lit_het.runs.embedding import EmbedOptions, embed
-from lit_het.runs.plan import Step
-from lit_het.runs.training import train_unless_done
+from lit_het.planning.plan import Step
+from lit_het.search import grid
 from lit_het.sharding import MeshConfig
+from lit_het.training.train import train_unless_done
 from scripts.noise.paired import cells_of
 from scripts.noise.sources import CHARACTER_STYLES
 from scripts.rivals.methods import ALL, CANDIDATES, ENSEMBLE, FIRST, METHODS, configuration

@@ -20,25 +20,25 @@ import jax.numpy as jnp
 from flax import nnx
 from matplotlib.figure import Figure
 
-from lit_het.apps import grid
 from lit_het.configs import glyph_classifier
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
-from lit_het.data_pipelines.storage import read_lines
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.storage import read_lines
+from lit_het.eval.metrics.significance import estimate
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.significance import estimate
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.files import write_atomically
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.models.evaluation import evaluate
+from lit_het.models.sizes import Sizes
 from lit_het.planning.costs import product_flops
-from lit_het.runs.evaluation import evaluate
-from lit_het.runs.sizes import Sizes
-from lit_het.runs.training import train_unless_done
-from lit_het.schedules import Schedule
+from lit_het.search import grid
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
+from lit_het.training.train import train_unless_done
 from scripts.study import run_seeds, study_parser
 
 IMAGE_SIZE, PATCH_SIZE = 48, 12

@@ -19,22 +19,22 @@ from typing import Any
 
 import jax
 
-from lit_het.apps import grid, grid_runs
-from lit_het.apps.quickstart import write_data
-from lit_het.apps.shape import budgets, fits, running, sweeps
+from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.durations import Duration
 from lit_het.errors import UserError, counted
+from lit_het.eval.metrics.significance import welch
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.significance import welch
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.files import write_atomically
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.schedules import Schedule
-from lit_het.shape_law import uncertainty
-from lit_het.shape_law.scaling import PUBLISHED_EXPONENTS
+from lit_het.search import grid, grid_runs
+from lit_het.search.law import uncertainty
+from lit_het.search.law.scaling import PUBLISHED_EXPONENTS
+from lit_het.search.shape import budgets, fits, running, sweeps
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
 
 SET = "held_out_typeface"
 METRIC = f"supervised/{SET}/nll"

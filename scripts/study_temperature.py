@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from lit_het.apps import grid
+from lit_het.search import grid
 from scripts.temperature import parts, tables
 from scripts.temperature.data import counts_of, prepare
 from scripts.temperature.methods import methods

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_het.apps import grid
-from lit_het.apps.directions import direction_of
-from lit_het.apps.grid import Axis
-from lit_het.runs.parsing import parse_config
+from lit_het.configs.parsing import parse_config
+from lit_het.search import grid
+from lit_het.search.directions import direction_of
+from lit_het.search.grid import Axis
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

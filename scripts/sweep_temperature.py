@@ -17,11 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lit_het.apps import grid, temperatures
-from lit_het.apps.grid import Row
-from lit_het.apps.temperatures import LEARNED, NLL, TEMPERATURE, TOP1
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature
+from lit_het.search import grid, temperatures
+from lit_het.search.grid import Row
+from lit_het.search.temperatures import LEARNED, NLL, TEMPERATURE, TOP1
 
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)  # App. G.1
 FIXED_COLOUR, LEARNED_COLOUR, MUTED = "#52708c", "#c8501e", "#5f6a73"

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het import blocks
 from lit_het.errors import UserError
+from lit_het.losses import blocks
 from lit_het.sharding import MeshConfig
 
 B, D, S, K = 6, 3, 10, 4

@@ -9,7 +9,7 @@ import pytest
 import lit_het
 from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.runs import directory
+from lit_het.training import directory
 from scripts import write_api_docs
 
 ROOT = Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 import pytest
 
-from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
+from lit_het.training.durations import Duration, RunLength
 
 
 @pytest.mark.parametrize(

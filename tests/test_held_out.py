@@ -6,8 +6,8 @@ import pytest
 
 from lit_het import distributed
 from lit_het.errors import UserError
-from lit_het.held_out import group, split
 from lit_het.sharding import MeshConfig
+from lit_het.tasks.held_out import group, split
 from lit_het.types import Batch
 
 

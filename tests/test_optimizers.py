@@ -12,10 +12,10 @@ import optax
 import pytest
 
 from lit_het import parameters
-from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
-from lit_het.optimizers import SGD, Adafactor, AdamW, Optimizer, ParameterGroup
-from lit_het.schedules import Linear, Schedule
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import SGD, Adafactor, AdamW, Optimizer, ParameterGroup
+from lit_het.training.schedules import Linear, Schedule
 
 GOLDEN = Path(__file__).parent / "golden"
 LEAVES = ("mat", "stack", "small", "vec", "scalar")

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
-from lit_het.schedules import Cosine, Linear, ReverseSquareRoot, Schedule
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.schedules import Cosine, Linear, ReverseSquareRoot, Schedule
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEDULES = {

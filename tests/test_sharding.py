@@ -7,11 +7,11 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from lit_het import distributed, sharding
-from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
-from lit_het.optimizers import SGD, Adafactor, AdamW, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import SGD, Adafactor, AdamW, Optimizer
+from lit_het.training.schedules import Schedule
 from lit_het.types import Batch
 
 pytestmark = pytest.mark.devices

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from lit_het import stopping
-from lit_het.checkpoints.native.saved_step import SavedStep
 from lit_het.stopping import Stopped, signals_as_exceptions
+from lit_het.weights.native.saved_step import SavedStep
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_what_a_stop_has_made_fail_is_a_stop():
 
 
 def test_a_checkpoint_is_not_damaged_because_its_reading_was_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_het.checkpoints.native.saved_step.ocp.load_checkpointables", swallowed)
+    monkeypatch.setattr("lit_het.weights.native.saved_step.ocp.load_checkpointables", swallowed)
     (tmp_path / "1").mkdir()
     with signals_as_exceptions(), pytest.raises(Stopped):
         SavedStep(tmp_path / "1").read_info()

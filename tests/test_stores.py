@@ -8,11 +8,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub import constants
 
-from lit_het import stores
-from lit_het.checkpoints import sources, weights
-from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.shards import storage, stores
+from lit_het.data_pipelines.shards.stores import REFUSED, filesystem
 from lit_het.errors import UserError
-from lit_het.stores import REFUSED, filesystem
+from lit_het.weights import formats, sources
 
 
 @pytest.mark.parametrize("protocol", REFUSED)
@@ -73,13 +72,13 @@ def test_google_cloud_without_its_package_names_the_extra(monkeypatch):
 )
 def test_an_address_of_the_hub_without_an_owner_is_refused_before_any_request(address, owned):
     with pytest.raises(UserError, match=f"names no owner; write hf://owner/{owned}$"):
-        weights.open_weights(address)
+        formats.open_weights(address)
 
 
 def test_a_hub_that_is_switched_off_is_not_asked(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"^hf://me/mine: HF_HUB_OFFLINE is set; unset it, or give the folder"):
-        weights.open_weights("hf://me/mine")
+        formats.open_weights("hf://me/mine")
 
 
 def test_a_hub_out_of_reach_gives_one_line_that_names_the_whole_address(tmp_path, monkeypatch, capfd):
@@ -92,7 +91,7 @@ def test_a_hub_out_of_reach_gives_one_line_that_names_the_whole_address(tmp_path
 
     monkeypatch.setattr(socket, "getaddrinfo", unreachable)
     with pytest.raises(UserError, match=r"^hf://me/mine cannot be read \(.*not known\); check the address and the net"):
-        weights.open_weights("hf://me/mine")
+        formats.open_weights("hf://me/mine")
     assert capfd.readouterr().err == ""
 
 

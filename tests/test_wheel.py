@@ -50,7 +50,7 @@ def test_the_wheel_holds_every_module_once(wheel):
 def test_the_wheel_holds_the_data_of_others_with_their_licence(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.startswith("lit_het/") and not name.endswith(".py")]
-        licence = archive.read("lit_het/data_pipelines/openai_clip/LICENSE").decode()
+        licence = archive.read("lit_het/data_pipelines/texts/openai_clip/LICENSE").decode()
     folders = [path for path in (ROOT / "data_pipelines", ROOT / "eval") for path in path.rglob("*.*")]
     shipped = {path for path in folders if path.suffix in (".txt", ".csv")}
     assert {f"lit_het/{path.relative_to(ROOT).as_posix()}" for path in shipped} < set(names)

@@ -14,14 +14,11 @@ import numpy as np
 from lit_het import parameters
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.losses.classification import SigmoidCrossEntropy
-from lit_het.runs.training import train
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -30,7 +27,10 @@ from lit_het.tasks.features import ImageTowerConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
 from lit_het.training.step import TrainState
+from lit_het.training.train import train
 from lit_het.types import Params
 
 COLOURS = ("red", "green", "blue", "grey")
@@ -166,7 +166,7 @@ def finish(_step: Any, state: TrainState, *_: Any, num_steps: int, saver: Any, *
 @contextlib.contextmanager
 def untrained() -> Iterator[None]:
     """Runs are finished with their initial parameters: a step that trains them would take seconds to compile."""
-    with mock.patch("lit_het.runs.training.loop.train", finish):
+    with mock.patch("lit_het.training.train.loop.train", finish):
         yield
 
 

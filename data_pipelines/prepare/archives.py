@@ -20,7 +20,7 @@ from typing import IO, Any, NoReturn, TypeAlias
 import numpy as np
 
 from lit_het import untrusted
-from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, DamagedTar, Member, is_hidden, target_of, whole_members
+from lit_het.data_pipelines.shards.tars import MAX_MEMBER_BYTES, DamagedTar, Member, is_hidden, target_of, whole_members
 from lit_het.errors import UserError
 
 MAX_EXPANSION = 100

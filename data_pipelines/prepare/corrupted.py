@@ -8,14 +8,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.corruptions import CORRUPTIONS, corrupt
-from lit_het.data_pipelines.images import BrokenImage, decode_whole, encode_jpeg
-from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.images.corruptions import CORRUPTIONS, corrupt
+from lit_het.data_pipelines.images.decoding import BrokenImage, decode_whole, encode_jpeg
 from lit_het.data_pipelines.labels import SOFT_LABELS
 from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint
-from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.writing import IMAGE
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 

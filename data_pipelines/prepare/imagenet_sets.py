@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import DataSet, images_in, select_splits, split_of_files
 from lit_het.data_pipelines.prepare.imagenet import NUM_CLASSES, TEMPLATES, class_label
+from lit_het.data_pipelines.texts.openai_clip import imagenet_names
 from lit_het.errors import UserError
 
 

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from lit_het.data_pipelines.image_headers import BrokenImage, format_of
-from lit_het.data_pipelines.images import UNKNOWN_WHITE, decode, decode_whole, open_with_pillow
-from lit_het.data_pipelines.memory import DECODING
-from lit_het.data_pipelines.shards import IMAGE_EXTENSIONS, OTHER_IMAGES
+from lit_het.data_pipelines.images.decoding import UNKNOWN_WHITE, decode, decode_whole, open_with_pillow
+from lit_het.data_pipelines.images.headers import BrokenImage, format_of
+from lit_het.data_pipelines.shards.memory import DECODING
+from lit_het.data_pipelines.shards.writing import IMAGE_EXTENSIONS, OTHER_IMAGES
 
 SUFFIXES = tuple(f".{extension}" for extension in (*IMAGE_EXTENSIONS, *OTHER_IMAGES))
 """Suffixes of image files, in lower case; the content decides the format."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, one_line
-from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.errors import UserError
 
 

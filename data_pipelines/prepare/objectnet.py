@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import FolderFiles
 from lit_het.data_pipelines.prepare.dataset import DataSet, images_in, select_splits, split_of_files
 from lit_het.data_pipelines.prepare.imagenet import NUM_CLASSES, TEMPLATES
+from lit_het.data_pipelines.texts.openai_clip import imagenet_names
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_json
 

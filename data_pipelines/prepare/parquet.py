@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from lit_het.console import message
-from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.prepare.archives import FolderFiles
 from lit_het.data_pipelines.prepare.dataset import (
     SPLIT_NAMES,
@@ -25,6 +24,7 @@ from lit_het.data_pipelines.prepare.dataset import (
     select_splits,
     tell_classes,
 )
+from lit_het.data_pipelines.shards import storage
 from lit_het.errors import UserError, counted
 from lit_het.untrusted import open_regular, parse_json
 

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from lit_het.console import Bar
-from lit_het.data_pipelines.corruptions import BENCHMARK, EXTRA
-from lit_het.data_pipelines.openai_clip import imagenet_names
+from lit_het.data_pipelines.images.corruptions import BENCHMARK, EXTRA
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import (
     DataSet,
@@ -26,6 +25,7 @@ from lit_het.data_pipelines.prepare.dataset import (
 )
 from lit_het.data_pipelines.prepare.imagenet import TEMPLATES, class_label
 from lit_het.data_pipelines.prepare.images import encode_png
+from lit_het.data_pipelines.texts.openai_clip import imagenet_names
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_npy
 

@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from lit_het.data_pipelines.images import BrokenImage
+from lit_het.data_pipelines.images.decoding import BrokenImage
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.prepare.archives import TarFiles
 from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split
 from lit_het.data_pipelines.prepare.images import as_stored
-from lit_het.data_pipelines.shards import write_tar
-from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.shards.writing import write_tar
 from lit_het.errors import UserError, require_at_least
 from lit_het.files import completed, write_atomically
 from lit_het.untrusted import read_json

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from lit_het.errors import UserError
-from lit_het.eval.caption_metrics import tokenize
 from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, least_tokens, writer_of
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.evaluators.retrieval import with_captions
-from lit_het.eval.open_sets import OpenSet
-from lit_het.eval.significance import standard_error
-from lit_het.eval.text_scores import TokenResult, caption_figures
+from lit_het.eval.metrics.captions import tokenize
+from lit_het.eval.metrics.significance import standard_error
+from lit_het.eval.metrics.text_scores import TokenResult, caption_figures
+from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.types import EvaluatedModel
 
@@ -42,7 +42,7 @@ class Captioning:
             raise UserError(f"a candidate has {longest} tokens, and the prompt leaves {most}; shorten it")
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the metrics of `lit_het.eval.text_scores`, and ``exact_match`` of any of an image's true captions.
+        """Returns `lit_het.eval.metrics.text_scores`, and ``exact_match`` of any of an image's true captions.
 
         Captions are compared by their tokens (`tokenize`). Metrics with noise have the prefix ``noisy/``.
 

@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 
 from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
-from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.multi_label import ensemble_figures
-from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.metrics.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
+from lit_het.eval.metrics.multi_label import ensemble_figures
 from lit_het.eval.predictions import Predictor, class_log_probabilities, member_blocks, num_members
-from lit_het.eval.recognition import Recognition
+from lit_het.eval.sets.open_sets import OpenSet
+from lit_het.eval.sets.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
 # With more members, the metrics of single members are left out.
@@ -59,7 +59,7 @@ class Ensemble:
         The joint prediction is the mean over members, where each model contributes its own calibrated prediction: its
         temperature was fitted to the mean of its members. A model that is a single member is calibrated as such; the
         members of a model with several are scored as trained, since they have no temperature of their own. Images with
-        several labels have the figures of `lit_het.eval.multi_label`, as trained.
+        several labels have the figures of `lit_het.eval.metrics.multi_label`, as trained.
 
         Raises:
             UserError: as `check`.

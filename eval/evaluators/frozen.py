@@ -6,16 +6,16 @@ import numpy as np
 import scipy
 
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.portions import ALL
+from lit_het.data_pipelines.shards.portions import ALL
 from lit_het.errors import UserError, counted
-from lit_het.eval import scores
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.few_shot import as_trained, few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.linear_probe import train_linear_probe
-from lit_het.eval.open_sets import OpenSet, Sets
+from lit_het.eval.metrics import scores
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
+from lit_het.eval.sets.open_sets import OpenSet, Sets
 from lit_het.types import EvaluatedModel
 
 
@@ -70,7 +70,7 @@ class Probe:
         """Accepts any model: every model has an image tower."""
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the metrics of `lit_het.eval.scores` for the probe that is best on minival, and its setting.
+        """Returns the metrics of `lit_het.eval.metrics.scores` for the probe that is best on minival, and its setting.
 
         Probabilities are the softmax of the logits, although training used a sigmoid per class.
         """

@@ -7,18 +7,18 @@ import numpy as np
 
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.open_sets import OpenSet, Sets
-from lit_het.eval.out_of_distribution import (
+from lit_het.eval.metrics.out_of_distribution import (
     detection_errors,
     detection_figures,
     entropy_score,
     fit_features,
     max_probability_score,
 )
+from lit_het.eval.metrics.uncertainty import sampled
 from lit_het.eval.predictions import Predictions, num_members, predict
-from lit_het.eval.recognition import Recognition
 from lit_het.eval.sets import ImageSet, parse_set
-from lit_het.eval.uncertainty import sampled
+from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.sets.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from lit_het.console import Bar
-from lit_het.data_pipelines.captions import CaptionUnit, captions_in, member_of
+from lit_het.data_pipelines.texts.captions import CaptionUnit, captions_in, member_of
 from lit_het.errors import UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import Features
-from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.metrics.retrieval import retrieve
 from lit_het.eval.predictions import highest, image_quantity
-from lit_het.eval.recognition import embed_texts
-from lit_het.eval.retrieval import retrieve
+from lit_het.eval.sets.open_sets import OpenSet
+from lit_het.eval.sets.recognition import embed_texts
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
 
@@ -42,7 +42,7 @@ class Retrieval:
             model.text.tokenize(list(captions))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the metrics of `lit_het.eval.retrieval.RetrievalResult`; raises as `check`."""
+        """Returns the metrics of `lit_het.eval.metrics.retrieval.RetrievalResult`; raises as `check`."""
         self.check(model)
         features = with_captions(self.opened.features(model.features), self.captions)
         images = image_quantity(model, quantities.embeddings, features.values)
@@ -94,7 +94,7 @@ def read_captions(opened: OpenSet, source: str, unit: CaptionUnit = "line") -> t
     Args:
         opened: the set.
         source: the member with the captions, see `lit_het.eval.suite.RetrievalConfig`.
-        unit: see `lit_het.data_pipelines.captions.captions_in`.
+        unit: see `lit_het.data_pipelines.texts.captions.captions_in`.
 
     Returns:
         No captions for an image that has none, or unreadable ones; `with_captions` leaves it out.

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from lit_het.console import message
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.corruptions import EXTRA
-from lit_het.data_pipelines.shards import matching
+from lit_het.data_pipelines.images.corruptions import EXTRA
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.writing import matching
 from lit_het.errors import UserError, counted
-from lit_het.eval import scores
-from lit_het.eval.calibration import scaled
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.open_sets import OpenSet, Sets
+from lit_het.eval.metrics import scores
+from lit_het.eval.metrics.calibration import scaled
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.prompts import CLASS_NAMES_FILE, read_classnames
-from lit_het.eval.recognition import Recognition
+from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.sets.prompts import CLASS_NAMES_FILE, read_classnames
+from lit_het.eval.sets.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
 FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")

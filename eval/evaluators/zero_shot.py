@@ -10,15 +10,15 @@ from jaxtyping import Float
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.eval import multi_label, scores
-from lit_het.eval.classes import relabelled_accuracy
 from lit_het.eval.drawings import draw_predictions
 from lit_het.eval.evaluation import Drawing, Evaluation, of_part
 from lit_het.eval.features import Features
-from lit_het.eval.open_sets import OpenSet
+from lit_het.eval.metrics import multi_label, scores
+from lit_het.eval.metrics.classes import relabelled_accuracy
+from lit_het.eval.metrics.significance import standard_error
 from lit_het.eval.predictions import Predictions, Predictor, class_log_probabilities, class_scores, image_quantity
-from lit_het.eval.recognition import Recognition, read_json
-from lit_het.eval.significance import standard_error
+from lit_het.eval.sets.open_sets import OpenSet
+from lit_het.eval.sets.recognition import Recognition, read_json
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
 
@@ -48,9 +48,9 @@ class ZeroShot:
             self.recognition.require_class_probabilities(model, "--samples")
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns all figures of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``.
+        """Returns all figures of `lit_het.eval.metrics.scores`: without prefix, ``calibrated/`` and ``noisy/``.
 
-        For images with several labels those of `lit_het.eval.multi_label`, as trained.
+        For images with several labels those of `lit_het.eval.metrics.multi_label`, as trained.
         """
         return self.of_features(model, self.opened.features(model.features))
 

@@ -8,7 +8,7 @@ from lit_het.eval.evaluation import Record
 from lit_het.eval.report.naming import SIGNIFICANTLY, STYLES, FigureStyle
 from lit_het.eval.report.tables import Cell, Row, Table
 
-# The figures of `lit_het.eval.scores` that are compared.
+# The figures of `lit_het.eval.metrics.scores` that are compared.
 FIGURE_STYLES: Mapping[str, FigureStyle] = {
     name: STYLES[name] for name in ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall", "nll", "brier", "ece")
 }
@@ -56,7 +56,7 @@ def compare(
     candidate: str,
     records: Mapping[str, tuple[Record, Record]],
 ) -> Comparison:
-    """Compares two models by their `lit_het.eval.scores.figures`, see `FigureStyle.compared`.
+    """Compares two models by their `lit_het.eval.metrics.scores.figures`, see `FigureStyle.compared`.
 
     Args:
         baseline: name of the first model.

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from lit_het.eval.calibration import ReliabilityCurve
+from lit_het.eval.metrics.calibration import ReliabilityCurve
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.page import NOTHING, NUM_COLOURS, Html, escaped, legend, side_by_side
-from lit_het.eval.significance import Estimate
 
 # Placeholders: matplotlib needs hexadecimal colours, which are replaced by variables of the style sheet in the SVG.
 _INK, _MUTED, _LINE = "#0a0a01", "#0a0a02", "#0a0a03"

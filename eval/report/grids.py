@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from lit_het.eval.ambiguity import NO_GROUP
+from lit_het.eval.metrics.ambiguity import NO_GROUP
 from lit_het.eval.report.page import NOTHING, Html, escaped, img, joined
 
 # Images [h w c]; sizes may differ.
@@ -58,7 +58,7 @@ def image_to_name_grid(
         top_classes: top classes, most probable first (`lit_het.eval.predictions.Predictions.top`).
         top_probabilities: their probabilities.
         class_names: names of the classes.
-        groups: homoglyph group of each class (`lit_het.eval.ambiguity.groups_of`); None for no homoglyphs.
+        groups: homoglyph group of each class (`lit_het.eval.metrics.ambiguity.groups_of`); None for no homoglyphs.
     """
     cards = (
         answer_card(

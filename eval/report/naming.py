@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from lit_het.eval.significance import Estimate
+from lit_het.eval.metrics.significance import Estimate
 
 SIGNIFICANTLY = "by more than two standard errors of the difference"
 """What `FigureStyle.compared` calls better, in words."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from lit_het.eval.calibration import ReliabilityCurve
 from lit_het.eval.drawings import NUM_EXTREMES, NUM_OF_CONFUSION
 from lit_het.eval.evaluation import CALIBRATED, Record
+from lit_het.eval.metrics.calibration import ReliabilityCurve
 from lit_het.eval.report import figures, grids
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
@@ -198,7 +198,7 @@ def top_names(record: Record, groups: Int[np.ndarray, " k"] | None = None) -> Ht
 
     Args:
         record: of classification.
-        groups: homoglyph group of each class (`lit_het.eval.ambiguity.groups_of`); None for no homoglyphs.
+        groups: homoglyph group of each class (`lit_het.eval.metrics.ambiguity.groups_of`); None for no homoglyphs.
     """
     arrays = record.drawing.arrays
     # Saved images also include the least and most confident ones; the evenly spread ones are selected by row.

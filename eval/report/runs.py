@@ -8,6 +8,7 @@ from typing import Any
 
 from lit_het.errors import counted
 from lit_het.eval.evaluation import FIGURES_OF_TRAINING, Record, evaluations_folder
+from lit_het.eval.metrics.significance import Estimate, WelchTest, standard_error
 from lit_het.eval.report import figures
 from lit_het.eval.report.naming import STYLES, split, style_of, title_of_kind
 from lit_het.eval.report.page import NOTHING, Html, Section, configuration, facts, folded, joined, paragraph
@@ -17,7 +18,6 @@ from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
 from lit_het.eval.report.welch import shown_p, welch_tables
 from lit_het.eval.run_comparison import WITHOUT_TITLES, RunComparison
 from lit_het.eval.saved_runs import SavedRun, differing_fields
-from lit_het.eval.significance import Estimate, WelchTest, standard_error
 
 # A title names so many runs.
 _MOST_NAMES = 4

@@ -1,6 +1,6 @@
 """Results as sentences, for pages and the terminal."""
 
-from lit_het.eval.ambiguity import GroupErrors, RankTest
+from lit_het.eval.metrics.ambiguity import GroupErrors, RankTest
 from lit_het.eval.report.comparison import Comparison
 from lit_het.eval.report.naming import SIGNIFICANTLY
 

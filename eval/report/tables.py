@@ -10,6 +10,7 @@ import rich.table
 from rich.text import Text
 
 from lit_het.eval.evaluation import CALIBRATED, Record
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.naming import (
     PLAIN,
     PLAIN_CALIBRATED,
@@ -21,7 +22,6 @@ from lit_het.eval.report.naming import (
     title_of_part,
 )
 from lit_het.eval.report.page import Html, escaped, joined
-from lit_het.eval.significance import Estimate
 
 # With more parts (such as corruptions), a table only shows their means.
 _MOST_PARTS = 12

@@ -5,14 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_het.eval.gains import Gain
+from lit_het.eval.metrics.gains import Gain
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.pareto import Point, front_of
 from lit_het.eval.report import figures
 from lit_het.eval.report.exports import csv_text
 from lit_het.eval.report.naming import FigureStyle
 from lit_het.eval.report.page import Section, render_page
 from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table, in_markdown
-from lit_het.eval.significance import Estimate
 
 ON_COST = (
     "GFLOP: matrix products and convolutions of a training step for one example, forward and backward, as lit-het plan "

@@ -2,10 +2,10 @@
 
 import math
 
+from lit_het.eval.metrics.significance import EQUAL, WelchTest
 from lit_het.eval.report.naming import FigureStyle, split, style_of, title_of_kind, title_of_part
 from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
 from lit_het.eval.run_comparison import RunComparison
-from lit_het.eval.significance import EQUAL, WelchTest
 
 _CAPTION = "Mean ± standard error over runs; Welch's t-test"
 

@@ -14,14 +14,14 @@ from lit_het.errors import UserError, counted
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluators.retrieval import read_captions
 from lit_het.eval.features import Features
-from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.predictions import Predictor, class_scores, image_quantity
-from lit_het.eval.recognition import embed_texts
 from lit_het.eval.report.grids import Mark, answer_card
 from lit_het.eval.report.page import Html, Section, joined, render_page
 from lit_het.eval.sets import unlabelled
+from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.sets.recognition import embed_texts
 from lit_het.files import write_atomically
-from lit_het.runs.opening import open_run
+from lit_het.models.opening import open_run
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
 

@@ -8,21 +8,21 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from lit_het.api.candidates import read_templates
 from lit_het.apps.score_table import write_table
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.index import ShardIndex, index_shard
 from lit_het.data_pipelines.prepare.corrupted import copy_names
-from lit_het.data_pipelines.shards import IMAGE, write_shards
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.index import ShardIndex, index_shard
+from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.writing import IMAGE, write_shards
 from lit_het.errors import UserError, counted
 from lit_het.eval.answers import label_predictor
-from lit_het.eval.open_sets import OpenSet, Sets
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.selection import bald, entropy, epig
 from lit_het.eval.sets import unlabelled
+from lit_het.eval.sets.open_sets import OpenSet, Sets
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
-from lit_het.runs.opening import Run, open_run
+from lit_het.models.candidates import read_templates
+from lit_het.models.opening import Run, open_run
 
 Method = Literal["bald", "epig", "entropy", "random"]
 
@@ -36,7 +36,7 @@ class SelectOptions:
         method: how images are ranked, see `lit_het.eval.selection`.
         count: number of images to select.
         target: shards of images whose predictions are to improve; only for EPIG.
-        prompts: templates around each label, see `lit_het.api.candidates.read_templates`.
+        prompts: templates around each label, see `lit_het.models.candidates.read_templates`.
         samples: noise samples; heads without noise have none.
         targets: at most so many target images, evenly spread.
         seed: of the samples, and of a random selection.

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.captions import TextPlace, captions_in, member_of, questions_in
-from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import text_of
-from lit_het.data_pipelines.portions import Portion
-from lit_het.data_pipelines.shards import expand
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise
-from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.portions import Portion
+from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.writing import expand
+from lit_het.data_pipelines.texts.captions import TextPlace, captions_in, member_of, questions_in
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError, counted
 from lit_het.files import completed
 
@@ -61,7 +61,7 @@ def train_tokenizer(
 
     Args:
         shards: tar files, folders, patterns or lists.
-        captions: the members with the captions, see `lit_het.data_pipelines.captions.captions_in`, or with questions.
+        captions: the members with the captions or questions, see `lit_het.data_pipelines.texts.captions`.
         size: of the vocabulary, in pieces; it is smaller if the captions yield fewer.
         output: the file to write; it is replaced when the model is complete.
         lowercase: whether the captions are put into lower case.

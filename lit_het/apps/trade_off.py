@@ -9,15 +9,15 @@ import jax
 from lit_het.apps.report import write_files
 from lit_het.console import Bar, console_of_results
 from lit_het.errors import UserError
-from lit_het.eval.gains import Gain, gains_of, mean_gains
+from lit_het.eval.metrics.gains import Gain, gains_of, mean_gains
 from lit_het.eval.pareto import Cost, Point, check_figures, direction, points_of
 from lit_het.eval.report import trade_offs
 from lit_het.eval.report.naming import FigureStyle
 from lit_het.eval.report.tables import Table
 from lit_het.eval.saved_runs import SavedRun, by_setting, read_runs
-from lit_het.runs.directory import load_config
-from lit_het.runs.plan import Step
+from lit_het.planning.plan import Step
 from lit_het.sharding import MeshConfig
+from lit_het.training.directory import load_config
 
 _OF_PARETO: Mapping[str, Callable[[Sequence[Point], FigureStyle], str]] = {
     ".html": trade_offs.pareto_page,

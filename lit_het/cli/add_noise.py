@@ -72,8 +72,8 @@ def _add_noise(options: argparse.Namespace, flags: list[str]) -> None:
     require_shards(options.data)
     if options.tokenizer is not None:
         require_file(str(options.tokenizer))
-    from lit_het.apps.noise import add_noise
-    from lit_het.runs.importing import ImportOptions
+    from lit_het.apps.add_noise import add_noise
+    from lit_het.weights.importing import ImportOptions
 
     how = ImportOptions(image_size=options.image_size, tokenizer=options.tokenizer)
     add_noise(options.model, options.data, options.output, flags, captions=options.captions, options=how)

@@ -8,7 +8,7 @@ from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.paths import require_run, require_shards
 
 if TYPE_CHECKING:
-    from lit_het.data_pipelines.portions import Portion
+    from lit_het.data_pipelines.shards.portions import Portion
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -55,7 +55,7 @@ def _calibrate(options: argparse.Namespace, _: list[str]) -> None:
     if options.samples < 1:
         raise UserError(f"--samples {options.samples} must be at least 1")
     portion = parse_portion("--portion", options.portion)
-    from lit_het.runs.calibration import CalibrateOptions, calibrate
+    from lit_het.models.calibration.images import CalibrateOptions, calibrate
 
     how = CalibrateOptions(tuple(options.data), portion, options.samples, options.embeddings)
     calibrate(options.run, how, pretrained=options.pretrained)
@@ -63,7 +63,7 @@ def _calibrate(options: argparse.Namespace, _: list[str]) -> None:
 
 def parse_portion(flag: str, text: str) -> "Portion":
     """Returns the portion of a flag; raises a `UserError` if it is none."""
-    from lit_het.data_pipelines.portions import Portion
+    from lit_het.data_pipelines.shards.portions import Portion
 
     try:
         return Portion.parse(text)

@@ -89,7 +89,7 @@ def _add_generation(
 
 def _caption(options: argparse.Namespace, _: list[str]) -> None:
     _check(options)
-    from lit_het.apps.caption import caption
+    from lit_het.models.caption import caption
 
     caption(options.images, options.checkpoint, options.prompt, _generation(options), **_others(options))
 
@@ -98,7 +98,7 @@ def _ask(options: argparse.Namespace, _: list[str]) -> None:
     _check(options)
     if not options.question.strip():
         raise UserError("the question is empty; ask one")
-    from lit_het.apps.caption import ask
+    from lit_het.models.caption import ask
 
     image, how = options.images[0], {**_others(options), "answers": options.answers}
     ask(image, options.question, options.checkpoint, _generation(options), **how)
@@ -106,7 +106,7 @@ def _ask(options: argparse.Namespace, _: list[str]) -> None:
 
 def _translate(options: argparse.Namespace, _: list[str]) -> None:
     _check_run(options)
-    from lit_het.apps.caption import translate
+    from lit_het.models.caption import translate
 
     translate(options.texts, options.checkpoint, options.prompt, _generation(options), **_others(options))
 

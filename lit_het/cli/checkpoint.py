@@ -36,20 +36,20 @@ def _check(directory: Path) -> None:
 
 def _list(options: argparse.Namespace, _: list[str]) -> None:
     _check(options.directory)
-    from lit_het.runs.inspection import list_checkpoints
+    from lit_het.weights.native.inspection import list_checkpoints
 
     list_checkpoints(options.directory)
 
 
 def _show(options: argparse.Namespace, _: list[str]) -> None:
     _check(options.directory)
-    from lit_het.runs.inspection import show
+    from lit_het.weights.native.inspection import show
 
     show(options.directory, options.step)
 
 
 def _verify(options: argparse.Namespace, _: list[str]) -> None:
     _check(options.directory)
-    from lit_het.runs.inspection import verify
+    from lit_het.weights.native.inspection import verify
 
     verify(options.directory, options.step)

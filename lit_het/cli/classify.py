@@ -82,7 +82,7 @@ def add_uncalibrated(parser: argparse.ArgumentParser) -> None:
 def _classify(options: argparse.Namespace, _: list[str]) -> None:
     require_images(options.images)
     require_run(options.checkpoint)
-    from lit_het.apps.classify import ClassifyOptions, classify
+    from lit_het.models.classify import ClassifyOptions, classify
 
     how = ClassifyOptions(
         options.labels,

@@ -84,7 +84,7 @@ def _import(options: argparse.Namespace, _: list[str]) -> None:
     require_weights(options.source)
     if options.tokenizer is not None:
         require_file(str(options.tokenizer))
-    from lit_het.runs.importing import ImportOptions, import_weights
+    from lit_het.weights.importing import ImportOptions, import_weights
 
     fields = (field.name for field in dataclasses.fields(ImportOptions))
     import_weights(options.source, options.to, ImportOptions(**{field: getattr(options, field) for field in fields}))
@@ -96,7 +96,7 @@ def _export(options: argparse.Namespace, _: list[str]) -> None:
         raise UserError(f"--push {options.push} needs OWNER/NAME and a folder: --to huggingface, lit-het or onnx")
     if options.to == "onnx" and importlib.util.find_spec("onnx") is None:
         raise UserError("--to onnx needs onnx: pip install 'lit-het[onnx]'")
-    from lit_het.runs.exporting import ExportOptions, export
+    from lit_het.weights.exporting import ExportOptions, export
 
     how = ExportOptions(options.pretrained, not options.uncalibrated, options.push, options.licence)
     export(options.checkpoint, options.to, options.output, how)

@@ -225,8 +225,8 @@ def _select(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
     for shards in filter(None, (options.pool, options.target)):
         require_shards(shards)
-    from lit_het.apps.classify import read_labels
     from lit_het.apps.selection import SelectOptions, select
+    from lit_het.models.classify import read_labels
 
     how = SelectOptions(
         labels=read_labels(options.labels),

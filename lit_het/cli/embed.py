@@ -86,11 +86,12 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
         require_run(tower)
     for pattern in options.data:
         require_shards(pattern)
-    from lit_het.runs.parsing import parse_tower
+    from lit_het.configs.parsing import parse_tower
 
     config = parse_tower(tower, flags)
-    from lit_het.runs import caption_embedding, embedding
+    from lit_het.apps.embed import captions
+    from lit_het.apps.embed import images as embedding
 
     how = embedding.EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count), options.tokens)
-    embed = caption_embedding.embed_captions if options.texts else embedding.embed
+    embed = captions.embed_captions if options.texts else embedding.embed
     embed(tower, config, options.output, how)

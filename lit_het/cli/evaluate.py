@@ -188,19 +188,19 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
         checkpoints = [run_dir for given in options.checkpoint for run_dir in runs_in(given)]
         if reference is not None:
             require_run(reference)
-    from lit_het.runs.parsing import parse_evaluations
+    from lit_het.configs.parsing import parse_evaluations
 
     configs = parse_evaluations(options.name, options.data, flags)
     how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
     if getattr(options, "select", None) is None:
-        from lit_het.runs.evaluation import evaluate
+        from lit_het.models.evaluation import evaluate
 
         sizes = _sizes(options)
         evaluate(checkpoints, configs, reference=reference, experts=options.experts, sizes=sizes, **how)
         return
     portion = parse_portion("--select-portion", options.select_portion)
+    from lit_het.apps.hyper_ensembles import SelectOptions, evaluate_selection
     from lit_het.eval.suite import EnsembleConfig
-    from lit_het.runs.hyper_ensembles import SelectOptions, evaluate_selection
 
     [config] = configs
     assert isinstance(config, EnsembleConfig)
@@ -226,13 +226,13 @@ def _suite(options: argparse.Namespace, _: list[str]) -> None:
         raise UserError("evaluate needs --checkpoint DIR")
     config = None if options.config is None else locate_config(options.config, "get_evaluations")
     checkpoints = [run_dir for given in options.checkpoint for run_dir in runs_in(given)]
-    from lit_het.runs.evaluation import evaluate_suite
+    from lit_het.models.evaluation import evaluate_suite
 
     how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
     evaluate_suite(checkpoints, config, experts=options.experts, sizes=_sizes(options), **how)
 
 
 def _sizes(options: argparse.Namespace) -> Any:
-    from lit_het.runs.sizes import Sizes
+    from lit_het.models.sizes import Sizes
 
     return Sizes(options.patch_size, options.image_size)

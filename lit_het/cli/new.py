@@ -67,6 +67,6 @@ def _new(options: argparse.Namespace, _: list[str]) -> None:
     elif options.captions != "txt":
         raise UserError("--classes reads labels .cls, or words of captions .txt; leave out --captions")
     require_shards(options.data)
-    from lit_het.apps.project import new_project
+    from lit_het.apps.new.project import new_project
 
     new_project(options.project, options.tower, options.data, options.captions, options.image_size)

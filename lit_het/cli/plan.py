@@ -49,7 +49,7 @@ def _plan(options: argparse.Namespace, flags: list[str]) -> None:
     if not 0 < options.memory_gib < math.inf:
         raise UserError(f"--memory-gib {options.memory_gib:g} must be above 0 and finite")
     path = locate_training(options.config)
-    from lit_het.runs.parsing import parse_config
+    from lit_het.configs.parsing import parse_config
 
     config = parse_config(path, flags, "lit-het plan", allow_commands=True)  # plan runs no command
     import jax
@@ -57,7 +57,7 @@ def _plan(options: argparse.Namespace, flags: list[str]) -> None:
     # These settings take effect only before JAX initializes its backends. Accelerators are not used.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", options.devices)
-    from lit_het.runs.plan_report import report
+    from lit_het.planning.report import report
 
     if not report(config, jax.devices(), options.memory_gib):
         raise UserError(

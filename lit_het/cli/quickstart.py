@@ -23,6 +23,6 @@ def add_to(commands: Any) -> None:
 
 
 def _quickstart(options: argparse.Namespace, _: list[str]) -> None:
-    from lit_het.apps.quickstart import quickstart
+    from lit_het.apps.quickstart.running import quickstart
 
     quickstart(options.run_dir, options.seed)

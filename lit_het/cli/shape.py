@@ -9,7 +9,7 @@ from typing import Any
 from lit_het.cli.prepare import positive
 from lit_het.errors import UserError
 from lit_het.paths import locate_training
-from lit_het.shape_law import UNITS
+from lit_het.search.law import UNITS
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -238,8 +238,8 @@ def _sweep(kind: Any, options: argparse.Namespace, flags: list[str]) -> None:
     given = _shape(getattr(options, "centre", None) or [], "--centre")
     centre = {name: _whole([value], "--centre")[0] for name, value in given.items()}
     path = locate_training(options.config)
-    from lit_het.apps.shape.running import sweep
-    from lit_het.runs.parsing import parse_config
+    from lit_het.configs.parsing import parse_config
+    from lit_het.search.shape.running import sweep
 
     config = parse_config(path, flags, f"lit-het shape {kind}")
     sweep(
@@ -259,21 +259,21 @@ def _sweep(kind: Any, options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def _fit(options: argparse.Namespace, _: list[str]) -> None:
-    from lit_het.apps.shape.fits import fit
+    from lit_het.search.shape.fits import fit
 
     path = fit(options.sweep, options.metric, options.direction, options.level, options.resamples)
     print(f"saved: {path}")
 
 
 def _scale(options: argparse.Namespace, _: list[str]) -> None:
-    from lit_het.shape_law.scaling import gflop
+    from lit_het.search.law.scaling import gflop
 
     budget = gflop(options.budget, options.unit, options.gflop_per_hour)
     start = _source(options.start, "--start")
     exponents = None if options.exponents is None else _source(options.exponents, "--exponents")
     path = None if options.config is None else locate_training(options.config)
-    from lit_het.apps.shape import budgets
-    from lit_het.runs.parsing import parse_config
+    from lit_het.configs.parsing import parse_config
+    from lit_het.search.shape import budgets
 
     config = None if path is None else parse_config(path, [], "lit-het shape scale")
     found = budgets.start_of(start, options.start_compute)
@@ -284,7 +284,7 @@ def _scale(options: argparse.Namespace, _: list[str]) -> None:
 def _plot(options: argparse.Namespace, _: list[str]) -> None:
     if options.output.suffix != ".html":
         raise UserError(f"--output {options.output}: name a file that ends in .html")
-    from lit_het.apps.shape.page import write
+    from lit_het.search.shape.page import write
 
     write(options.sweeps, options.metric, options.direction, options.level, options.output)
     print(f"page: {options.output}")

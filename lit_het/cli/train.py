@@ -90,7 +90,7 @@ def _train(options: argparse.Namespace, flags: list[str]) -> None:
             "--resume and --start-or-resume exclude each other; use --start-or-resume for jobs that restart"
         )
     path = locate_training(options.config)
-    from lit_het.runs.parsing import parse_config
+    from lit_het.configs.parsing import parse_config
 
     if options.help:
         options.parser.print_help()
@@ -99,12 +99,12 @@ def _train(options: argparse.Namespace, flags: list[str]) -> None:
     config = parse_config(path, flags, allow_commands=allow_commands)
     # Imported after the flags were checked, as it takes seconds.
     if options.members is not None:
-        from lit_het.runs.members import train_members
+        from lit_het.training.members import train_members
 
         resume = options.resume or options.start_or_resume
         train_members(config, options.members, start=not options.resume, resume=resume, allow_commands=allow_commands)
         return
-    from lit_het.runs.training import train, train_unless_done
+    from lit_het.training.train import train, train_unless_done
 
     if options.start_or_resume:
         train_unless_done(config, allow_commands=allow_commands)

@@ -100,11 +100,11 @@ def _tune(options: argparse.Namespace, flags: list[str]) -> None:
             "--help"
         )
     path = locate_training(options.config)
-    from lit_het.runs.parsing import parse_config
+    from lit_het.configs.parsing import parse_config
 
     config = parse_config(path, flags, "lit-het tune")
-    from lit_het.apps.search_space import Search, parse_field
-    from lit_het.apps.tuning import tune
+    from lit_het.search.space import Search, parse_field
+    from lit_het.search.tuning import tune
 
     search = Search(
         config=config,

@@ -1,7 +1,7 @@
 """Classification losses on noise samples: minus the log of the mean probability (HET-XL Eq. 2, Sec. 2.1).
 
-Logits are computed in blocks of examples and samples only (`lit_het.blocks`). An example may have the predictions of
-several members (e3 App. C.1); its loss is their mean loss, or the loss of their mean prediction.
+Logits are computed in blocks of examples and samples only (`lit_het.losses.blocks`). An example may have the
+predictions of several members (e3 App. C.1); its loss is their mean loss, or the loss of their mean prediction.
 """
 
 import dataclasses
@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lit_het import blocks, sharding
+from lit_het import sharding
 from lit_het.errors import FieldError
+from lit_het.losses import blocks
 from lit_het.losses.base import weights
 from lit_het.mixtures import LabelMixture
 from lit_het.types import LogitSamples

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lit_het import blocks, sharding
+from lit_het import sharding
+from lit_het.losses import blocks
 from lit_het.types import Metrics
 
 VECTORS_PER_BLOCK = 1024

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
 from lit_het.random import Keys
+from lit_het.training.durations import Duration, RunLength
 from lit_het.types import Batch, Metrics, Params, TowerOutput
 
 _Task = TypeVar("_Task", bound=Any)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.losses.base import weights
 from lit_het.losses.distillation import VECTORS_PER_BLOCK, prototype_cross_entropy
@@ -18,6 +17,7 @@ from lit_het.objectives.views import random_views
 from lit_het.random import Keys
 from lit_het.towers.layers import linear
 from lit_het.towers.vit import ViT, ViTConfig
+from lit_het.training.durations import Duration
 from lit_het.types import Batch, Metrics
 
 

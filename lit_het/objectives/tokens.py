@@ -6,13 +6,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from lit_het import blocks, sharding
+from lit_het import sharding
 from lit_het.errors import UserError
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLClassifier, HetXLConfig
 from lit_het.heads.logits import TiedLogits
 from lit_het.heads.sampling import logits_at_once
+from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys

@@ -12,7 +12,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from lit_het import arguments
 from lit_het.errors import UserError
-from lit_het.eval.calibration import fit_temperature, scaled
+from lit_het.eval.metrics.calibration import fit_temperature, scaled
 from lit_het.heads import CovarianceConfig, DeterministicConfig, HetXLConfig, SamplingConfig
 from lit_het.sklearn.training import HeadTraining, Table
 

@@ -12,13 +12,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.data_pipelines.shuffling import shuffled_batches
-from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads import DeterministicConfig, HetXLConfig
 from lit_het.losses import LabelMixture, SoftmaxCrossEntropy, mean_log_probabilities
-from lit_het.optimizers import AdamW, Optimizer
-from lit_het.schedules import Schedule
 from lit_het.tasks.base import learning_rate_groups
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.schedules import Schedule
 from lit_het.types import Params
 
 # Rows that are predicted at a time: programs have fixed shapes, so that a table of any length compiles nothing new.

@@ -9,11 +9,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lit_het import blocks
 from lit_het.errors import UserError
 from lit_het.heads import sampling
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.het import HetClassifier
+from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import LossAndTop1, SigmoidCrossEntropy
 from lit_het.mixtures import LabelMixture

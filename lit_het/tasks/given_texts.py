@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lit_het import blocks
+from lit_het.losses import blocks
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.objectives.tokens import in_blocks, shifted
 from lit_het.tasks.every_task import WritingTask

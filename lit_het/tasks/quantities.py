@@ -1,7 +1,8 @@
 """Quantities that a trained model predicts for each image; a new one is a function here and its use in an evaluator.
 
-They are pure functions of a model and of features ``[b f]``, compiled and distributed by `lit_het.runs.predictor`. Each
-is a program of its own: programs with several results were observed to round differently on one device and on eight.
+They are pure functions of a model and of features ``[b f]``, compiled and distributed by `lit_het.models.predictor`.
+Each is a program of its own: programs with several results were observed to round differently on one device and on
+eight.
 """
 
 import dataclasses

@@ -12,9 +12,10 @@ import jax
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from lit_het import held_out, parameters
+from lit_het import parameters
 from lit_het.errors import FieldError, UserError, require_choice
 from lit_het.random import Keys
+from lit_het.tasks import held_out
 from lit_het.tasks.base import Gradient, Loss, LossAndGradient
 from lit_het.types import Batch, Metrics, Params
 

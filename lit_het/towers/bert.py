@@ -26,7 +26,7 @@ class BertConfig:
         length: tokens per text, padding included.
         projection_size: size of the dense layer at the very end; None for none (BERT as published).
         encoder: the stack of blocks, with norms after layers.
-        weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
+        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
         num_segments: number of segment embeddings; all texts here are segment 0.
         padding_id: token id of padding, which is masked in attention.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).

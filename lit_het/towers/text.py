@@ -33,7 +33,7 @@ class TextConfig:
         length: tokens per text, padding included.
         embedding_size: size of the projected embedding; with an uncertainty token it holds the mean and log σ².
         encoder: the stack of blocks.
-        weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
+        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
         pooling: the last position (the tokenizer's end token or padding), the first one, the mean or the maximum over
             all positions, attention pooling, the end token (CLIP), a learned token behind the text (ProLIP), or "none",
             for a decoder that attends to all tokens; ``embedding_size`` is then not used.

@@ -39,7 +39,7 @@ class ViTConfig:
         input_norm: whether there is a LayerNorm before the first block (CLIP).
         representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
         projection_size: size of a dense layer without tanh at the very end (CLIP); None for none.
-        weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
+        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
         members: how embeddings of an ensemble's members are combined: by their mean, concatenated, or "apart": each is
             an example of a classifier, and a key of its image in an image-text model.
         uncertainty_token: whether one more learned token is encoded, whose output gives log σ² of the embedding

@@ -15,7 +15,7 @@ from lit_het.errors import UserError
 from lit_het.training import preemption
 from lit_het.training.cadence import Cadence
 from lit_het.training.isotropic_noise import IsotropicNoise
-from lit_het.training.metric_log import MetricLog, read_metrics
+from lit_het.training.log import MetricLog, read_metrics
 from lit_het.training.preemption import Preempted
 from lit_het.training.step import MUST_BE_FINITE, TrainStep
 from lit_het.types import Batch, Metrics, Params, TrainState

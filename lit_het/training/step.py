@@ -121,7 +121,7 @@ def skipping_nonfinite(step: TrainStep) -> TrainStep:
 def measuring_covariances(step: TrainStep, signal_to_noise: Callable[[Any, str], Array | None]) -> TrainStep:
     """Returns the step with the signal-to-noise ratio of the gradient of noise covariances, where there are some.
 
-    ``signal_to_noise`` is that of `lit_het.optimizers.Optimizer`.
+    ``signal_to_noise`` is that of `lit_het.training.optimizers.Optimizer`.
     """
 
     def measuring(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.durations import Duration
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
-from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
 from lit_het.towers.experts_config import ExpertsConfig
@@ -23,6 +21,8 @@ from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
 
 # Capacities, dropout and "last-2" are the paper's (Table 7).
 VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.1, capacity_factor=1.5)

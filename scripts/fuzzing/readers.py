@@ -14,16 +14,10 @@ from typing import Any
 import numpy as np
 
 from lit_het.apps import report
-from lit_het.checkpoints.huggingface.tokenizer import read_settings, tokenizer_files
-from lit_het.checkpoints.native.saving import Checkpoints
-from lit_het.checkpoints.weights import open_weights
-from lit_het.data_pipelines import images, storage
-from lit_het.data_pipelines.captions import TextPlace
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
-from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.images import decoding
 from lit_het.data_pipelines.labels import CaptionWordsLabels, ClassIndex, ClassIndexLabels, MultiHotLabels
-from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.prepare.captions import read_captions
 from lit_het.data_pipelines.prepare.cifar import read_cifar10
 from lit_het.data_pipelines.prepare.dataset import DataSet
@@ -35,17 +29,24 @@ from lit_het.data_pipelines.prepare.pets import read_pets
 from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c
 from lit_het.data_pipelines.prepare.svhn import read_svhn
 from lit_het.data_pipelines.prepare.tiles import read_colorectal
-from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable
-from lit_het.data_pipelines.stream import Stream
-from lit_het.data_pipelines.tars import DamagedTar, streamed_members
-from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig
-from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.shards.stream import Stream
+from lit_het.data_pipelines.shards.tars import DamagedTar, streamed_members
+from lit_het.data_pipelines.shards.writing import IMAGE
+from lit_het.data_pipelines.texts.captions import TextPlace
+from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig
+from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig
 from lit_het.errors import UserError
-from lit_het.eval.recognition import read_larger
 from lit_het.eval.saved_runs import read_runs
-from lit_het.runs import inspection as checkpoint
-from lit_het.runs.directory import load_config
+from lit_het.eval.sets.recognition import read_larger
+from lit_het.training.directory import load_config
+from lit_het.weights.formats import open_weights
+from lit_het.weights.huggingface.tokenizer import read_settings, tokenizer_files
+from lit_het.weights.native import inspection as checkpoint
+from lit_het.weights.native.saving import Checkpoints
 from scripts.fuzzing import archives, seeds
 from scripts.fuzzing.seeds import Files
 
@@ -131,12 +132,12 @@ def _image(folder: Path) -> None:
     content = (folder / "image").read_bytes()
     # One way of five, as the content says: large images take seconds.
     way = zlib.crc32(content) % (len(_FILTERS) + 1)
-    with contextlib.suppress(images.BrokenImage):
+    with contextlib.suppress(decoding.BrokenImage):
         _, content = as_stored(content, check=True)
     if way < len(_FILTERS):
-        images.decode(content, 16, filter=_FILTERS[way])
+        decoding.decode(content, 16, filter=_FILTERS[way])
     else:
-        images.decode_whole(content)
+        decoding.decode_whole(content)
 
 
 def _samples(dataset: DataSet) -> None:
@@ -233,7 +234,7 @@ def _names(folder: Path) -> None:
     read_larger(str(folder), seeds.CLASSES)
 
 
-_FILTERS: tuple[images.Filter, ...] = ("fast", "area", "bilinear", "bicubic")
+_FILTERS: tuple[decoding.Filter, ...] = ("fast", "area", "bilinear", "bicubic")
 _BROKEN_TAR = (DamagedTar, tarfile.TarError)
 
 TARGETS: Mapping[str, Target] = {
@@ -243,7 +244,7 @@ TARGETS: Mapping[str, Target] = {
     "index": Target(seeds.indexes, _shard_at_random, changed=("shard.tar.index.npz",), cost=4),
     "embeddings": Target(seeds.embeddings, _embeddings, changed=("embedded/*",), cost=4),
     "member": Target(seeds.members, _member, (Unreadable,)),
-    "image": Target(seeds.images, _image, (images.BrokenImage,)),
+    "image": Target(seeds.images, _image, (decoding.BrokenImage,)),
     "parquet": Target(archives.parquet, _parquet, cost=4),
     "CIFAR": Target(archives.cifar, _cifar, cost=4),
     "CIFAR-C": Target(archives.cifar_c, _cifar_c),

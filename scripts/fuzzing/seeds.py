@@ -17,20 +17,20 @@ import tokenizers
 from PIL import Image
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.configs import experiment, glyph_classifier, quickstart_lit_het_xl
-from lit_het.data_pipelines import index
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
-from lit_het.data_pipelines.shards import IMAGE, write_tar
-from lit_het.data_pipelines.tokenizers import train_sentencepiece
-from lit_het.data_pipelines.transforms import Preprocessing, Training
-from lit_het.durations import Duration, RunLength
+from lit_het.data_pipelines.images.transforms import Preprocessing, Training
+from lit_het.data_pipelines.shards import index
+from lit_het.data_pipelines.shards.writing import IMAGE, write_tar
+from lit_het.data_pipelines.texts.tokenizers import train_sentencepiece
 from lit_het.eval.evaluation import Drawing, Evaluation, write_record
-from lit_het.optimizers import Adafactor, Optimizer
-from lit_het.runs import directory
-from lit_het.schedules import Schedule
+from lit_het.training import directory
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import Adafactor, Optimizer
+from lit_het.training.schedules import Schedule
 from lit_het.training.step import initial_state
 from lit_het.types import TrainState
+from lit_het.weights.native.saving import Checkpoints
 from tests import tiny
 from tests.eval.report import saved_runs
 

@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lit_het import untrusted
-from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.labels import words_of
-from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.errors import UserError
 
 _SIZE, _MARGIN = 32, 2

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import stats
 
-from lit_het.eval.significance import estimate, holm, welch
+from lit_het.eval.metrics.significance import estimate, holm, welch
 
 
 def cells_of(values: Mapping[str, Mapping[int, float]]) -> list[str]:

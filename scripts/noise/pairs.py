@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lit_het.console import Bar
-from lit_het.data_pipelines import shards
-from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.shards import writing
 from lit_het.errors import UserError
 from lit_het.eval.answers import features_of
 from lit_het.files import write_atomically
@@ -67,7 +67,7 @@ def read_pairs(
     """
     if not cache.exists():
         found: tuple[list[np.ndarray], list[str], list[dict[str, str]]] = ([], [], [])
-        addresses = shards.expand(patterns)
+        addresses = writing.expand(patterns)
         with Bar(f"embedding for {cache.name}", len(addresses), "shards") as bar:
             for address in addresses:
                 samples = list(samples_of(address))
@@ -99,7 +99,7 @@ def samples_of(address: str) -> Iterator[dict[str, bytes]]:
     last = ""
     with tarfile.open(address) as file:
         for member in file:
-            parts = shards.key_and_extension(member.name)
+            parts = writing.key_and_extension(member.name)
             content = file.extractfile(member)
             if parts is None or content is None:
                 continue
@@ -108,7 +108,7 @@ def samples_of(address: str) -> Iterator[dict[str, bytes]]:
                 yield sample
                 sample = {}
             last = key
-            sample["image" if extension in shards.extensions("image") else extension] = content.read()
+            sample["image" if extension in writing.extensions("image") else extension] = content.read()
     if sample:
         yield sample
 

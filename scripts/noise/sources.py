@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from lit_het import parameters
-from lit_het.apps.quickstart import write_data
+from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
 from lit_het.data_pipelines.glyphs import GlyphConfig
-from lit_het.data_pipelines.storage import read_lines
-from lit_het.data_pipelines.tokenizers import Tokenizer, train_sentencepiece
+from lit_het.data_pipelines.shards.storage import read_lines
+from lit_het.data_pipelines.texts.tokenizers import Tokenizer, train_sentencepiece
 from lit_het.errors import UserError
-from lit_het.runs.opening import Run, open_run
-from lit_het.runs.training import train_unless_done
+from lit_het.models.opening import Run, open_run
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.training.train import train_unless_done
 from lit_het.types import Params
 from scripts.noise import pairs as noise
 from scripts.noise.icons import write_icon_shards

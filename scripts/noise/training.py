@@ -14,13 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 from lit_het import parameters
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.shuffling import shuffled_batches
-from lit_het.data_pipelines.tokenizers import Tokenizer
-from lit_het.durations import RunLength
-from lit_het.eval import scores
-from lit_het.eval.out_of_distribution import detection_figures
+from lit_het.data_pipelines.texts.tokenizers import Tokenizer
+from lit_het.eval.metrics import scores
+from lit_het.eval.metrics.out_of_distribution import detection_figures
 from lit_het.eval.predictions import Predictions
 from lit_het.tasks import quantities
 from lit_het.tasks.two_towers import ContrastiveTask
+from lit_het.training.durations import RunLength
 from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch, Params
 from scripts.noise.classifiers import FeatureClassifier

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from webdataset.compat import WebDataset
 
-from lit_het.apps.quickstart import write_data
+from lit_het.apps.embed.images import EmbedOptions, embed
+from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.shards import expand, write_shards
+from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.runs.embedding import EmbedOptions, embed
-from lit_het.runs.training import train_unless_done
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import EncoderConfig
+from lit_het.training.train import train_unless_done
 
 VALIDATION_TYPEFACE = "DejaVuSans-Oblique"
 # Names of folders: 14 typefaces, the fifteenth, all fifteen, and the sixteenth.

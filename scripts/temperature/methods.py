@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from lit_het.apps import search_space
 from lit_het.heads.temperature import BoundedTemperature
+from lit_het.search import space
 from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
 from scripts.temperature.data import ALL, FIT
 from scripts.temperature.runs import BATCH_SIZE, HEAD, Runner, Setting, fixed, with_temperature
@@ -55,16 +55,16 @@ def search_bayes(runner: Runner, shards: str, metric: str, seed: int, budget: in
 
     The search has no state of its own: the same seed asks for the same τ again, and finished runs are not repeated.
     """
-    field = search_space.Range("task.head.temperature.initial", RANGE.minimum, RANGE.maximum, True, False)
+    field = space.Range("task.head.temperature.initial", RANGE.minimum, RANGE.maximum, True, False)
     base = runner.configuration(Setting("", with_temperature(HEAD, fixed(1.0)), shards))
-    search = search_space.Search(base, (field,), metric, runner.root, lower=True, seed=seed)
-    search_space.check_fields(search)
+    search = space.Search(base, (field,), metric, runner.root, lower=True, seed=seed)
+    space.check_fields(search)
     trials, found = [], []
     for number in range(budget):
-        setting = search_space.next_setting(search, trials)
+        setting = space.next_setting(search, trials)
         assert setting is not None, "a range has always another value"
         found.append(of_temperature(runner, float(setting[field.field]), shards, seed))
-        trials.append(search_space.Trial(number, setting, "finished", found[-1][metric]))
+        trials.append(space.Trial(number, setting, "finished", found[-1][metric]))
     return min(found, key=lambda one: one[metric])
 
 

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.durations import Duration
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature
-from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
 from scripts.temperature.data import ALL, ENCODER, tower_config
 from scripts.temperature.methods import GRID, LEARNED, RANGE, of_temperature
 from scripts.temperature.runs import HEAD, NOISE, Runner, Setting, fixed, with_temperature

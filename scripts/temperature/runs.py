@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lit_het.apps import grid, grid_runs
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.evaluators.zero_shot import NOISY
 from lit_het.eval.sets import ImageSet
@@ -20,11 +18,13 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature, LogTemperature, TemperatureConfig
-from lit_het.optimizers import AdamW, Optimizer, ParameterGroup
-from lit_het.schedules import Schedule
+from lit_het.search import grid, grid_runs
 from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.optimizers import AdamW, Optimizer, ParameterGroup
+from lit_het.training.schedules import Schedule
 from scripts.temperature.data import ALL, FIT, TEST, VALIDATION, tower_config
 
 BATCH_SIZE = 64

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_het.eval.significance import estimate
+from lit_het.eval.metrics.significance import estimate
 from lit_het.files import write_atomically
 from scripts.noise.paired import cells_of
 

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_het.apps import noise
+from lit_het.apps import add_noise
 from lit_het.apps.data import index
 from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
-from lit_het.durations import Duration
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss
-from lit_het.runs.training import train
-from lit_het.schedules import Schedule
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
+from lit_het.training.train import train
 from tests import tiny
-from tests.checkpoints.conftest import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from tests.cli.tiny_decoder import train_decoder
 from tests.scripts.conftest import write_config_file
+from tests.weights.conftest import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +131,7 @@ def pairs(once):
     """Shards of as many pairs as noise is learned from; those that no run was trained on."""
 
     def write(folder):
-        index([str(tiny.write_data(folder, num_samples=noise.LEAST_PAIRS, seed=3) / "train")], workers=1)
+        index([str(tiny.write_data(folder, num_samples=add_noise.LEAST_PAIRS, seed=3) / "train")], workers=1)
 
     return once("cli_pairs", write) / "train"
 

@@ -7,20 +7,20 @@ import pytest
 from PIL import Image
 
 import lit_het
-from lit_het.apps import noise
-from lit_het.checkpoints.native import checksums
+from lit_het.apps import add_noise as noise
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
-from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss
-from lit_het.runs import training
-from lit_het.runs.calibration_split import split
-from lit_het.runs.directory import load_config
-from lit_het.runs.opening import open_run
-from lit_het.runs.saved_calibration import read_calibration
+from lit_het.models.calibration.saved import read_calibration
+from lit_het.models.calibration.split import split
+from lit_het.models.opening import open_run
 from lit_het.tasks.two_towers import ContrastiveTask
+from lit_het.training import train
+from lit_het.training.directory import load_config
+from lit_het.weights.native import checksums
 from tests import tiny
 from tests.cli.conftest import changed, last_line, refusal
 
@@ -197,7 +197,7 @@ def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(
     data = changed(config.data, shards=(str(pairs),), embeddings=None, text_embeddings=None)
     config = changed(config, data=data)
     tiny.edit_config(noisy, config)
-    training.calibrate_held_out(config, 4, split(config, noise.LEAST_PAIRS))
+    train.calibrate_held_out(config, 4, split(config, noise.LEAST_PAIRS))
     line = capsys.readouterr().err.splitlines()[-1]
     assert "not calibrated: " in line
     assert line.endswith(f"take others: lit-het calibrate {noisy} --data OTHERS")

@@ -11,21 +11,22 @@ import pytest
 import safetensors.numpy
 
 import lit_het
-from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
-from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import expand
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import expand
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import LastLayer
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, unit
 from lit_het.losses.contrastive.gauss_newton import softmax_hessian
-from lit_het.runs import fitting, model_card
-from lit_het.runs.directory import load_config
-from lit_het.runs.opening import open_run
-from lit_het.runs.saved_calibration import read_calibration
+from lit_het.models.calibration import posterior as fitting
+from lit_het.models.calibration.saved import read_calibration
+from lit_het.models.opening import open_run
+from lit_het.training.directory import load_config
+from lit_het.training.durations import Duration
+from lit_het.weights import cards
+from lit_het.weights.native import checksums
 from tests import tiny
 from tests.cli.conftest import last_line, refusal, run_command
 from tests.cli.test_uncertainty_methods import IMAGE, NAMES
@@ -93,7 +94,7 @@ def test_predictions_without_noise_stay_and_the_run_is_calibrated(deterministic,
     assert calibration is not None
     assert (calibration.num_images, calibration.portion) == (100, "90%:100%")
     assert after.config.length == Duration(0)
-    assert " steps" not in model_card.write_card(after, "name", licence=None, library="lit-het")
+    assert " steps" not in cards.write_card(after, "name", licence=None, library="lit-het")
 
 
 @pytest.mark.slow
@@ -145,7 +146,9 @@ def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
     output = tmp_path / "run"
     shutil.copytree(posterior / "embeddings", output / "embeddings")
     with monkeypatch.context() as patched:
-        patched.setattr("lit_het.runs.fitting.pair_factors", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            "lit_het.models.calibration.posterior.pair_factors", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         assert main(arguments(deterministic, pairs, output)) == 130
     capsys.readouterr()
     monkeypatch.setattr(fitting, "calibrate_held_out", lambda *_: None)

@@ -12,8 +12,8 @@ import lit_het
 from lit_het import parameters
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.heads import laplace
-from lit_het.runs import fitting
-from lit_het.runs.opening import open_run
+from lit_het.models.calibration import posterior
+from lit_het.models.opening import open_run
 from lit_het.tasks.contrastive import ContrastiveConfig
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
@@ -48,8 +48,8 @@ def fitted(request, clip, pairs, tmp_path_factory):
     model = [clip] if request.param == "clip" else [SIGLIP, "--tokenizer", pairs.with_name("tokenizer.model")]
     given, layers, fits = ["--data", pairs, "--output", output], [], []
     with pytest.MonkeyPatch.context() as patched:
-        sums, fit = fitting.pair_factors, laplace.fit
-        patched.setattr(fitting, "pair_factors", lambda *given: (layers.append(given[0]), sums(*given))[1])
+        sums, fit = posterior.pair_factors, laplace.fit
+        patched.setattr(posterior, "pair_factors", lambda *given: (layers.append(given[0]), sums(*given))[1])
         patched.setattr(laplace, "fit", lambda *given: (fits.append(given), fit(*given))[1])
         flags = ["--task.head", "bayes_vlm", "--calibration", "None"]
         run_command("add-noise", "--model", *model, *given, *flags)

@@ -12,12 +12,12 @@ import pytest
 from lit_het.apps.benchmark.page import Page
 from lit_het.apps.benchmark.results import Result
 from lit_het.cli.main import main
-from lit_het.eval.benchmarks import SUITES
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.benchmarks import SUITES
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.evaluation import evaluate
+from lit_het.models.evaluation import evaluate
 from tests import tiny
 from tests.cli.conftest import last_line, refusal, run_command
 

@@ -15,15 +15,15 @@ from lit_het.apps.uncertainty import measuring
 from lit_het.apps.uncertainty.measuring import Benchmark
 from lit_het.apps.uncertainty.page import advice, answer_table, detection_tables
 from lit_het.cli.main import main
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.significance import Estimate
 from lit_het.eval.suite import OutOfDistributionConfig, ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.runs.evaluation import evaluate
-from lit_het.runs.opening import open_run
-from lit_het.runs.predictor import Model
+from lit_het.models.evaluation import evaluate
+from lit_het.models.opening import open_run
+from lit_het.models.predictor import Model
 from lit_het.tasks import quantities
 from tests import tiny
 from tests.cli.conftest import changed, last_line, refusal

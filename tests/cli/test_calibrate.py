@@ -11,25 +11,25 @@ from scipy import special
 
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.portions import Portion
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.errors import UserError
-from lit_het.eval.calibration import fit_temperature, scaled
 from lit_het.eval.evaluators.zero_shot import ZeroShot
-from lit_het.eval.open_sets import Sets
+from lit_het.eval.metrics.calibration import fit_temperature, scaled
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.runs.calibration import seen
-from lit_het.runs.directory import load_config
-from lit_het.runs.opening import open_run
-from lit_het.runs.saved_calibration import read_calibration
-from lit_het.runs.training import train
+from lit_het.models.calibration.images import seen
+from lit_het.models.calibration.saved import read_calibration
+from lit_het.models.opening import open_run
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.training.cadence import Cadence
+from lit_het.training.directory import load_config
+from lit_het.training.durations import Duration
+from lit_het.training.train import train
 from lit_het.types import Calibration
 from tests import tiny
 from tests.cli.conftest import changed, printed, refusal, run_command

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import lit_het
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.answers import features_of
-from lit_het.eval.calibration import scaled
-from lit_het.runs import token_calibration
-from lit_het.runs.calibration import CalibrateOptions, calibrate
-from lit_het.runs.opening import open_run
-from lit_het.runs.token_calibration import read_tokens
-from lit_het.runs.writer import Writer
+from lit_het.eval.metrics.calibration import scaled
+from lit_het.models.calibration import tokens as token_calibration
+from lit_het.models.calibration.images import CalibrateOptions, calibrate
+from lit_het.models.calibration.tokens import read_tokens
+from lit_het.models.opening import open_run
+from lit_het.models.writer import Writer
 from tests import tiny
 from tests.cli.conftest import printed, refusal, run_command
 from tests.cli.test_evaluate_decoder import evaluated

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 
 from lit_het.configs import experiment, imagenet21k_het_xl, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.configs.parsing import parse_config
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
-from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.portions import Portion
-from lit_het.data_pipelines.shards import write_tar
-from lit_het.data_pipelines.suspects import Suspects
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.portions import Portion
+from lit_het.data_pipelines.shards.suspects import Suspects
+from lit_het.data_pipelines.shards.writing import write_tar
 from lit_het.errors import UserError
-from lit_het.runs import training
-from lit_het.runs.calibration import CalibrateOptions, calibrate, seen
-from lit_het.runs.calibration_split import split, split_samples
-from lit_het.runs.checks import check_run_dir, with_saved_rule
-from lit_het.runs.directory import load_config
-from lit_het.runs.parsing import parse_config
-from lit_het.runs.training import train
+from lit_het.models.calibration.images import CalibrateOptions, calibrate, seen
+from lit_het.models.calibration.split import split, split_samples
+from lit_het.training import train as training
 from lit_het.training.cadence import Cadence
+from lit_het.training.checks import check_run_dir, with_saved_rule
+from lit_het.training.directory import load_config
+from lit_het.training.durations import Duration
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
 
@@ -223,7 +223,7 @@ def samples_read(half):
             return tiny.finish(step, state, num_steps=num_steps, **others)
 
         patch.setattr(ShardIndex, "read", noted)
-        patch.setattr("lit_het.runs.training.loop.train", noted_loop)
+        patch.setattr("lit_het.training.train.loop.train", noted_loop)
         train(half)
     return in_training, samples
 
@@ -331,7 +331,7 @@ def test_a_calibration_that_fails_leaves_the_run_finished_and_names_the_command(
     def fails(*_):
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr("lit_het.runs.calibration.fit", fails)
+    monkeypatch.setattr("lit_het.models.calibration.images.fit", fails)
     assert int(train(changed(half, run_dir=run_dir), resume=True).step) == 10
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not calibrated" in line]
     by_hand = f"run lit-het calibrate {run_dir} --data {half.data.shards[0]} --portion 50%:100%"

@@ -8,16 +8,16 @@ import pytest
 from rich.console import Console
 
 import lit_het
-from lit_het.apps.caption import table_of
 from lit_het.configs.experiment import PretrainedConfig
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.runs.model_card import write_card
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train
-from lit_het.schedules import Schedule
+from lit_het.models.caption import table_of
+from lit_het.models.opening import open_run
 from lit_het.texts import Written
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
+from lit_het.training.train import train
+from lit_het.weights.cards import write_card
 from tests import tiny
 from tests.cli.conftest import changed, printed, refusal, run_command
 from tests.cli.test_embed import losses
@@ -113,7 +113,7 @@ def test_an_image_has_the_same_texts_and_noise_alone_among_others_and_in_batches
     expected = model.caption(images, samples=4)
     among = model.caption([images[1], images[0]], samples=4)[::-1]
     alone = [model.caption(images[0], samples=4)]
-    monkeypatch.setattr("lit_het.api.writing.BATCH_SIZE", 3)
+    monkeypatch.setattr("lit_het.models.writing.BATCH_SIZE", 3)
     in_batches = model.caption(images, samples=4)
     for found in (among, alone, in_batches):
         for [one], [other] in zip(found, expected, strict=False):

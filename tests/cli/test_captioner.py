@@ -5,19 +5,19 @@ import numpy as np
 import pytest
 
 import lit_het
+from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.configs import quickstart_decoder, quickstart_lit_deterministic
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.decoder_suite import WriteCaptionsConfig
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.sets import ImageSet
 from lit_het.objectives.captioner import CaptionerConfig
-from lit_het.runs.embedding import EmbedOptions, embed
-from lit_het.runs.training import train
-from lit_het.schedules import Schedule
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, run_command
 from tests.cli.tiny_decoder import NAMES, pixels
@@ -84,7 +84,7 @@ def test_stored_embeddings_have_no_tokens(config, tmp_path):
 
 def test_noise_is_added_without_the_captioner(config, tmp_path, monkeypatch):
     [shards] = config.data.shards
-    monkeypatch.setattr("lit_het.apps.noise.LEAST_PAIRS", 8)
+    monkeypatch.setattr("lit_het.apps.add_noise.LEAST_PAIRS", 8)
     flags = ["--length", "2", "--calibration", "None"]
     with tiny.untrained():
         run_command("add-noise", "--model", config.run_dir, "--data", shards, "--output", tmp_path / "noise", *flags)

@@ -5,10 +5,10 @@ import shutil
 import jax.numpy as jnp
 import pytest
 
-from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.cli.main import main
-from tests.checkpoints.test_damage import cut, data_file, flip
-from tests.checkpoints.test_native import INFO, make_params, make_state
+from lit_het.weights.native.saving import Checkpoints
+from tests.weights.test_damage import cut, data_file, flip
+from tests.weights.test_native import INFO, make_params, make_state
 
 
 @pytest.fixture

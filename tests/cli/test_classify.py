@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.cli.main import main
-from lit_het.eval.conformal import ConformalThresholds
-from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.opening import open_run
-from lit_het.runs.saved_calibration import calibration_path, write_calibration
+from lit_het.eval.metrics.conformal import ConformalThresholds
+from lit_het.models.calibration.saved import calibration_path, write_calibration
+from lit_het.models.opening import open_run
+from lit_het.training.directory import checkpoint_dir
 from lit_het.types import Calibration, FittedTemperature
+from lit_het.weights.native.saving import Checkpoints
 from tests.cli.conftest import last_line, refusal
 from tests.cli.tiny_decoder import NAMES
 
@@ -211,7 +211,7 @@ def test_a_missing_or_invalid_image_is_a_one_line_error(capsys, trained_lit, ima
 
 def test_a_run_without_tokenizer_is_a_one_line_error(capsys, trained_lit, images, monkeypatch):
     without = dataclasses.replace(open_run(trained_lit.run_dir), tokenizer=None)
-    monkeypatch.setattr("lit_het.api.model.open_run", lambda *_: without)
+    monkeypatch.setattr("lit_het.models.model.open_run", lambda *_: without)
     line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
     assert "has no tokenizer" in line
 

@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from lit_het.configs import experiment
+from lit_het.configs.parsing import parse_config
 from lit_het.data_pipelines.data_config import Streaming, WeightedShards
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.parsing import parse_config
+from lit_het.training.durations import Duration
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
 

@@ -16,23 +16,23 @@ from flax import nnx
 
 import lit_het
 from lit_het import parameters
-from lit_het.checkpoints import weights
-from lit_het.checkpoints.big_vision.exporting import write_npz
-from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
-from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import experiment
-from lit_het.data_pipelines.tensorflow_text import TensorFlowTextConfig
-from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
-from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig
+from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.errors import UserError
-from lit_het.runs.importing import tokenizer_config
-from lit_het.runs.opening import open_run
-from lit_het.runs.pretrained import abstract_params, load_pretrained
+from lit_het.models.opening import open_run
+from lit_het.models.pretrained import abstract_params, load_pretrained
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.weights import formats
+from lit_het.weights.big_vision.exporting import write_npz
+from lit_het.weights.huggingface.tokenizer import tokenizer_files
+from lit_het.weights.importing import tokenizer_config
+from lit_het.weights.native import checksums
 from tests import tiny
 from tests.cli.conftest import changed, write_config_file
 from tests.cli.conftest import last_line as refusal
@@ -83,7 +83,7 @@ def test_a_tower_alone_becomes_a_run_whose_tower_others_can_lock(tmp_path):
 def lit_on_siglip(lit_config, siglip):
     """A LiT run that locks the image tower of a file, of which it takes the part that it needs."""
     source = f"{siglip}:img"
-    tower = weights.image_tower(source, image_size=24)
+    tower = formats.image_tower(source, image_size=24)
     task = changed(lit_config.task, image_tower=tower, text_tower__embedding_size=tower.embedding_size)
     return changed(lit_config, task=task, data__image_size=24, pretrained=None)
 
@@ -124,7 +124,7 @@ def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatc
 
 @pytest.mark.slow
 def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
-    bert = weights.text_tower(str(GOLDEN / "hf_bert"), text_length=6)
+    bert = formats.text_tower(str(GOLDEN / "hf_bert"), text_length=6)
     assert (bert.embedding_size, bert.length) == (24, 6)
     wider = changed(bert, projection_size=64, pooler=False)
     tiny.finish_untrained(changed(lit_config, task__text_tower=wider))
@@ -275,7 +275,7 @@ def test_an_import_that_is_stopped_leaves_nothing(siglip, tmp_path, monkeypatch,
     def stop(*_):
         raise error
 
-    monkeypatch.setattr("lit_het.runs.importing.save_imported", stop)
+    monkeypatch.setattr("lit_het.weights.importing.save_imported", stop)
     before = sorted(tmp_path.iterdir())
     code = main(["import", "--from", str(siglip), "--to", str(tmp_path / "run")])
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 1)
@@ -285,7 +285,7 @@ def test_an_import_that_is_stopped_leaves_nothing(siglip, tmp_path, monkeypatch,
 
 @pytest.mark.slow
 def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
-    image, text = weights.image_tower(f"{siglip}:img"), weights.text_tower(f"{siglip}:txt")
+    image, text = formats.image_tower(f"{siglip}:img"), formats.text_tower(f"{siglip}:txt")
     task = changed(lit_config.task, image_tower=image, text_tower=text, locked=(".*_tower/.*",))
     data, tokenizer = {"data__image_size": image.image_size}, {"tokenizer__length": text.length}
     config = changed(lit_config, task=task, pretrained=None, **data, **tokenizer)
@@ -346,12 +346,12 @@ def test_importing_takes_little_more_memory_than_the_file_is_large(tmp_path):
 def test_a_download_is_read_from_its_address(siglip, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = f"file://{siglip}"
-    assert weights.open_weights(address).image_tower == weights.open_weights(str(siglip)).image_tower
+    assert formats.open_weights(address).image_tower == formats.open_weights(str(siglip)).image_tower
     siglip.unlink()
-    assert weights.open_weights(address).image_tower is not None  # from the cache
+    assert formats.open_weights(address).image_tower is not None  # from the cache
     folder = shutil.copytree(GOLDEN / "hf_siglip", tmp_path / "hf")
     (folder / "processor_config.json").write_text('{"image_processor": {"resample": 2}}')
-    found = weights.open_weights(f"file://{folder}")
+    found = formats.open_weights(f"file://{folder}")
     assert found.has_bias
     assert found.image_processor is not None
     assert found.image_processor["resample"] == 2

@@ -12,15 +12,15 @@ import pytest
 from PIL import Image
 
 from lit_het.cli.main import main
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.checksums import save_checksum
-from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import content_or_raise
-from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.checksums import save_checksum
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.storage import content_or_raise
+from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.errors import UserError
-from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.sets.open_sets import Sets
 from tests.cli.conftest import break_first_image
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"

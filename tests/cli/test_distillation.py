@@ -8,15 +8,15 @@ import pytest
 import lit_het
 from lit_het import parameters
 from lit_het.configs import quickstart_lit_deterministic
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.models.opening import open_run
 from lit_het.objectives.distillation import DistillationConfig
-from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.directory import checkpoint_dir
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, run_command
 

@@ -13,17 +13,17 @@ import pytest
 
 from lit_het.configs import experiment
 from lit_het.configs.experiment import PretrainedConfig
-from lit_het.data_pipelines.transforms import InceptionCrop
-from lit_het.durations import Duration
+from lit_het.data_pipelines.images.transforms import InceptionCrop
 from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import FewShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.runs.directory import config_path
-from lit_het.runs.opening import open_run
+from lit_het.models.opening import open_run
 from lit_het.sharding import MeshConfig
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.directory import config_path
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
 from tests import tiny
 from tests.cli.conftest import break_first_image, changed, write_splits
 

@@ -18,21 +18,21 @@ import safetensors
 from flax import nnx
 
 import lit_het
-from lit_het.checkpoints.native import checksums
+from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.cli.main import main
 from lit_het.configs import lit_e3_b32_het_xl
 from lit_het.configs.experiment import PretrainedConfig
-from lit_het.data_pipelines.images import encode_jpeg
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import write_tar
-from lit_het.data_pipelines.storage import Reader, Unreadable
-from lit_het.data_pipelines.transforms import InceptionCrop
-from lit_het.runs.embedding import EmbedOptions, embed
-from lit_het.runs.opening import open_run
-from lit_het.runs.parsing import parse_tower
-from lit_het.runs.training import train
+from lit_het.configs.parsing import parse_tower
+from lit_het.data_pipelines.images.decoding import encode_jpeg
+from lit_het.data_pipelines.images.transforms import InceptionCrop
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import Reader, Unreadable
+from lit_het.data_pipelines.shards.writing import write_tar
+from lit_het.models.opening import open_run
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
+from lit_het.weights.native import checksums
 from tests import tiny
 from tests.cli.conftest import break_first_image, changed, last_line, refusal, run_command, write_config_file
 

@@ -19,13 +19,13 @@ from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, cell, read_records
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
-from lit_het.runs.evaluation import evaluate, table
-from lit_het.runs.predictor import Programs
-from lit_het.runs.training import train
+from lit_het.models.evaluation import evaluate, table
+from lit_het.models.predictor import Programs
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command, write_splits
 
@@ -79,7 +79,7 @@ def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, 
 def test_a_classifier_of_words_is_measured_on_the_words_of_captions_alone_and_as_an_ensemble(
     upstream, data, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("lit_het.runs.evaluation._check_no_copies", lambda runs: None)
+    monkeypatch.setattr("lit_het.models.evaluation._check_no_copies", lambda runs: None)
     one, other = (shutil.copytree(upstream, tmp_path / name) for name in ("one", "other"))
     words = ["--data", f"shapes={data / 'train'}", "--caption-words"]
     said = refusal(capsys, "zero-shot", "--checkpoint", one, *words[:2])
@@ -232,7 +232,7 @@ def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys, 
     assert f"{trained_lit.run_dir} is a copy of {run}: its parameters are the same" in refusal(
         capsys, "ensemble", *both
     )
-    monkeypatch.setattr("lit_het.runs.evaluation._check_no_copies", lambda runs: None)
+    monkeypatch.setattr("lit_het.models.evaluation._check_no_copies", lambda runs: None)
     run_command("ensemble", *both)
     [record] = read_records(run)
     # A model and its copy agree in everything.

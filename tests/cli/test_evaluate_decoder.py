@@ -7,18 +7,18 @@ import shutil
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.errors import UserError
 from lit_het.eval import decoders
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.sets import ImageSet
-from lit_het.runs.training import train
-from lit_het.schedules import Schedule
 from lit_het.texts import GenerationConfig
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
+from lit_het.training.schedules import Schedule
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import last_line, run_command
 from tests.cli.tiny_decoder import NAMES, QUESTION, pixels

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lit_het.configs import experiment
-from lit_het.durations import Duration
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
@@ -26,7 +25,8 @@ from lit_het.eval.suite import (
 )
 from lit_het.texts import GenerationConfig
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
 from tests import tiny
 from tests.cli.conftest import changed, run_command, write_splits
 

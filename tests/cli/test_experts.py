@@ -14,11 +14,11 @@ from lit_het.eval.evaluation import read_records
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SoftmaxLoss
-from lit_het.runs.experts import with_experts
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train
+from lit_het.models.experts import with_experts
+from lit_het.models.opening import open_run
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
 from tests.cli.test_benchmark import write_set

@@ -12,14 +12,14 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.runs import onnx_folder
-from lit_het.runs.opening import Run
+from lit_het.models.opening import Run
 from lit_het.tasks import quantities
 from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.weights.onnx import folder as onnx_folder
 from tests import tiny
 from tests.cli.conftest import changed, last_line, printed, refusal, run_command
 from tests.cli.tiny_decoder import NAMES

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from lit_het.checkpoints.native.saved_step import SavedStep
 from lit_het.cli.main import main
 from lit_het.configs import experiment
+from lit_het.configs.parsing import parse_config
 from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.eval.saved_runs import read_runs
-from lit_het.runs.directory import config_path, load_config
-from lit_het.runs.opening import open_run
-from lit_het.runs.parsing import parse_config
-from lit_het.runs.pretrained import abstract_params, load_pretrained
-from lit_het.runs.training import train
-from lit_het.training.metric_log import read_metrics
-from tests.checkpoints.test_damage import flip
+from lit_het.models.opening import open_run
+from lit_het.models.pretrained import abstract_params, load_pretrained
+from lit_het.training.directory import config_path, load_config
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
+from lit_het.weights.native.saved_step import SavedStep
+from tests.weights.test_damage import flip
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_start_on_a_full_disk_can_be_retried(copied, monkeypatch, capsys):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device", str(run / "config.json"))
 
-    monkeypatch.setattr("lit_het.runs.training.write_run_files", fail)
+    monkeypatch.setattr("lit_het.training.train.write_run_files", fail)
     assert main(["train", "--config", str(run / "config.json"), "--run-dir", str(run), "--resume"]) == TRY_AGAIN
     told = capsys.readouterr().err
     assert "config.json cannot be written (No space left on device); free the disk and start again" in told

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.checkpoints.huggingface.image_towers import FAMILIES
-from lit_het.checkpoints.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, VIT_PROCESSOR
-from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.runs import image_processors
+from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.weights.huggingface import image_processors
+from lit_het.weights.huggingface.image_towers import FAMILIES
+from lit_het.weights.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, VIT_PROCESSOR
 
 BILINEAR, BICUBIC = 2, 3
 SQUARE = {"height": 224, "width": 224}

@@ -17,14 +17,13 @@ import pytest
 
 from lit_het.cli import evaluate as cli_evaluate
 from lit_het.cli.main import main
-from lit_het.configs import quickstart_upstream
+from lit_het.configs import parsing, quickstart_upstream
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
-from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.shards.stream import Stream
 from lit_het.errors import UserError
 from lit_het.eval.suite import EVALUATIONS
-from lit_het.runs import parsing
-from lit_het.runs import training as train
 from lit_het.sharding import MeshConfig
+from lit_het.training import train
 from tests.cli.conftest import refusal
 
 
@@ -121,7 +120,7 @@ def test_every_evaluation_has_a_command():
     [
         (
             ["zero-shot", "--checkpoint", "run", "--data", "set"],
-            "lit_het.runs.parsing.parse_evaluations",
+            "lit_het.configs.parsing.parse_evaluations",
             "lit-het: interrupted; finished evaluations are saved in the run's folder",
         ),
         (

@@ -8,13 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
-from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
-from lit_het.eval import recognition
 from lit_het.eval.evaluation import read_records
-from lit_het.runs.opening import open_run
+from lit_het.eval.sets import recognition
+from lit_het.models.opening import open_run
 from lit_het.training import loop
+from lit_het.weights.native import checksums
 from tests import tiny
 from tests.cli.conftest import last_line, refusal, run_command, write_config_file, write_splits
 
@@ -80,7 +80,7 @@ def test_an_interrupted_ensemble_continues_where_it_was(data, tmp_path, monkeypa
 
     with tiny.untrained(), monkeypatch.context() as patched:
         finish = loop.train
-        patched.setattr("lit_het.runs.training.loop.train", recorded)
+        patched.setattr("lit_het.training.train.loop.train", recorded)
         assert main(started) == 130
         assert "member_0 already holds a run; continue it with --resume" in refusal(capsys, *started)
         assert main([*started, "--resume"]) == 0

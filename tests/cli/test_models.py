@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from lit_het import sharding
-from lit_het.eval import scores
 from lit_het.eval.features import Features, read_features
+from lit_het.eval.metrics import scores
 from lit_het.eval.predictions import Predictor, class_scores, member_blocks, predict
-from lit_het.eval.recognition import embed_class_names
-from lit_het.runs.opening import Run, open_run
-from lit_het.runs.predictor import Programs
+from lit_het.eval.sets.recognition import embed_class_names
+from lit_het.models.opening import Run, open_run
+from lit_het.models.predictor import Programs
 from lit_het.sharding import MeshConfig
 from lit_het.types import Batch
 

@@ -7,17 +7,17 @@ import pytest
 from PIL import Image
 
 from lit_het.configs.experiment import load_module_config
-from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
-from lit_het.data_pipelines.portions import ALL, Portion
-from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.shards.portions import ALL, Portion
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SoftmaxLoss
-from lit_het.runs.saved_calibration import read_calibration
+from lit_het.models.calibration.saved import read_calibration
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.log import read_metrics
 from tests import tiny
 from tests.cli.conftest import changed, last_line, printed, refusal, run_command
 
@@ -52,7 +52,7 @@ def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tm
 
 def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_lit, tmp_path, monkeypatch):
     # Everything fits: a step takes seconds to trace.
-    monkeypatch.setattr("lit_het.apps.project.Step", lambda *_: SimpleNamespace(memory=dict))
+    monkeypatch.setattr("lit_het.apps.new.project.Step", lambda *_: SimpleNamespace(memory=dict))
     data = tiny.write_data(tmp_path / "few", num_samples=8)
     exported, folder = tmp_path / "lit.npz", tmp_path / "huggingface"
     run = trained_lit.run_dir
@@ -91,7 +91,7 @@ def test_what_cannot_start_is_one_line_and_leaves_nothing(capsys, upstream, data
 
 @pytest.fixture
 def everything_fits(monkeypatch):
-    monkeypatch.setattr("lit_het.apps.project.Step", lambda *_: SimpleNamespace(memory=dict))
+    monkeypatch.setattr("lit_het.apps.new.project.Step", lambda *_: SimpleNamespace(memory=dict))
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_first_tower_classifies_by_labels_or_else_by_frequent_words(
 def test_a_first_tower_and_the_model_on_it_hold_out_the_same_images(
     data, tmp_path, monkeypatch, everything_fits, count
 ):
-    monkeypatch.setattr("lit_het.apps.project._count", lambda *_: count)
+    monkeypatch.setattr("lit_het.apps.new.project._count", lambda *_: count)
     run_command("new", tmp_path / "first", "--classes", "--data", data / "train")
     first = load_module_config(tmp_path / "first" / "config.py")
     fields = {"calibration": None, "evaluations": (), "data__portion": ALL, "data__batch_size": 2}

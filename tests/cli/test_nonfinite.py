@@ -12,11 +12,11 @@ import pytest
 from lit_het.cli.main import main
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.durations import Duration
-from lit_het.runs.opening import open_run
-from lit_het.schedules import Schedule
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.models.opening import open_run
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
 from tests import tiny
 
 KIND_OF = len(tiny.COLOURS) * len(tiny.SHAPES)

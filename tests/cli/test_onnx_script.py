@@ -6,9 +6,9 @@ import tokenizers
 from PIL import Image, ImageFilter
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, train_sentencepiece
-from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.runs import onnx_classify, onnx_folder
+from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, train_sentencepiece
+from lit_het.weights.onnx import classify, folder
 
 CAPTIONS = ["A photo, of the GREENISH cat!", "red_cat", "red bar", "", "a dog; " * 9]
 
@@ -17,7 +17,7 @@ def pixels_of(path, shape, preprocessing):
     """Writes a smooth image, and returns its pixels by the script and by this package."""
     noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
     Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1.5)).save(path)
-    found = onnx_classify.read(path, **onnx_folder.preprocessing_settings(preprocessing, 32))
+    found = classify.read(path, **folder.preprocessing_settings(preprocessing, 32))
     return found.astype(int), preprocessing.apply(path.read_bytes(), 32)
 
 
@@ -44,14 +44,14 @@ def test_transparent_pixels_are_equal(transparency, tmp_path):
     rgba = np.random.default_rng(0).integers(0, 256, (32, 32, 4), np.uint8)
     Image.fromarray(rgba).save(tmp_path / "image.png")
     preprocessing = Preprocessing(transparency=transparency)
-    found = onnx_classify.read(tmp_path / "image.png", **onnx_folder.preprocessing_settings(preprocessing, 32))
+    found = classify.read(tmp_path / "image.png", **folder.preprocessing_settings(preprocessing, 32))
     np.testing.assert_array_equal(found, preprocessing.apply((tmp_path / "image.png").read_bytes(), 32))
 
 
 def test_pixels_of_16_bits_are_near(tmp_path):
     levels = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
     Image.fromarray(levels).save(tmp_path / "image.png")
-    found = onnx_classify.read(tmp_path / "image.png", **onnx_folder.preprocessing_settings(Preprocessing(), 32))
+    found = classify.read(tmp_path / "image.png", **folder.preprocessing_settings(Preprocessing(), 32))
     expected = Preprocessing().apply((tmp_path / "image.png").read_bytes(), 32)
     np.testing.assert_allclose(found.astype(int), expected, rtol=0, atol=1)
 
@@ -61,7 +61,7 @@ def test_pixels_of_16_bits_are_near(tmp_path):
     [(True, False, False), (False, True, False), (True, True, False), (True, True, True)],
 )
 def test_ids_of_sentencepiece_are_equal(lowercase, remove_punctuation, split_underscores, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_classify, "FOLDER", tmp_path)
+    monkeypatch.setattr(classify, "FOLDER", tmp_path)
     model = train_sentencepiece([caption for caption in CAPTIONS if caption], vocabulary_size=40, lowercase=lowercase)
     (tmp_path / "tokenizer.model").write_bytes(model)
     ours = SentencePieceTokenizer(model, 8, lowercase, 1, remove_punctuation, split_underscores)
@@ -69,7 +69,7 @@ def test_ids_of_sentencepiece_are_equal(lowercase, remove_punctuation, split_und
 
 
 def test_ids_of_word_pieces_are_equal(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_classify, "FOLDER", tmp_path)
+    monkeypatch.setattr(classify, "FOLDER", tmp_path)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "##ish", "bar", "photo", "cat", "!"]
     tokenizer = tokenizers.Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -82,7 +82,7 @@ def test_ids_of_word_pieces_are_equal(tmp_path, monkeypatch):
 
 
 def assert_equal_ids(tokenizer):
-    ids = onnx_classify.tokenize(CAPTIONS, **onnx_folder.tokenizer_settings(tokenizer))
+    ids = classify.tokenize(CAPTIONS, **folder.tokenizer_settings(tokenizer))
     np.testing.assert_array_equal(ids, tokenizer(CAPTIONS))
     assert ids.dtype == np.int32
     assert len(np.unique(ids, axis=0)) == len(CAPTIONS)

@@ -14,8 +14,8 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SoftmaxLoss
-from lit_het.runs import plan_report
-from lit_het.runs.plan import Plan, Step, plan
+from lit_het.planning import report
+from lit_het.planning.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
 from lit_het.towers import routing
 from lit_het.towers.vit import ViTConfig
@@ -147,8 +147,8 @@ def test_dispatch_to_experts_is_what_products_with_one_hot_vectors_take():
 def test_operations_are_shown_with_and_without_dispatch(capsys, monkeypatch):
     for case in ("experts", "fsdp"):
         made, config = planned(case), small(case)
-        monkeypatch.setattr(plan_report, "plan", lambda *_, made=made: made)
-        plan_report.report(config, jax.devices(), 32)
+        monkeypatch.setattr(report, "plan", lambda *_, made=made: made)
+        report.report(config, jax.devices(), 32)
         told = capsys.readouterr().out
         shown = re.search(r"without dispatch\s+│.*│\s+(\S+) │", told)
         if case == "fsdp":
@@ -177,20 +177,20 @@ def test_the_state_takes_what_a_real_one_takes():
 @pytest.mark.slow
 def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypatch):
     # The second and the third report try the same step.
-    monkeypatch.setattr(plan_report, "Step", functools.cache(Step))
+    monkeypatch.setattr(report, "Step", functools.cache(Step))
     monkeypatch.setattr(Step, "memory", functools.cache(Step.memory))
     config = small("fsdp")
     # Whose steps are traced sooner.
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, head=DeterministicContrastiveConfig()))
     made = planned("fsdp")
-    made = dataclasses.replace(made, memory=plan_report.Step(config, made.mesh).memory())
-    monkeypatch.setattr(plan_report, "plan", lambda *_: made)
+    made = dataclasses.replace(made, memory=report.Step(config, made.mesh).memory())
+    monkeypatch.setattr(report, "plan", lambda *_: made)
     size = sum(made.memory.values()) / 2**30
-    assert plan_report.report(config, jax.devices(), 32)
+    assert report.report(config, jax.devices(), 32)
     told = capsys.readouterr().out
     assert "8 devices: data 4 x fsdp 2 x expert 1; batch 88, 11 on a device" in told
     assert "It fits into 32 GiB" in told
-    assert not plan_report.report(config, jax.devices(), size / 10)
+    assert not report.report(config, jax.devices(), size / 10)
     told = capsys.readouterr().out
     assert "It will not fit into" in told
     helps = re.findall(r"(--\S+ \S+): (\S+) MiB(, which fits)?", told)
@@ -200,14 +200,14 @@ def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypa
     assert "--task.text-tower.encoder.remat full" in told
     assert "--mesh.fsdp 16" not in told  # there are eight devices
     # The advice ends where the step fits; sizes are told with one decimal.
-    assert not plan_report.report(config, jax.devices(), (sizes[0] + 0.05) / 2**10)
+    assert not report.report(config, jax.devices(), (sizes[0] + 0.05) / 2**10)
     assert re.findall(r"(--\S+ \S+): \S+ MiB, which fits", capsys.readouterr().out) == ["--mesh.fsdp 4"]
 
 
 def test_a_batch_that_the_devices_cannot_share_is_refused_before_anything_is_compiled():
     config = small("fsdp")
     with pytest.raises(UserError, match="batch size 90 is not divisible by the 8 devices"):
-        plan_report.report(
+        report.report(
             dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=90)), jax.devices(), 32
         )
 

@@ -11,12 +11,12 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import lit_het
-from lit_het.checkpoints.native import checksums
-from lit_het.runs import portable
-from lit_het.runs.model_card import write_card
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train
+from lit_het.models.opening import open_run
 from lit_het.towers.bert import BertConfig
+from lit_het.training.train import train
+from lit_het.weights import portable
+from lit_het.weights.cards import write_card
+from lit_het.weights.native import checksums
 from tests import tiny
 from tests.cli.conftest import last_line, printed, run_command
 from tests.cli.tiny_decoder import NAMES

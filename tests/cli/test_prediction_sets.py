@@ -8,9 +8,9 @@ from PIL import Image
 from rich.console import Console
 
 import lit_het
-from lit_het.api.candidates import candidates
 from lit_het.apps.demo.model import DemoModel, open_model
-from lit_het.eval.conformal import prediction_sets, read_conformal
+from lit_het.eval.metrics.conformal import prediction_sets, read_conformal
+from lit_het.models.candidates import candidates
 from tests.cli.conftest import printed
 from tests.cli.test_calibrate import predictions
 from tests.cli.tiny_decoder import NAMES

@@ -9,14 +9,14 @@ import tarfile
 import numpy as np
 import pytest
 
-import lit_het.eval.open_sets
+import lit_het.eval.sets.open_sets
 from lit_het.cli.main import main
 from lit_het.configs import experiment
-from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.durations import Duration
+from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.training import train
+from lit_het.training.durations import Duration
+from lit_het.training.train import train
 from tests import tiny
 
 OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
@@ -25,7 +25,7 @@ OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
 @pytest.fixture
 def seen(monkeypatch):
     """The pixels that image towers are shown in evaluations, batch by batch."""
-    pixels, read = [], lit_het.eval.open_sets.stream_features
+    pixels, read = [], lit_het.eval.sets.open_sets.stream_features
 
     def read_watched(towers, *arguments):
         [tower] = towers
@@ -36,7 +36,7 @@ def seen(monkeypatch):
 
         return read([dataclasses.replace(tower, extract=extract)], *arguments)
 
-    monkeypatch.setattr(lit_het.eval.open_sets, "stream_features", read_watched)
+    monkeypatch.setattr(lit_het.eval.sets.open_sets, "stream_features", read_watched)
     return pixels
 
 

@@ -7,20 +7,14 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints.native import checksums
-from lit_het.checkpoints.native.saving import save_imported
-from lit_het.checkpoints.resample import resample_patches, resample_positions
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.runs.directory import checkpoint_dir, config_path
-from lit_het.runs.initialization import initial_params
-from lit_het.runs.opening import open_run
+from lit_het.models.opening import open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -28,6 +22,12 @@ from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.directory import checkpoint_dir, config_path
+from lit_het.training.durations import Duration
+from lit_het.training.initialization import initial_params
+from lit_het.weights.native import checksums
+from lit_het.weights.native.saving import save_imported
+from lit_het.weights.resample import resample_patches, resample_positions
 
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=16, num_heads=2)
 EXPERTS = ExpertsConfig(num_experts=4, num_blocks=1, capacity_factor=1.05)

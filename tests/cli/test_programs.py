@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.models.opening import open_run
+from lit_het.models.predictor import Model
 from lit_het.programs import shared
-from lit_het.runs.opening import open_run
-from lit_het.runs.predictor import Model
-from lit_het.runs.training import train
+from lit_het.training.train import train
 from tests.cli.conftest import changed
 
 

@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 
 import lit_het
-from lit_het.api.model import Model
 from lit_het.cli.main import main
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
+from lit_het.models.model import Model
 from lit_het.sharding import MeshConfig
 from tests import tiny
-from tests.checkpoints.importing import GOLDEN
 from tests.cli.test_classify import NAMES, images  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from tests.weights.importing import GOLDEN
 
 
 @pytest.fixture(scope="module")

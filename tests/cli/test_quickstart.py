@@ -9,21 +9,21 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from lit_het.apps.quickstart import write_data
-from lit_het.apps.quickstart_evaluation import Models
-from lit_het.apps.quickstart_report import describe_condition, describe_new_images
+from lit_het.apps.quickstart.evaluation import Models
+from lit_het.apps.quickstart.report import describe_condition, describe_new_images
+from lit_het.apps.quickstart.running import write_data
 from lit_het.apps.report import report
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
 from lit_het.data_pipelines.glyphs import GlyphConfig
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Drawing, Record, read_records
 from lit_het.eval.report.page import NOTHING
 from lit_het.eval.saved_runs import SavedRun
-from lit_het.runs.training import train_unless_done
-from lit_het.schedules import Schedule
 from lit_het.towers.transformer import EncoderConfig
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
+from lit_het.training.train import train_unless_done
 from tests import tiny
 from tests.cli.conftest import refusal
 
@@ -57,8 +57,8 @@ def small(monkeypatch):
     for module in (quickstart_upstream, quickstart_lit_deterministic):
         monkeypatch.setattr(module, "get_config", shrink(module.get_config))
     monkeypatch.setattr("lit_het.data_pipelines.glyphs.TYPEFACES", TYPEFACES)
-    monkeypatch.setattr("lit_het.apps.quickstart.train_unless_done", train_one)
-    monkeypatch.setattr("lit_het.apps.quickstart.report", report_without_drawings)
+    monkeypatch.setattr("lit_het.apps.quickstart.running.train_unless_done", train_one)
+    monkeypatch.setattr("lit_het.apps.quickstart.running.report", report_without_drawings)
     monkeypatch.setattr(
         quickstart_upstream,
         "glyphs",
@@ -69,7 +69,7 @@ def small(monkeypatch):
 
 
 def test_half_of_the_data_is_not_taken_for_all_of_it(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_het.apps.quickstart.train_sentencepiece", _interrupt)
+    monkeypatch.setattr("lit_het.apps.quickstart.running.train_sentencepiece", _interrupt)
     assert main(["quickstart", "--run-dir", str(tmp_path)]) == 130
     assert not (tmp_path / "data").exists()
 
@@ -84,7 +84,7 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
                 raise KeyboardInterrupt
             train_one(config)
 
-        patch.setattr("lit_het.apps.quickstart.train_unless_done", train_clean_runs)
+        patch.setattr("lit_het.apps.quickstart.running.train_unless_done", train_clean_runs)
         assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
     drawn = (run_dir / "data" / "glyphs.json").stat().st_mtime_ns
 

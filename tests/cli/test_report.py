@@ -16,10 +16,10 @@ from lit_het.cli.main import main
 from lit_het.errors import UserError
 from lit_het.eval import evaluation
 from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.page import NOTHING
 from lit_het.eval.report.tables import best_of
-from lit_het.eval.significance import Estimate
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
 from tests.eval.report.outline import Outline
 from tests.eval.report.saved_runs import (

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.apps.quickstart import write_data
+from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import experiment
 from lit_het.configs.quickstart_upstream import glyphs
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.losses.contrastive import SoftmaxLoss
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train
+from lit_het.models.opening import open_run
 from lit_het.tasks import quantities
+from lit_het.training.train import train
 from lit_het.types import EvaluatedModel
 from tests import tiny
 from tests.cli.conftest import refusal

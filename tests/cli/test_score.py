@@ -8,10 +8,10 @@ from scipy.special import log_softmax
 
 from lit_het.apps.scoring import caption_columns
 from lit_het.cli.main import main
-from lit_het.data_pipelines.images import encode_jpeg
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.eval.recognition import embed_texts
-from lit_het.runs.opening import open_run
+from lit_het.data_pipelines.images.decoding import encode_jpeg
+from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.eval.sets.recognition import embed_texts
+from lit_het.models.opening import open_run
 from lit_het.tasks import quantities
 from tests.cli.conftest import refusal
 

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from lit_het.apps import search_space
-from lit_het.apps.grid import Axis
-from lit_het.apps.search_space import Range, Search, Trial, next_setting, parse_field
 from lit_het.configs import glyph_classifier
 from lit_het.errors import UserError
+from lit_het.search import space
+from lit_het.search.grid import Axis
+from lit_het.search.space import Range, Search, Trial, next_setting, parse_field
 
 CONFIG = glyph_classifier.get_config()
 RATE, DECAY, HEAD = "schedule.learning-rate", "optimizer.layer-decay", "task.head"
@@ -90,15 +90,15 @@ def test_other_fields_are_refused(text, expected):
 )
 def test_unsuitable_fields_are_refused(tmp_path, fields, options, expected):
     with pytest.raises(UserError, match=expected):
-        search_space.check_fields(search_of(tmp_path, fields, **options))
+        space.check_fields(search_of(tmp_path, fields, **options))
 
 
 def test_a_search_without_optuna_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"needs optuna .*pip install 'lit-het\[tune\]'"):
-        search_space.check_fields(search_of(tmp_path))
+        space.check_fields(search_of(tmp_path))
     grid = search_of(tmp_path, SIZES, method="grid")
-    search_space.check_fields(grid)
+    space.check_fields(grid)
     assert len(searched(grid, 9, lambda _: 1.0)) == 6
 
 
@@ -219,7 +219,7 @@ def test_a_trial_below_the_median_of_five_finished_ones_is_hopeless(tmp_path):
 
     def hopeless(history, others=finished, search=search):
         trials = [*others, Trial(len(others), settings[5], "running", history=history)]
-        return search_space.is_hopeless(search, trials, len(others))
+        return space.is_hopeless(search, trials, len(others))
 
     assert hopeless({10: 3.1})
     assert not hopeless({10: 2.9})

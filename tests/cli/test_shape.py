@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from lit_het.apps import grid_runs
-from lit_het.apps.grid_runs import Result
-from lit_het.apps.shape import sweeps
-from lit_het.apps.shape.sweeps import Sweep, SweptRun
 from lit_het.cli.main import main
 from lit_het.cli.shape import factors
 from lit_het.configs import experiment, glyph_classifier
-from lit_het.shape_law.observations import Observation
+from lit_het.search import grid_runs
+from lit_het.search.grid_runs import Result
+from lit_het.search.law.observations import Observation
+from lit_het.search.shape import sweeps
+from lit_het.search.shape.sweeps import Sweep, SweptRun
 from scripts.cover_shape_law import CENTRE, S, law, simulate
 from tests import tiny
 from tests.cli.conftest import write_config_file

@@ -14,11 +14,11 @@ from lit_het.errors import UserError
 from lit_het.eval.evaluation import read_records
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.runs.opening import open_run
-from lit_het.runs.sizes import AS_TRAINED, Sizes, with_sizes
-from lit_het.runs.training import train
+from lit_het.models.opening import open_run
+from lit_het.models.sizes import AS_TRAINED, Sizes, with_sizes
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import refusal
 

@@ -10,11 +10,11 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.data_config import Streaming
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.stream import Stream
-from lit_het.durations import Duration
-from lit_het.schedules import Schedule
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.stream import Stream
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
 from tests import tiny
 from tests.cli.conftest import write_config_file
 from tests.cli.tiny_decoder import NAMES, QUESTION

@@ -6,14 +6,14 @@ import shutil
 import numpy as np
 import pytest
 
+from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.cli.main import main
-from lit_het.data_pipelines.suspects import Suspects
+from lit_het.configs.parsing import parse_tower
+from lit_het.data_pipelines.shards.suspects import Suspects
 from lit_het.errors import UserError
-from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.embedding import EmbedOptions, embed
-from lit_het.runs.parsing import parse_tower
-from lit_het.runs.training import train
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.directory import checkpoint_dir
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import refusal, write_config_file
 

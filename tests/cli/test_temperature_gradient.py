@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints.native.folders import complete_steps
 from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.data_config import WeightedShards
-from lit_het.durations import Duration
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.checks import report_reused
-from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.opening import open_run
-from lit_het.runs.plan import Step
-from lit_het.runs.training import train
+from lit_het.models.opening import open_run
+from lit_het.planning.plan import Step
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.checks import report_reused
+from lit_het.training.directory import checkpoint_dir
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
+from lit_het.weights.native.folders import complete_steps
 from tests import tiny
 from tests.cli.conftest import refusal
 

@@ -7,9 +7,9 @@ import pytest
 
 from lit_het.apps import tokenizer
 from lit_het.cli.main import main
-from lit_het.data_pipelines.images import encode_jpeg
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.tokenizers import SentencePieceConfig, SentencePieceTokenizer, train_sentencepiece
+from lit_het.data_pipelines.images.decoding import encode_jpeg
+from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig, SentencePieceTokenizer, train_sentencepiece
 from tests.cli.conftest import refusal
 
 CAPTIONS = ["a red bar", "a blue square", "a green bar\na GREEN stripe", "grey squares"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_het.configs import quickstart_lit_deterministic
-from lit_het.runs.tower_fingerprints import tower_fingerprint
+from lit_het.models.tower_fingerprints import tower_fingerprint
 
 
 @dataclasses.dataclass

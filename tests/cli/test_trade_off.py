@@ -10,11 +10,11 @@ import pytest
 
 from lit_het.apps import trade_off
 from lit_het.cli.main import main
+from lit_het.configs.parsing import parse_config
 from lit_het.eval.evaluation import write_record
 from lit_het.eval.pareto import Cost
 from lit_het.eval.saved_runs import SavedRun
-from lit_het.runs import directory
-from lit_het.runs.parsing import parse_config
+from lit_het.training import directory
 from tests.cli.seeds_of_heads import fails_with
 from tests.eval.report.outline import Outline
 from tests.eval.report.saved_runs import all_kinds, zero_shot

@@ -15,19 +15,19 @@ import jax
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints.native.saving import Checkpoints, checksums
 from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.data_pipelines.data_config import Streaming
-from lit_het.durations import Duration
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.opening import open_run
-from lit_het.runs.pretrained import abstract_params
-from lit_het.runs.training import train, train_unless_done
+from lit_het.models.opening import open_run
+from lit_het.models.pretrained import abstract_params
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import MetricLog, read_metrics
-from lit_het.training.run_lock import locked
+from lit_het.training.directory import checkpoint_dir
+from lit_het.training.durations import Duration
+from lit_het.training.lock import locked
+from lit_het.training.log import MetricLog, read_metrics
+from lit_het.training.train import train, train_unless_done
+from lit_het.weights.native.saving import Checkpoints, checksums
 from tests import tiny
 from tests.cli.conftest import changed, refusal, write_config_file
 from tests.training.test_tracking import Service
@@ -129,12 +129,12 @@ def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(l
     opened = checksums.digest({part: open_run(config.run_dir).params[part] for part in state.params})
     assert opened == checksums.digest(state.evaluated) != checksums.digest(state.params)
     with monkeypatch.context() as patch:
-        patch.setattr("lit_het.runs.training.train", lambda *_, **__: pytest.fail("trained once more"))
+        patch.setattr("lit_het.training.train.train", lambda *_, **__: pytest.fail("trained once more"))
         train_unless_done(config)
     arrays = max((config.run_dir / "checkpoints" / "2").rglob("d/*"), key=lambda path: path.stat().st_size)
     arrays.write_bytes(arrays.read_bytes()[:1000])
     again = []
-    monkeypatch.setattr("lit_het.runs.training.train", lambda config, resume, **_: again.append(resume))
+    monkeypatch.setattr("lit_het.training.train.train", lambda config, resume, **_: again.append(resume))
     train_unless_done(config)
     assert again == [True], "what is done, and damaged, is not done"
 
@@ -220,7 +220,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_one_line(capsys, config_file, 
     def exhausted(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 30397065280 bytes.\nmore")
 
-    monkeypatch.setattr("lit_het.runs.training.loop.train", exhausted)
+    monkeypatch.setattr("lit_het.training.train.loop.train", exhausted)
     line = refusal(capsys, "train", "--config", config_file)
     assert "Out of memory allocating 30397065280 bytes.); lower --data.batch-size or raise --task.microbatches" in line
 

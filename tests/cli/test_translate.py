@@ -13,20 +13,20 @@ from lit_het.apps.demo.model import open_model
 from lit_het.cli.main import main
 from lit_het.configs import translation_base
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.errors import UserError
 from lit_het.eval.decoder_suite import WriteCaptionsConfig
 from lit_het.eval.sets import unlabelled
-from lit_het.optimizers import AdamW, Optimizer
-from lit_het.runs.training import train
-from lit_het.schedules import ReverseSquareRoot, Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
+from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.schedules import ReverseSquareRoot, Schedule
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import last_line, printed, refusal, run_command
 

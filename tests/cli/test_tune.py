@@ -11,20 +11,20 @@ import jax
 import numpy as np
 import pytest
 
-from lit_het.apps import grid_runs, tuning
-from lit_het.apps.grid import Axis
-from lit_het.apps.grid_runs import GivenUp
-from lit_het.apps.search_space import Range, Search
 from lit_het.cli.main import main
 from lit_het.configs import experiment, glyph_classifier
-from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.errors import DoesNotFit, UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
+from lit_het.search import grid_runs, tuning
+from lit_het.search.grid import Axis
+from lit_het.search.grid_runs import GivenUp
+from lit_het.search.space import Range, Search
 from lit_het.training import loop
 from lit_het.training.cadence import Cadence
+from lit_het.training.log import read_metrics
 from lit_het.training.loop import NonFinite
-from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import last_line, write_config_file
 
@@ -77,7 +77,7 @@ def uncomputed(monkeypatch):
     def step(state, *_):
         return dataclasses.replace(state, step=state.step + 1), metrics
 
-    monkeypatch.setattr("lit_het.runs.training.loop.train", lambda _step, *given, **how: whole(step, *given, **how))
+    monkeypatch.setattr("lit_het.training.train.loop.train", lambda _step, *given, **how: whole(step, *given, **how))
 
 
 def arguments(file, output, *more, budget=5, fields=FIELDS):

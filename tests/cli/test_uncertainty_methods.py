@@ -18,7 +18,7 @@ import lit_het
 from lit_het.apps.demo.model import DemoModel, open_model
 from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
-from lit_het.data_pipelines.loader import Loader
+from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.errors import UserError
 from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
@@ -27,12 +27,12 @@ from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.models.opening import open_run
 from lit_het.objectives.masking import MaskingConfig
 from lit_het.objectives.mixing import Mixing
 from lit_het.random import keys_at
-from lit_het.runs.checks import check_data
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train
+from lit_het.training.checks import check_data
+from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
 from tests.cli.tiny_decoder import NAMES

@@ -4,7 +4,7 @@ import tarfile
 
 import pytest
 
-from lit_het.data_pipelines.shards import write_tar
+from lit_het.data_pipelines.shards.writing import write_tar
 from tests.cli.conftest import last_line
 
 ALLOWED = "where a fraction of 0 is allowed (lit-het data check lists them)"

@@ -9,8 +9,8 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.configs import experiment
-from lit_het.data_pipelines.images import encode_jpeg
-from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.images.decoding import encode_jpeg
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.eval.evaluation import read_records
 from tests import tiny
 from tests.cli.conftest import last_line, refusal, run_command

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from lit_het.cli.main import main
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.tokenizers import train_sentencepiece
+from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.data_pipelines.texts.tokenizers import train_sentencepiece
 from lit_het.eval.evaluators.zero_shot import ZeroShot
-from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.opening import open_run
+from lit_het.models.opening import open_run
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 NAMES = ("cat's eye", "owl, snowy", "St. Bernard", "newt (great crested)", "ice-cream", "MULE")

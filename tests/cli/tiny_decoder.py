@@ -5,16 +5,16 @@ import dataclasses
 from lit_het.configs import quickstart_decoder
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.data_config import WeightedShards
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.durations import Duration
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.runs.training import train
-from lit_het.schedules import Schedule
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.training.cadence import Cadence
+from lit_het.training.durations import Duration
+from lit_het.training.schedules import Schedule
+from lit_het.training.train import train
 from tests import tiny
 
 NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]

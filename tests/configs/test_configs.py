@@ -11,11 +11,11 @@ import pytest
 
 from lit_het import parameters
 from lit_het.configs import experiment, fine_tune_experts
-from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
-from lit_het.data_pipelines.rand_augment import RandAugment
-from lit_het.data_pipelines.tokenizers import SentencePieceConfig
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
-from lit_het.durations import Duration, RunLength
+from lit_het.configs.parsing import parse_config
+from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
+from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
@@ -31,10 +31,7 @@ from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.objectives.mixing import Mixing
-from lit_het.optimizers import Adafactor, ParameterGroup
-from lit_het.runs.parsing import parse_config
-from lit_het.runs.plan import Step
-from lit_het.schedules import Schedule
+from lit_het.planning.plan import Step
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -42,6 +39,9 @@ from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import Adafactor, ParameterGroup
+from lit_het.training.schedules import Schedule
 
 EVALUATIONS = sorted(Path("configs").glob("*_evaluations.py"))
 OTHERS = [Path("configs/__init__.py"), Path("configs/experiment.py"), *EVALUATIONS]

@@ -6,15 +6,15 @@ import pytest
 
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.transforms import InceptionCrop
+from lit_het.configs.parsing import parse_config
+from lit_het.data_pipelines.images.transforms import InceptionCrop
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.het_h import HetHConfig
-from lit_het.optimizers import SGD
-from lit_het.runs.parsing import parse_config
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.optimizers import SGD
 
 LIT, CLASSIFIER = "quickstart_lit_het_xl", "glyph_classifier"
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import pytest
 
+from lit_het.configs.parsing import parse_config
 from lit_het.planning import costs
-from lit_het.runs.parsing import parse_config
-from lit_het.runs.plan import Step
+from lit_het.planning.plan import Step
 from lit_het.towers.dispatch import DISPATCH
 
 EXPERTS = "task.image-tower.encoder.experts"

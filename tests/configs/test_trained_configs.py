@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_het.checkpoints.native import checksums
-from lit_het.checkpoints.native.saving import save_imported
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.runs.directory import checkpoint_dir, config_path
-from lit_het.runs.training import train
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.directory import checkpoint_dir, config_path
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
 from lit_het.types import TrainState
+from lit_het.weights.native import checksums
+from lit_het.weights.native.saving import save_imported
 from tests import tiny
 from tests.towers.models import like_initial
 

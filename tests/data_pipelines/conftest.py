@@ -14,11 +14,11 @@ import tokenizers
 from PIL import Image
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from lit_het.data_pipelines.images import Filter, encode_jpeg
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.storage import Unreadable
-from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.images.decoding import Filter, encode_jpeg
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.shards.stream import Stream
+from lit_het.data_pipelines.shards.writing import write_shards
 
 NUM_SAMPLES = 23
 IMAGE_SIZE = 8

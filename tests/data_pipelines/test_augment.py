@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.augment import RandomAffine, StreamRandom
+from lit_het.data_pipelines.images.augment import RandomAffine, StreamRandom
 
 STILL = RandomAffine(0.0, 1.0, 1.0, 0.0, 0.0)
 

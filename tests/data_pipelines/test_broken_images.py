@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from lit_het.data_pipelines import images
-from lit_het.data_pipelines.image_headers import MAX_SCANS, BrokenImage
-from lit_het.data_pipelines.image_repair import repaired_jpeg
-from lit_het.data_pipelines.images import Filter, decode, decode_whole, open_with_pillow
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.images import decoding
+from lit_het.data_pipelines.images.decoding import Filter, decode, decode_whole, open_with_pillow
+from lit_het.data_pipelines.images.headers import MAX_SCANS, BrokenImage
+from lit_het.data_pipelines.images.repair import repaired_jpeg
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
 from tests.data_pipelines.conftest import FILTERS, encoded
 
 SIZE = 16
@@ -503,7 +503,7 @@ def test_too_little_memory_for_an_image_masks_it_and_does_not_stop_the_run(monke
         raise MemoryError
 
     for name in ("JPEG", "PNG"):
-        place = (images._Jpeg, "decode") if name == "JPEG" else (images, "upright_rgb")
+        place = (decoding._Jpeg, "decode") if name == "JPEG" else (decoding, "upright_rgb")
         monkeypatch.setattr(*place, refuse)
         for read in (lambda name=name: decode(FILES[name], SIZE), lambda name=name: decode_whole(FILES[name])):
             with pytest.raises(BrokenImage, match="too large for the memory"):

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage, special
 
-from lit_het.data_pipelines.corruptions import CORRUPTIONS, NUM_SEVERITIES, corrupt
+from lit_het.data_pipelines.images.corruptions import CORRUPTIONS, NUM_SEVERITIES, corrupt
 
 # As published these are not in order: the severities of an elastic transform and of saturation are of different kinds,
 # the second and third of snow differ in the size of flakes, a grid of 0.5 meets pixels where one of 0.6 does not, frost

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, number_tokens, take
 from tests.refusals import assert_refused
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import safetensors
 
-from lit_het.data_pipelines.augment import HorizontalFlip
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
-from lit_het.data_pipelines.index import index_shard
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import expand, write_shards
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.data_pipelines.shards.index import index_shard
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, take
 from tests.refusals import assert_refused

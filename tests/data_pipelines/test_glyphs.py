@@ -18,12 +18,12 @@ from lit_het.data_pipelines.glyphs import (
     split_characters,
     write_glyph_shards,
 )
-from lit_het.data_pipelines.images import decode
-from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.images.decoding import decode
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.shards import expand
-from lit_het.data_pipelines.storage import content_or_raise
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import content_or_raise
+from lit_het.data_pipelines.shards.writing import expand
 from tests.refusals import assert_refused
 
 SETS = ("train", "held_out_typeface", "held_out_characters")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.data_config import WeightedShards
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.order import HeldOut, Sequential, Shuffled
-from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.order import HeldOut, Sequential, Shuffled
+from lit_het.data_pipelines.shards.portions import Portion
 from tests.data_pipelines.conftest import joined, take
 from tests.data_pipelines.test_loader import assert_equal, config, from_hosts, labels_of, rows
 from tests.refusals import assert_refused

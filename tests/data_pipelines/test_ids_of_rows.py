@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.stream import Stream
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, number_tokens, take
 
 NUM_TEXTS = 4

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.data_pipelines.images import BrokenImage, decode, encode_jpeg, resize
-from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.data_pipelines.images.decoding import BrokenImage, decode, encode_jpeg, resize
+from lit_het.data_pipelines.images.transforms import Preprocessing
 from tests.data_pipelines.conftest import encoded
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines import index, scan, seals, storage
-from lit_het.data_pipelines.index import ShardIndex, index_path, index_shard
-from lit_het.data_pipelines.shards import IMAGE, write_shards, write_tar
-from lit_het.data_pipelines.tables import Fault, ShardTable, from_bytes, to_bytes
+from lit_het.data_pipelines.shards import index, scan, seals, storage
+from lit_het.data_pipelines.shards.index import ShardIndex, index_path, index_shard
+from lit_het.data_pipelines.shards.tables import Fault, ShardTable, from_bytes, to_bytes
+from lit_het.data_pipelines.shards.writing import IMAGE, write_shards, write_tar
 from lit_het.untrusted import Malformed
 from tests.data_pipelines.conftest import cause_of, sample
 from tests.data_pipelines.prepare.conftest import make_tar

@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.captions import Text, TextPlace
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot, check_names_beside, text_of
-from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.texts.captions import Text, TextPlace
 from tests.data_pipelines.conftest import npy
 from tests.refusals import assert_refused
 

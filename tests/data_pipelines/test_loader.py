@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.images import decode, encode_jpeg
+from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
+from lit_het.data_pipelines.images.decoding import decode, encode_jpeg
+from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.rand_augment import RandAugment
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.storage import content_or_raise
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import content_or_raise
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, sample, take
 from tests.refusals import assert_refused

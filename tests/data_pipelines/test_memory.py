@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lit_het.data_pipelines.memory import MemoryBudget
+from lit_het.data_pipelines.shards.memory import MemoryBudget
 
 
 def test_threads_together_never_reserve_more_than_the_capacity():

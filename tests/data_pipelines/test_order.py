@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines.order import Chosen, Mixed, Sequential, Shuffled, WindowShuffled
+from lit_het.data_pipelines.shards.order import Chosen, Mixed, Sequential, Shuffled, WindowShuffled
 from lit_het.errors import UserError
 
 

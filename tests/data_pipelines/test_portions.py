@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.portions import ALL, Concatenated, Marked, Portion
-from lit_het.data_pipelines.shards import write_tar
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.portions import ALL, Concatenated, Marked, Portion
+from lit_het.data_pipelines.shards.writing import write_tar
 from tests.data_pipelines.conftest import NUM_SAMPLES, take
 from tests.refusals import assert_refused
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from lit_het.data_pipelines import rand_augment
-from lit_het.data_pipelines.augment import StreamRandom
-from lit_het.data_pipelines.rand_augment import CHANGES, RandAugment
+from lit_het.data_pipelines.images import rand_augment
+from lit_het.data_pipelines.images.augment import StreamRandom
+from lit_het.data_pipelines.images.rand_augment import CHANGES, RandAugment
 from tests.refusals import assert_refused
 
 AMOUNTS = (-1.0, -0.3, 0.0, 0.5, 1.0)

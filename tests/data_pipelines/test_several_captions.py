@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.augment import StreamRandom
-from lit_het.data_pipelines.captions import CaptionUnit, captions_in, member_of
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.storage import Unreadable
-from lit_het.data_pipelines.stream import Stream
-from lit_het.data_pipelines.transforms import InceptionCrop
+from lit_het.data_pipelines.images.augment import StreamRandom
+from lit_het.data_pipelines.images.transforms import InceptionCrop
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.shards.stream import Stream
+from lit_het.data_pipelines.texts.captions import CaptionUnit, captions_in, member_of
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, take
 
 # Each sample has five captions, "3 0" to "3 4"; the tokens are the numbers of the sample and its caption.

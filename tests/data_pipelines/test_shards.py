@@ -7,8 +7,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.shards import MAX_DEPTH_OF_LISTS, expand, write_shards
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.writing import MAX_DEPTH_OF_LISTS, expand, write_shards
 from lit_het.errors import UserError
 from tests.data_pipelines.conftest import sample
 from tests.refusals import assert_refused

@@ -8,11 +8,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lit_het import stores
-from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.index import ShardIndex, index_path
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.storage import Reader, Span, Unreadable
+from lit_het.data_pipelines.shards import storage, stores
+from lit_het.data_pipelines.shards.index import ShardIndex, index_path
+from lit_het.data_pipelines.shards.storage import Reader, Span, Unreadable
+from lit_het.data_pipelines.shards.writing import write_shards
 from tests.data_pipelines.conftest import cause_of
 from tests.refusals import assert_refused
 

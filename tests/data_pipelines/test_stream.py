@@ -19,19 +19,18 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het import stores
 from lit_het.configs import experiment
-from lit_het.data_pipelines import pipes
-from lit_het.data_pipelines.augment import HorizontalFlip
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
-from lit_het.data_pipelines.images import decode
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.decoding import decode
+from lit_het.data_pipelines.images.transforms import InceptionCrop
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.scan import APART, DAMAGED, EMPTY, NO_TAR, REPEATED
-from lit_het.data_pipelines.shards import expand, write_shards
-from lit_het.data_pipelines.storage import content_or_raise
-from lit_het.data_pipelines.stream import Stream
-from lit_het.data_pipelines.transforms import InceptionCrop
+from lit_het.data_pipelines.shards import pipes, stores
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.scan import APART, DAMAGED, EMPTY, NO_TAR, REPEATED
+from lit_het.data_pipelines.shards.storage import content_or_raise
+from lit_het.data_pipelines.shards.stream import Stream
+from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.errors import UserError
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, number_tokens, take

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from lit_het.apps.score_table import write_table
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.portions import Portion, without
-from lit_het.data_pipelines.suspects import Suspects
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.portions import Portion, without
+from lit_het.data_pipelines.shards.suspects import Suspects
 from lit_het.errors import UserError
 from tests.data_pipelines import test_embeddings as embeddings
 from tests.refusals import assert_refused
@@ -206,6 +206,6 @@ def test_a_table_with_long_captions_and_texts_like_formulas_is_read_as_it_was_wr
 def test_a_table_that_is_a_pipe_or_too_long_is_refused(tmp_path, name, monkeypatch):
     os.mkfifo(tmp_path / name)
     assert_refused("cannot be read .*not a regular file", Suspects(tmp_path / name).read)
-    monkeypatch.setattr("lit_het.data_pipelines.suspects.MAX_ROWS", 2)
+    monkeypatch.setattr("lit_het.data_pipelines.shards.suspects.MAX_ROWS", 2)
     write_table(tmp_path / "long.parquet", {"shard": ["a"] * 3, "key": ["b"] * 3})
     assert_refused("has more than 2 rows", Suspects(tmp_path / "long.parquet").read)

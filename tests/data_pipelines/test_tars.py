@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines import tars
-from lit_het.data_pipelines.storage import Unreadable
-from lit_het.data_pipelines.tars import DamagedTar, streamed_members, whole_members
+from lit_het.data_pipelines.shards import tars
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.shards.tars import DamagedTar, streamed_members, whole_members
 
 
 class OneWay(io.RawIOBase):

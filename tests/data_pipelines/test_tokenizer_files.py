@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from lit_het.data_pipelines import tokenizer_files
-from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer
-from lit_het.data_pipelines.tokenizers import (
+from lit_het.data_pipelines.texts import tokenizer_files
+from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextTokenizer
+from lit_het.data_pipelines.texts.tokenizers import (
     HuggingFaceTokenizer,
     SentencePieceConfig,
     SentencePieceTokenizer,

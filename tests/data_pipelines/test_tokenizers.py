@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import normalizers
 
-from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
-from lit_het.data_pipelines.tokenizers import (
+from lit_het.data_pipelines.texts.tokenizers import (
     HuggingFaceTokenizer,
     HuggingFaceTokenizerConfig,
     SentencePieceConfig,
@@ -15,6 +14,7 @@ from lit_het.data_pipelines.tokenizers import (
     Tokenizer,
     train_sentencepiece,
 )
+from lit_het.weights.huggingface.tokenizer import tokenizer_files
 from tests.data_pipelines.conftest import word_pieces
 from tests.refusals import assert_refused
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine, StreamRandom
-from lit_het.data_pipelines.images import decode, encode_jpeg, resize
-from lit_het.data_pipelines.rand_augment import RandAugment
-from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, RandomCrop, Training
+from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine, StreamRandom
+from lit_het.data_pipelines.images.decoding import decode, encode_jpeg, resize
+from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing, RandomCrop, Training
 from tests.data_pipelines.conftest import FILTERS, encoded
 from tests.refusals import assert_refused
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from lit_het.data_pipelines import watchdog
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.storage import SequentialFile
+from lit_het.data_pipelines.shards import watchdog
+from lit_het.data_pipelines.shards.storage import SequentialFile
 from lit_het.errors import UserError
 
 

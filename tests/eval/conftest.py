@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.eval.open_sets import Sets
+from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.open_sets import Sets
 from lit_het.types import Batch, ImageFeatures, TextEncoder
 from tests.eval.fake_model import FakeModel
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from lit_het.eval import ambiguity
+from lit_het.eval.metrics import ambiguity
 from tests.refusals import assert_refused
 
 

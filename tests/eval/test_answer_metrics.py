@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines.captions import questions_in
-from lit_het.eval.answer_metrics import anls, exact_match, normalized_answer, vqa_accuracy
+from lit_het.data_pipelines.texts.captions import questions_in
+from lit_het.eval.metrics.answers import anls, exact_match, normalized_answer, vqa_accuracy
 from tests.refusals import assert_refused
 
 words = st.sampled_from(["yes", "no", "Yes.", "a cat", "cat", "2", "two", "dont", "1,000", ""])

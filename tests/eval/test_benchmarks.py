@@ -7,10 +7,9 @@ import pytest
 
 from lit_het.cli import benchmark
 from lit_het.errors import UserError
-from lit_het.eval import published
-from lit_het.eval.benchmarks import SUITES, Group, Suite, check_complete, find_sets, group_means, set_name
-from lit_het.eval.published import read_published
-from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets import ImageSet, published
+from lit_het.eval.sets.benchmarks import SUITES, Group, Suite, check_complete, find_sets, group_means, set_name
+from lit_het.eval.sets.published import read_published
 from lit_het.eval.suite import ClassNamesConfig, FewShotConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
 from tests.refusals import assert_refused
 

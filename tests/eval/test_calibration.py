@@ -10,7 +10,7 @@ from scipy import optimize, special
 from sklearn.metrics import brier_score_loss, log_loss
 
 from lit_het.errors import UserError
-from lit_het.eval.calibration import (
+from lit_het.eval.metrics.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
     ReliabilityCurve,
@@ -22,8 +22,8 @@ from lit_het.eval.calibration import (
     reliability_of_confidence,
     scaled,
 )
+from lit_het.eval.metrics.scores import figures
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.scores import figures
 from tests.eval import plain
 from tests.refusals import assert_refused
 
@@ -214,7 +214,7 @@ def test_labels_of_probability_zero_and_nan_are_rejected():
 def test_scores_the_fit_and_the_scaling_do_not_depend_on_blocks(monkeypatch):
     log_p, labels = log_predictions(5)
     brier, temperature, whole = (brier_scores(log_p, labels), fit_temperature(log_p, labels), scaled(log_p, 1.7))
-    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 17)
+    monkeypatch.setattr("lit_het.eval.metrics.rows.VALUES_PER_BLOCK", 17)
     np.testing.assert_array_equal(brier_scores(log_p, labels), brier)
     assert fit_temperature(log_p, labels) == pytest.approx(temperature)
     np.testing.assert_array_equal(scaled(log_p, 1.7), whole)

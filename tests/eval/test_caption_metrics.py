@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.eval.caption_metrics import bleu, cider, cider_d, rouge_l, tokenize
+from lit_het.eval.metrics.captions import bleu, cider, cider_d, rouge_l, tokenize
 from tests.refusals import assert_refused
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lit_het.eval import captions as module
-from lit_het.eval import rows
 from lit_het.eval.captions import CaptionIndex, index_captions
+from lit_het.eval.metrics import rows
 from tests.eval.fake_model import with_text
 from tests.refusals import assert_refused
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy import special
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, confusion_matrix
 
-from lit_het.eval import classes
-from lit_het.eval.calibration import correctness
+from lit_het.eval.metrics import classes
+from lit_het.eval.metrics.calibration import correctness
 from tests.refusals import assert_refused
 
 seeds = st.integers(0, 2**32 - 1)
@@ -144,7 +144,7 @@ def test_merging_does_not_depend_on_blocks_and_takes_probabilities_of_zero(monke
     log_probabilities[3, :2] = -np.inf
     whole = classes.merge_candidates(log_probabilities, [[0, 1], [4]])
     assert whole[3].tolist() == [-np.inf, 0]
-    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 8)
+    monkeypatch.setattr("lit_het.eval.metrics.rows.VALUES_PER_BLOCK", 8)
     np.testing.assert_array_equal(classes.merge_candidates(log_probabilities, [[0, 1], [4]]), whole)
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 from lit_het.errors import UserError
-from lit_het.eval import conformal
+from lit_het.eval.metrics import conformal
 from tests.refusals import assert_refused
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 
-from lit_het.eval.diversity import Members
-from lit_het.eval.ensembles import FEW, groups, score_ensemble
+from lit_het.eval.metrics.diversity import Members
+from lit_het.eval.metrics.ensembles import FEW, groups, score_ensemble
 from lit_het.eval.selection import bald, entropy
 from tests.eval.test_ensembles import members_of, seeds, sizes
 

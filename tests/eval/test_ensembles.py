@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import special
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
-from lit_het.eval.ensembles import join, mean_prediction, score_ensemble
+from lit_het.eval.metrics.ensembles import join, mean_prediction, score_ensemble
 from tests.eval import plain
 from tests.refusals import assert_refused
 
@@ -83,7 +83,7 @@ def test_batches_join_to_the_result_of_all_and_blocks_change_nothing(monkeypatch
     parts = [score_ensemble(log_probabilities[rows], labels[rows]) for rows in (slice(0, 5), slice(5, 12))]
     assert join(parts).figures() == whole.figures()
     mean = mean_prediction(log_probabilities)
-    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 40)
+    monkeypatch.setattr("lit_het.eval.metrics.rows.VALUES_PER_BLOCK", 40)
     assert score_ensemble(log_probabilities, labels).figures() == whole.figures()
     np.testing.assert_array_equal(mean_prediction(log_probabilities), mean)
 
@@ -96,7 +96,7 @@ def test_standard_errors_are_those_of_a_plain_bootstrap_over_images(monkeypatch)
     found, errors = whole.figures()
     assert set(found) == set(errors)
     # Draws need no errors of their own.
-    monkeypatch.setattr("lit_het.eval.ensembles.calibration_standard_error", lambda confidence, correct: 0.0)
+    monkeypatch.setattr("lit_het.eval.metrics.ensembles.calibration_standard_error", lambda confidence, correct: 0.0)
     draws = np.random.default_rng(0).integers(300, size=(400, 300))
     resampled = [score_ensemble(log_probabilities[rows], labels[rows]).figures()[0] for rows in draws]
     for name in found:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.few_shot_means import evaluated_means, few_shot_means
+from lit_het.eval.metrics.few_shot_means import evaluated_means, few_shot_means
 from tests.refusals import assert_refused
 
 # SoViT Table 3, 10 shots: ImageNet, CIFAR-100, Pets, Birds, Caltech, Cars, Colorectal, DTD, UC Merced.

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.gains import difficulty, gains_of, improvement, loss_curve, mean_gains
+from lit_het.eval.metrics.gains import difficulty, gains_of, improvement, loss_curve, mean_gains
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.pareto import Cost, Point
-from lit_het.eval.significance import Estimate
 from tests.refusals import assert_refused
 
 SIZES = ("S/32", "B/32", "L/32", "L/16", "H/14")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from lit_het.eval.multi_label import ensemble_figures, figures, joint
+from lit_het.eval.metrics.multi_label import ensemble_figures, figures, joint
 from tests.refusals import assert_refused
 
 # Two images and two classes; probabilities of the classes.

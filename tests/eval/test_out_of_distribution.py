@@ -6,7 +6,7 @@ from scipy import special, stats
 from sklearn.covariance import ledoit_wolf
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from lit_het.eval.out_of_distribution import (
+from lit_het.eval.metrics.out_of_distribution import (
     FeatureModel,
     detection_errors,
     detection_figures,
@@ -51,7 +51,7 @@ def test_scores_do_not_depend_on_blocks(monkeypatch):
     features, labels = features_of(0)
     model = fit_features(features, labels)
     whole = entropy_score(logits), model.relative_mahalanobis_score(features)
-    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 17)
+    monkeypatch.setattr("lit_het.eval.metrics.rows.VALUES_PER_BLOCK", 17)
     model = fit_features(features, labels)
     parts = entropy_score(logits), model.relative_mahalanobis_score(features)
     for one, other in zip(whole, parts, strict=True):

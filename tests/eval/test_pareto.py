@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from lit_het.eval.evaluation import Drawing, Record
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.pareto import Cost, Point, direction, front_of, points_of
 from lit_het.eval.saved_runs import SavedRun
-from lit_het.eval.significance import Estimate
 from tests.refusals import assert_refused
 
 NLL, TOP1, JOINT = "zero_shot/pets/nll", "zero_shot/pets/top1", "deep_ensemble/pets/joint_nll"

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from lit_het.eval import precision_at_r
-from lit_het.eval.precision_at_r import of_classes
+from lit_het.eval.metrics import precision_at_r
+from lit_het.eval.metrics.precision_at_r import of_classes
 
 
 def by_loop(scores: np.ndarray, is_match: np.ndarray) -> tuple[float, float]:

@@ -10,8 +10,8 @@ import pytest
 
 from lit_het.eval.features import Features
 from lit_het.eval.predictions import class_scores
-from lit_het.eval.prompts import FAMILIES
-from lit_het.eval.recognition import (
+from lit_het.eval.sets.prompts import FAMILIES
+from lit_het.eval.sets.recognition import (
     LargerClassifier,
     Recognition,
     class_indices,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.eval.retrieval import Ranks, retrieve
+from lit_het.eval.metrics.retrieval import Ranks, retrieve
 from tests.refusals import assert_refused
 
 
@@ -33,8 +33,8 @@ def ranks_by_sorting(scores: np.ndarray, right: list[np.ndarray]) -> list[int]:
 
 @pytest.mark.parametrize("blocks", [(1024, 8192), (8, 5), (16, 64)])
 def test_ranks_are_those_of_sorting_all_scores(unit_vectors: Callable, monkeypatch, blocks):
-    monkeypatch.setattr("lit_het.eval.retrieval._BLOCK_IMAGES", blocks[0])
-    monkeypatch.setattr("lit_het.eval.retrieval._BLOCK_TEXTS", blocks[1])
+    monkeypatch.setattr("lit_het.eval.metrics.retrieval._BLOCK_IMAGES", blocks[0])
+    monkeypatch.setattr("lit_het.eval.metrics.retrieval._BLOCK_TEXTS", blocks[1])
     images, texts = unit_vectors(30, 8), unit_vectors(100, 8, seed=1)
     owner = np.random.default_rng(2).integers(0, 30, 100)
     scores = images.astype(np.float64) @ texts.T

@@ -1,6 +1,6 @@
 import pytest
 
-from lit_het.eval.rows import VALUES_PER_BLOCK, row_blocks
+from lit_het.eval.metrics.rows import VALUES_PER_BLOCK, row_blocks
 
 
 @pytest.mark.parametrize("values_per_row", [1, 3, 1000, VALUES_PER_BLOCK, 2 * VALUES_PER_BLOCK])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.eval.selective import aurc, aurc_standard_errors, excess_aurc, risk_coverage_curve
+from lit_het.eval.metrics.selective import aurc, aurc_standard_errors, excess_aurc, risk_coverage_curve
 from tests.refusals import assert_refused
 
 

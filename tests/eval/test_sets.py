@@ -6,7 +6,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.sets import ImageSet, parse_set
 from lit_het.types import ImageFeatures
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lit_het.eval.significance import bootstrap_error, estimate, holm, standard_error, welch, welch_tests
+from lit_het.eval.metrics.significance import bootstrap_error, estimate, holm, standard_error, welch, welch_tests
 from tests.refusals import assert_refused
 
 
@@ -121,7 +121,7 @@ def test_the_bootstrap_repeats_with_its_seed_however_draws_are_blocked(monkeypat
     values = np.random.default_rng(1).normal(size=30)
     one, same, other = (bootstrap_error(mean_of(values), 30, seed) for seed in (3, 3, 4))
     assert one == same != other
-    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 64)
+    monkeypatch.setattr("lit_het.eval.metrics.rows.VALUES_PER_BLOCK", 64)
     assert bootstrap_error(mean_of(values), 30, 3) == pytest.approx(one, rel=1e-12)
 
 

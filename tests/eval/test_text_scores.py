@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lit_het.eval.text_scores import TokenResult, caption_figures, confidence_figures
+from lit_het.eval.metrics.text_scores import TokenResult, caption_figures, confidence_figures
 from lit_het.texts import TokenPredictions
 
 # Two texts of image 7 and one of image 9; the first has a prompt of one token and three tokens of its own.

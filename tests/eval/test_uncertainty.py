@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from lit_het.eval import uncertainty
 from lit_het.eval.costs import costs
 from lit_het.eval.features import Features
+from lit_het.eval.metrics import uncertainty
 from lit_het.eval.predictions import Predictor
 from lit_het.types import ImageFeatures
 from tests.eval.fake_model import FakeModel

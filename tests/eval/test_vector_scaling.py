@@ -3,7 +3,7 @@ import pytest
 from scipy import optimize, special
 
 from lit_het.errors import UserError
-from lit_het.eval.vector_scaling import VectorScaling, fit_vector_scaling
+from lit_het.eval.metrics.vector_scaling import VectorScaling, fit_vector_scaling
 
 
 def biased_predictions(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

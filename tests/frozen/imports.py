@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-from lit_het.apps import project
+from lit_het.apps.new import project
 from lit_het.paths import locate_config, shipped_configs
 from tests.frozen import files
 

@@ -18,7 +18,7 @@ import sentencepiece
 
 from lit_het.cli.main import main
 from lit_het.configs import experiment
-from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.paths import locate_config
 from tests import conftest, tiny
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lit_het.data_pipelines.tokenizers import train_sentencepiece
+from lit_het.data_pipelines.texts.tokenizers import train_sentencepiece
 
 FOLDER = Path(__file__).parent / "hf_siglip_tokenizer"
 LENGTH = 12

@@ -7,8 +7,8 @@ vocabulary that cover most of the captions are written beside the ids, which hav
 import json
 from pathlib import Path
 
-from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
-from lit_het.data_pipelines.tokenizers import train_sentencepiece
+from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
+from lit_het.data_pipelines.texts.tokenizers import train_sentencepiece
 
 FOLDER = Path(__file__).parent / "tensorflow_text"
 # Hard captions, of which BERT's words differ from Hugging Face's from the twelfth on.

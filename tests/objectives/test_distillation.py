@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.losses.base import weights
 from lit_het.losses.distillation import prototype_cross_entropy
@@ -21,6 +20,7 @@ from lit_het.sharding import MeshConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import Duration
 from lit_het.types import Batch
 from tests.tasks.meshes import assert_same_loss, compiled, forward, on_devices, placed, start, task_of
 from tests.training.tiny_run import STEPS, TASK, Run, host_batches

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from lit_het.apps import grid, grid_runs, temperatures
-from lit_het.apps.grid import Result
 from lit_het.configs import experiment
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
+from lit_het.search import grid, grid_runs, temperatures
+from lit_het.search.grid import Result
 from scripts.compare_heads import HEADS, main
 from tests.scripts.conftest import classifier_options, refusal
 

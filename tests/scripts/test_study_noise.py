@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.glyphs import font_path
-from lit_het.data_pipelines.shards import expand
+from lit_het.data_pipelines.shards.writing import expand
 from lit_het.errors import UserError
 from scripts import study_noise
 from scripts.noise import pairs as noise

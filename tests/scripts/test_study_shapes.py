@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lit_het.apps import grid_runs
-from lit_het.apps.shape import fits, sweeps
-from lit_het.eval.significance import estimate
-from lit_het.shape_law import fitting, uncertainty
+from lit_het.eval.metrics.significance import estimate
+from lit_het.search import grid_runs
+from lit_het.search.law import fitting, uncertainty
+from lit_het.search.shape import fits, sweeps
 from lit_het.tasks.classification import ClassificationConfig
 from scripts import study_shapes
 from scripts.study_shapes import METRIC, TOP1

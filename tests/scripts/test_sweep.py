@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from lit_het.apps import grid, grid_runs
-from lit_het.apps.grid import Axis, Result
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
+from lit_het.search import grid, grid_runs
+from lit_het.search.grid import Axis, Result
+from lit_het.training.log import read_metrics
 from lit_het.training.loop import NonFinite
-from lit_het.training.metric_log import read_metrics
 from scripts.sweep import main
 from tests.scripts.conftest import refusal
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from lit_het.apps import grid, temperatures
-from lit_het.apps.temperatures import NLL, TOP1
 from lit_het.configs import experiment, glyph_classifier
-from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.training.metric_log import read_metrics
+from lit_het.search import grid, temperatures
+from lit_het.search.temperatures import NLL, TOP1
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
 from scripts.sweep_temperature import TAUS, check_taus, main, plot
 from tests.scripts.conftest import classifier_options, refusal
 
@@ -70,7 +70,7 @@ def test_table_and_plot_are_written(finished):
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("lit_het.apps.grid_runs.train_unless_done", lambda *_, **__: pytest.fail("nothing is left"))
+    monkeypatch.setattr("lit_het.search.grid_runs.train_unless_done", lambda *_, **__: pytest.fail("nothing is left"))
 
 
 @pytest.mark.slow

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from lit_het import sharding
-from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.configs import quickstart_lit_deterministic
-from lit_het.durations import Duration
-from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.training import train
 from lit_het.sharding import MeshConfig
 from lit_het.training.cadence import Cadence
-from lit_het.training.metric_log import read_metrics
+from lit_het.training.directory import checkpoint_dir
+from lit_het.training.durations import Duration
+from lit_het.training.log import read_metrics
+from lit_het.training.train import train
+from lit_het.weights.native.saving import Checkpoints
 from tests import tiny
 from tests.scripts.conftest import write_config_file
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints.resample import resample
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.objectives.distillation import DistillationConfig
@@ -22,6 +21,7 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
+from lit_het.weights.resample import resample
 from tests.tasks.meshes import KEYS, start
 
 ENCODER = EncoderConfig(width=8, depth=1, mlp_width=12, num_heads=2)

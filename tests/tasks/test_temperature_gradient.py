@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from lit_het import held_out, parameters
+from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
@@ -21,6 +21,7 @@ from lit_het.heads.temperature import BoundedTemperature, FixedTemperature, LogT
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.random import Keys, keys_at
 from lit_het.sharding import MeshConfig, batch_sharding
+from lit_het.tasks import held_out
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient, check_temperature, held_out_fraction

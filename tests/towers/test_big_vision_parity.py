@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints.big_vision.importing import read_big_vision
 from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.vit import ViT
-from tests.checkpoints.importing import (
+from lit_het.weights.big_vision.importing import read_big_vision
+from tests.towers.models import with_encoder
+from tests.weights.importing import (
     apply,
     assert_recorded,
     golden,
@@ -23,7 +24,6 @@ from tests.checkpoints.importing import (
     save,
     text_tower,
 )
-from tests.towers.models import with_encoder
 
 
 @pytest.mark.parametrize("unrolled", [pytest.param(True, marks=pytest.mark.slow), False])

@@ -19,8 +19,8 @@ from lit_het.towers.layers import Mlp
 from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from tests.checkpoints.importing import golden
 from tests.towers.models import run
+from tests.weights.importing import golden
 
 MEMBERS, WIDTH, CLASSES, DROPOUT_RATE = 2, 8, 5, 0.25
 ENCODER = EncoderConfig(width=WIDTH, depth=2, mlp_width=12, num_heads=2, unrolled=True)

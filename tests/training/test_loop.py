@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints.native.saving import Checkpoints, checksums
 from lit_het.errors import UserError
 from lit_het.training import isotropic_noise, loop, preemption
 from lit_het.training.cadence import Cadence
 from lit_het.training.isotropic_noise import IsotropicNoise
+from lit_het.training.log import MetricLog, read_metrics
 from lit_het.training.loop import NonFinite
-from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.preemption import Preempted, watched
 from lit_het.types import Batch, Metrics, TrainState
+from lit_het.weights.native.saving import Checkpoints, checksums
 from tests.training.tiny_run import STEPS, Run
 
 

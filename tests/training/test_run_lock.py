@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.training import run_lock
-from lit_het.training.run_lock import InUse, locked
+from lit_het.training import lock
+from lit_het.training.lock import InUse, locked
 
 HOLDS = """
 import sys, time
@@ -48,10 +48,10 @@ def refused(directory, match=None, *, error: type[UserError] = InUse, notify=fai
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """The lock of a process on another machine, and a function that changes it as a heartbeat."""
-    monkeypatch.setattr(run_lock, "PATIENCE", 0.2)
-    monkeypatch.setattr(run_lock, "_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(lock, "PATIENCE", 0.2)
+    monkeypatch.setattr(lock, "_POLL_INTERVAL", 0.01)
     owner = {"host": "far", "process": 7, "since": "2026-01-01T00:00:00+00:00", "machine": "another", "start": "ab"}
-    path = tmp_path / run_lock.NAME
+    path = tmp_path / lock.NAME
 
     def beat(number):
         path.write_text(json.dumps({**owner, "beats": number}).ljust(1024))
@@ -79,7 +79,7 @@ def test_after_a_kill_on_this_machine_the_next_start_begins_at_once(tmp_path):
     with holder(tmp_path) as process:
         process.kill()
         process.wait()
-        assert json.loads((tmp_path / run_lock.NAME).read_text())["process"] == process.pid
+        assert json.loads((tmp_path / lock.NAME).read_text())["process"] == process.pid
         with locked(tmp_path, fail_if_notified) as check:
             check()
 
@@ -88,7 +88,7 @@ def test_consecutive_starts_leave_no_owner(tmp_path):
     for _ in range(2):
         with locked(tmp_path / "new", fail_if_notified) as check:
             check()
-        assert (tmp_path / "new" / run_lock.NAME).read_bytes() == b""
+        assert (tmp_path / "new" / lock.NAME).read_bytes() == b""
 
 
 def test_a_start_on_another_machine_with_heartbeats_is_not_disturbed(tmp_path, elsewhere):
@@ -96,7 +96,7 @@ def test_a_start_on_another_machine_with_heartbeats_is_not_disturbed(tmp_path, e
 
 
 def test_a_start_on_another_machine_that_ends_during_the_wait_or_has_no_heartbeats_is_taken_over(tmp_path, elsewhere):
-    with locked(tmp_path, lambda line: (tmp_path / run_lock.NAME).write_bytes(b"")) as check:
+    with locked(tmp_path, lambda line: (tmp_path / lock.NAME).write_bytes(b"")) as check:
         check()
     elsewhere(1)
     lines = []
@@ -107,17 +107,17 @@ def test_a_start_on_another_machine_that_ends_during_the_wait_or_has_no_heartbea
 
 
 def test_a_start_whose_directory_was_taken_over_ends_and_keeps_the_lock_file(tmp_path, elsewhere):
-    (tmp_path / run_lock.NAME).unlink()
+    (tmp_path / lock.NAME).unlink()
     with locked(tmp_path, fail_if_notified) as check:
         elsewhere(5)  # as after this machine stood still
         with pytest.raises(InUse, match="was taken over by process 7 on far"):
             check()
-    assert json.loads((tmp_path / run_lock.NAME).read_text())["beats"] == 5
+    assert json.loads((tmp_path / lock.NAME).read_text())["beats"] == 5
 
 
 def test_an_owner_writes_heartbeats(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "BEAT", 0.01)
-    path = tmp_path / run_lock.NAME
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+    path = tmp_path / lock.NAME
     with locked(tmp_path, fail_if_notified):
         first = json.loads(path.read_text())
         while (now := json.loads(path.read_text()))["beats"] < first["beats"] + 3:
@@ -127,25 +127,25 @@ def test_an_owner_writes_heartbeats(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"host": 1}'])
 def test_a_lock_that_cannot_be_read_has_no_owner(tmp_path, content):
-    (tmp_path / run_lock.NAME).write_bytes(content)
+    (tmp_path / lock.NAME).write_bytes(content)
     with locked(tmp_path, fail_if_notified) as check:
         check()
 
 
 def test_without_locks_of_the_system_an_owner_on_this_machine_needs_heartbeats_too(tmp_path, monkeypatch, elsewhere):
-    (tmp_path / run_lock.NAME).unlink()
-    monkeypatch.setattr(run_lock, "_lock", lambda file: None)
+    (tmp_path / lock.NAME).unlink()
+    monkeypatch.setattr(lock, "_lock", lambda file: None)
     with locked(tmp_path, fail_if_notified):
-        content = json.loads((tmp_path / run_lock.NAME).read_text())
+        content = json.loads((tmp_path / lock.NAME).read_text())
 
         def beat(line):
-            (tmp_path / run_lock.NAME).write_text(json.dumps({**content, "beats": 99}).ljust(1024))
+            (tmp_path / lock.NAME).write_text(json.dumps({**content, "beats": 99}).ljust(1024))
 
         refused(tmp_path, notify=beat)
 
 
 def test_a_named_pipe_in_place_of_the_lock_and_a_directory_that_cannot_be_written_to_are_one_line_errors(tmp_path):
-    os.mkfifo(tmp_path / run_lock.NAME)
+    os.mkfifo(tmp_path / lock.NAME)
     refused(tmp_path, r"lock\.json cannot be written \(not a regular file\)", error=UserError)
     (tmp_path / "file").write_text("")
     refused(tmp_path / "file" / "run", "choose another run directory", error=UserError)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints.native import checksums
-from lit_het.durations import Duration, RunLength
-from lit_het.optimizers import SGD, Optimizer
 from lit_het.random import keys_at
-from lit_het.schedules import Linear, Schedule
 from lit_het.sharding import MeshConfig
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import SGD, Optimizer
+from lit_het.training.schedules import Linear, Schedule
 from lit_het.training.step import averaged, drawn, initial_state, make_step, of_trainable, skipping_nonfinite
 from lit_het.types import Batch
+from lit_het.weights.native import checksums
 from tests.training.tiny_run import STEPS, TASK, Run
 
 # Softmax over tokens does not see a shift that all keys share: its gradient is rounding, which Adam scales up.

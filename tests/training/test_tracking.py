@@ -11,7 +11,7 @@ import pytest
 
 from lit_het import distributed
 from lit_het.errors import UserError
-from lit_het.training.metric_log import MetricLog, read_metrics
+from lit_het.training.log import MetricLog, read_metrics
 from lit_het.training.tracking import Tracker, require
 from tests import tiny
 
@@ -111,7 +111,7 @@ def test_only_the_main_process_writes(tmp_path, service, monkeypatch):
 
 @pytest.mark.slow
 def test_services_are_imported_only_when_asked_for():
-    program = "import sys, lit_het.runs.training, lit_het.cli.main\nassert not {'wandb', 'trackio'} & set(sys.modules)"
+    program = "import sys, lit_het.training.train, lit_het.cli.main\nassert not {'wandb', 'trackio'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], env=tiny.environment(), check=True)
 
 

@@ -7,18 +7,18 @@ import jax
 import numpy as np
 
 from lit_het import distributed, parameters, sharding
-from lit_het.durations import Duration, RunLength
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.objectives.base import late_parts, with_starts
-from lit_het.optimizers import Optimizer
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Gradient
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import Duration, RunLength
+from lit_het.training.optimizers import Optimizer
+from lit_het.training.schedules import Schedule
 from lit_het.training.step import averaged, initial_state, make_step, of_trainable, plain_gradient
 from lit_het.types import Batch
 from tests.tasks import meshes
@@ -65,7 +65,7 @@ def _compiled(mesh, config, seed, average_decay, gradient_of):
 
 @dataclasses.dataclass
 class Run:
-    """What `lit_het.runs.training` puts together, without files."""
+    """What `lit_het.training.train` puts together, without files."""
 
     mesh: jax.sharding.Mesh = dataclasses.field(default_factory=lambda: ONE_DEVICE)
     config: ContrastiveConfig = TASK

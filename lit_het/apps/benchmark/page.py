@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 
 from lit_het.apps.benchmark.results import DECODING, REST, TOWER, Result
-from lit_het.eval.benchmarks import Group, Suite, group_means
-from lit_het.eval.published import Published, read_published
 from lit_het.eval.report.naming import FigureStyle
 from lit_het.eval.report.page import Section, paragraph
 from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
+from lit_het.eval.sets.benchmarks import Group, Suite, group_means
+from lit_het.eval.sets.published import Published, read_published
 
 # All figures of suites are shares.
 _SHARE = FigureStyle("", "{:.1%}", higher_is_better=True)

@@ -10,20 +10,20 @@ from pathlib import Path
 
 from lit_het.apps.benchmark import page
 from lit_het.apps.benchmark.results import Result, read_results, write_results, write_text
-from lit_het.checkpoints.native import checksums
 from lit_het.configs import experiment
 from lit_het.console import Bar, console_of_results, message
 from lit_het.errors import DataError, UserError, counted
-from lit_het.eval.benchmarks import SUITES, check_complete, find_sets
 from lit_het.eval.evaluation import line, write_record
-from lit_het.eval.open_sets import Sets
-from lit_het.eval.prompts import SET_PROMPTS, read_prompts
 from lit_het.eval.report.page import render_page
+from lit_het.eval.sets.benchmarks import SUITES, check_complete, find_sets
+from lit_het.eval.sets.open_sets import Sets
+from lit_het.eval.sets.prompts import SET_PROMPTS, read_prompts
 from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig
-from lit_het.runs.experts import with_experts
-from lit_het.runs.opening import Run, open_run
+from lit_het.models.experts import with_experts
+from lit_het.models.opening import Run, open_run
 from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel
+from lit_het.weights.native import checksums
 
 
 def benchmark(
@@ -45,13 +45,13 @@ def benchmark(
 
     Args:
         run_dir: the run.
-        suite: a name of `lit_het.eval.benchmarks.SUITES`.
+        suite: a name of `lit_het.eval.sets.benchmarks.SUITES`.
         data: a folder with the folders of sets; a path or a URL.
         output: path of the page.
         prompts: templates, see `ClassNamesConfig`.
         samples: S, the number of noise samples per image, for figures over noise samples in the saved evaluations.
         pretrained: current path of the run with the locked parameters, if it was moved.
-        experts: fields of the image tower's experts with other values, see `lit_het.runs.experts.with_experts`.
+        experts: fields of the image tower's experts with other values, see `lit_het.models.experts.with_experts`.
 
     Returns:
         The results by set.

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from lit_het.api.candidates import candidates
-from lit_het.api.images import decode
-from lit_het.api.results import describe_set
-from lit_het.data_pipelines.storage import read_lines
+from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, noise_ranks, split_labels
 from lit_het.eval.captions import CaptionIndex, index_captions
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.predictions import samples_of
-from lit_het.runs.opening import Run, open_run
+from lit_het.models.candidates import candidates
+from lit_het.models.images import decode
+from lit_het.models.opening import Run, open_run
+from lit_het.models.results import describe_set
 from lit_het.tasks import quantities
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.translator import TranslationTask

@@ -14,7 +14,7 @@ from lit_het.apps.demo.guard import AllowedHosts, Guard
 from lit_het.apps.demo.model import DemoDecoder, DemoModel
 from lit_het.apps.demo.style import ICON
 from lit_het.eval.answers import Answer, NoiseRank
-from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, PLACEHOLDER
+from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, PLACEHOLDER
 
 _SAMPLES = (8, 32, 128, 512)
 _RECONNECT_SECONDS = 60.0

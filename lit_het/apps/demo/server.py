@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lit_het.apps.demo.model import open_model
 from lit_het.console import message
-from lit_het.data_pipelines.storage import reason
+from lit_het.data_pipelines.shards.storage import reason
 from lit_het.errors import UserError
 
 _PORT = 7860

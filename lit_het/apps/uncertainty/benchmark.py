@@ -9,9 +9,9 @@ from lit_het.apps.uncertainty import page
 from lit_het.apps.uncertainty.measuring import Benchmark, BenchmarkOptions
 from lit_het.console import Bar, console_of_results, message
 from lit_het.errors import UserError
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.page import render_page
 from lit_het.eval.sets import ImageSet, parse_set, unlabelled
-from lit_het.eval.significance import Estimate
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.files import write_atomically
 

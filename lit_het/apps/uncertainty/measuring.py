@@ -11,23 +11,18 @@ from jaxtyping import Bool, Float
 from lit_het import parameters
 from lit_het.apps.scoring import caption_columns
 from lit_het.console import message
-from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.errors import UserError
-from lit_het.eval import scores
 from lit_het.eval.costs import costs
 from lit_het.eval.evaluators.out_of_distribution import open_outside
 from lit_het.eval.evaluators.retrieval import read_captions
 from lit_het.eval.evaluators.shift import open_copies
 from lit_het.eval.features import Features
-from lit_het.eval.open_sets import OpenSet, Sets
-from lit_het.eval.out_of_distribution import detection_figures
-from lit_het.eval.precision_at_r import of_classes
-from lit_het.eval.predictions import BLOCK_SIZE, Predictions, Predictor, class_scores
-from lit_het.eval.recognition import Recognition
-from lit_het.eval.selective import aurc
-from lit_het.eval.sets import ImageSet
-from lit_het.eval.suite import ClassNamesConfig
-from lit_het.eval.uncertainty import (
+from lit_het.eval.metrics import scores
+from lit_het.eval.metrics.out_of_distribution import detection_figures
+from lit_het.eval.metrics.precision_at_r import of_classes
+from lit_het.eval.metrics.selective import aurc
+from lit_het.eval.metrics.uncertainty import (
     Answers,
     Member,
     Method,
@@ -36,9 +31,14 @@ from lit_het.eval.uncertainty import (
     severity_correlation,
     views,
 )
-from lit_het.eval.vector_scaling import fit_vector_scaling
-from lit_het.runs.opening import Run, open_run
-from lit_het.runs.predictor import Model
+from lit_het.eval.metrics.vector_scaling import fit_vector_scaling
+from lit_het.eval.predictions import BLOCK_SIZE, Predictions, Predictor, class_scores
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.sets.recognition import Recognition
+from lit_het.eval.suite import ClassNamesConfig
+from lit_het.models.opening import Run, open_run
+from lit_het.models.predictor import Model
 from lit_het.types import EvaluatedModel
 
 # Of pairs, whose captions compete with one another as in lit-het data score, and of every corrupted copy: it bounds the

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report import figures, page
 from lit_het.eval.report.naming import SIGNIFICANTLY, STYLES, FigureStyle
 from lit_het.eval.report.page import Html, Section
 from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table, best_of
-from lit_het.eval.significance import Estimate
 
 # The figures of a method: ``measuring.Benchmark.measure``, with standard errors over seeds.
 Figures = Mapping[str, Estimate]

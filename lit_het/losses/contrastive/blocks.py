@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lit_het import blocks
+from lit_het.losses import blocks
 from lit_het.losses.contrastive import ring
 from lit_het.losses.contrastive.pairs import Examples, Pairs
 from lit_het.types import Queries

@@ -2,7 +2,7 @@
 
 Invalid rows are neither queries nor keys. Unless the form is "dense", the matrix of logits never exists whole: every
 device scores blocks of its own queries against the keys of all devices, and takes the gradient of a block with its
-value (`lit_het.blocks`).
+value (`lit_het.losses.blocks`).
 """
 
 import dataclasses

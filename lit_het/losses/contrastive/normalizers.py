@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lit_het import blocks
+from lit_het.losses import blocks
 from lit_het.losses.contrastive import ring
 from lit_het.losses.contrastive.blocks import Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import MASKED, Examples, Pairs

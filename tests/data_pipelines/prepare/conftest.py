@@ -16,12 +16,12 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.prepare import matlab
 from lit_het.data_pipelines.prepare.dataset import DataSet
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
-from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import content_or_raise
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.storage import content_or_raise
+from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from tests.data_pipelines.conftest import encoded
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"

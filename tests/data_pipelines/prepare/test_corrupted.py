@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.corruptions import corrupt
-from lit_het.data_pipelines.images import decode_whole, encode_jpeg
+from lit_het.data_pipelines.images.corruptions import corrupt
+from lit_het.data_pipelines.images.decoding import decode_whole, encode_jpeg
 from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
-from lit_het.data_pipelines.shards import expand, write_shards
+from lit_het.data_pipelines.shards.writing import expand, write_shards
 from tests.data_pipelines.prepare.conftest import bytes_of, unpack, written
 from tests.refusals import assert_refused
 

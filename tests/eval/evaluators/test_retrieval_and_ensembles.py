@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from lit_het.eval.ensembles import score_ensemble
-from lit_het.eval.multi_label import ensemble_figures
+from lit_het.eval.metrics.ensembles import score_ensemble
+from lit_het.eval.metrics.multi_label import ensemble_figures
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.types import Calibration, FittedTemperature

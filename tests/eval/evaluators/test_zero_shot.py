@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from scipy import special
 
-from lit_het.data_pipelines.shards import write_tar
+from lit_het.data_pipelines.shards.writing import write_tar
 from lit_het.errors import UserError
-from lit_het.eval import scores
 from lit_het.eval.evaluators.among_captions import AmongCaptions
 from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.features import ReadingTime, read_features
+from lit_het.eval.metrics import scores
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.sets import ImageSet, parse_set
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig

@@ -14,9 +14,10 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from scipy import special
 
-from lit_het.eval import report, scores
-from lit_het.eval.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
+from lit_het.eval import report
 from lit_het.eval.evaluation import Drawing, Record
+from lit_het.eval.metrics import scores
+from lit_het.eval.metrics.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
 from lit_het.eval.predictions import Predictions, highest
 from lit_het.eval.report.grids import image_row, mark_of
 from tests.eval.report.outline import Outline

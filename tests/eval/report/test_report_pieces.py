@@ -10,16 +10,16 @@ from PIL import Image
 from rich.console import Console
 
 from lit_het.eval import report
-from lit_het.eval.ambiguity import GroupErrors, RankTest
-from lit_het.eval.calibration import ReliabilityCurve
 from lit_het.eval.evaluation import Drawing, Record
+from lit_het.eval.metrics.ambiguity import GroupErrors, RankTest
+from lit_het.eval.metrics.calibration import ReliabilityCurve
+from lit_het.eval.metrics.scores import chance
+from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.figures import dots, pareto_front, scatter
 from lit_het.eval.report.grids import Mark, mark_of
 from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.page import img
 from lit_het.eval.report.texts import token
-from lit_het.eval.scores import chance
-from lit_het.eval.significance import Estimate
 
 
 def record(**changes: float) -> Record:

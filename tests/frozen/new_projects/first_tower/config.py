@@ -6,16 +6,17 @@ Train it with lit-het train --config first_tower/config.py
 
 from pathlib import Path
 
+from lit_het.data_pipelines.portions import Portion
+from lit_het.durations import Duration
+from lit_het.schedules import Schedule
+
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.portions import Portion
-from lit_het.durations import Duration
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import EncoderConfig

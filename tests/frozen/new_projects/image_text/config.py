@@ -5,17 +5,18 @@ Written by lit-het new for 1 cpu, 20.2 GiB each. Train it with lit-het train --c
 
 from pathlib import Path
 
-from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.durations import Duration
+from lit_het.runs.directory import load_config
+from lit_het.schedules import Schedule
+
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import RetrievalConfig
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.losses.contrastive import SoftmaxLoss
-from lit_het.runs.directory import load_config
-from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig

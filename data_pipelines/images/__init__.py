@@ -1,0 +1,1 @@
+"""Encoded images to arrays: checked, repaired, decoded, resized, augmented and corrupted."""

@@ -1,0 +1,186 @@
+"""Preprocessing: decodes an image and resizes it to the square input of a tower, in evaluation and training."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import UInt8
+
+from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
+from lit_het.data_pipelines.images.decoding import Box, Filter, Transparency, decode, resize, whole
+from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.errors import UserError, require_choice
+
+_MAX_TRIES = 10
+_ASPECT_RATIOS = 3 / 4, 4 / 3  # width over height
+
+Augmentation: TypeAlias = RandomAffine | HorizontalFlip | RandAugment
+"""A change of a training image after it was resized to a square."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """Evaluation preprocessing. It belongs to a tower: with another one its accuracy drops.
+
+    Attributes:
+        fit: ``"squash"`` resizes the whole image and ignores its aspect ratio; ``"crop"`` takes the central square.
+        crop_fraction: side of the central square over the shorter side of the image, usually 1 or 0.875.
+        filter: see `lit_het.data_pipelines.images.decoding`.
+        transparency: white in training here; imported models take what their own preprocessing does, "dropped".
+
+    Raises:
+        UserError: an unknown fit, filter or transparency, or a fraction outside (0, 1].
+    """
+
+    fit: Literal["squash", "crop"] = "squash"
+    crop_fraction: float = 1.0
+    filter: Filter = "area"
+    transparency: Transparency = "white"
+
+    def __post_init__(self) -> None:
+        require_choice(self, "fit", "filter", "transparency")
+        if not 0 < self.crop_fraction <= 1:
+            raise UserError(f"Preprocessing: crop_fraction = {self.crop_fraction} must be above 0 and at most 1")
+
+    def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes an image to RGB; raises as `decode` does."""
+        return self.apply_to_box(data, size, self._box(size))
+
+    def apply_to_box(
+        self, data: bytes, size: int, choose_box: Callable[[int, int], Box]
+    ) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes a part of an image to RGB, as in training; raises as `decode` does."""
+        return decode(data, size, choose_box, self.filter, transparency=self.transparency)
+
+    def apply_to_pixels(self, pixels: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "size size 3"]:
+        """Resizes an image that is already decoded, with the result that `apply` has for a PNG of it."""
+        return resize(pixels, size, self.filter, self._box(size)(*pixels.shape[:2]))
+
+    def shorter_side(self, size: int) -> int:
+        """Returns the pixels to which a crop of ``size`` pixels resizes the shorter side of the image."""
+        return max(size, round(size / self.crop_fraction))
+
+    def _box(self, size: int) -> Callable[[int, int], Box]:
+        return whole if self.fit == "squash" else functools.partial(self._central_square, size)
+
+    def _central_square(self, size: int, height: int, width: int) -> Box:
+        """Returns the box equivalent to resizing the shorter side to size / crop_fraction and cropping the centre.
+
+        Sides and offsets are rounded as in torchvision's ``Resize`` and ``CenterCrop``.
+        """
+        shorter = self.shorter_side(size)
+        rows, columns = (int(shorter * side / min(height, width)) for side in (height, width))
+        top, left = round((rows - size) / 2), round((columns - size) / 2)
+        # Multiply before dividing: then a box of the whole image has exactly its width and height.
+        right, bottom = (left + size) * width / columns, (top + size) * height / rows
+        return left * width / columns, top * height / rows, right, bottom
+
+
+@dataclasses.dataclass(frozen=True)
+class InceptionCrop:
+    """A random crop, resized to a square (Szegedy et al. 2015, Sec. 6).
+
+    Its fraction of the image's area is uniform, and its aspect ratio is log-uniform over [3/4, 4/3]. A crop that does
+    not fit into the image is drawn again; after ten attempts the largest central crop with an aspect ratio in that
+    range is taken, as in torchvision's ``RandomResizedCrop``.
+
+    Attributes:
+        min_area, max_area: fractions of the image's area.
+
+    Raises:
+        UserError: fractions out of order, or not above 0 and at most 1.
+    """
+
+    min_area: float = 0.08
+    max_area: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_area <= self.max_area <= 1:
+            raise UserError(
+                f"InceptionCrop: areas from {self.min_area} to {self.max_area} must be above 0, at most 1 and in order"
+            )
+
+    def apply(
+        self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
+    ) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decoding.decode`."""
+        return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator))
+
+    def draw(self, generator: np.random.Generator, height: int, width: int) -> Box:
+        """Draws a crop of one image, in whole pixels."""
+        low, high = _ASPECT_RATIOS
+        for _ in range(_MAX_TRIES):
+            u = generator.random(4).tolist()
+            area = height * width * (self.min_area + (self.max_area - self.min_area) * u[0])
+            # Log-uniform: 3/4 and 4/3 are then equally likely, as mirror images of each other.
+            ratio = low * (high / low) ** u[1]
+            columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 1 <= columns <= width and 1 <= rows <= height:
+                left, top = int(u[2] * (width - columns + 1)), int(u[3] * (height - rows + 1))
+                return float(left), float(top), float(left + columns), float(top + rows)
+        columns, rows = min(width, max(1, round(height * high))), min(height, max(1, round(width / low)))
+        left, top = (width - columns) // 2, (height - rows) // 2
+        return float(left), float(top), float(left + columns), float(top + rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop:
+    """A random square crop of the image after resizing to a larger square, such as 224 of 256 pixels.
+
+    Attributes:
+        fraction: side of the crop over the side of the larger square.
+
+    Raises:
+        UserError: a fraction outside (0, 1].
+    """
+
+    fraction: float = 0.875
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"RandomCrop: fraction = {self.fraction} must be above 0 and at most 1")
+
+    def apply(
+        self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
+    ) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decoding.decode`."""
+        return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator, size))
+
+    def draw(self, generator: np.random.Generator, size: int, height: int, width: int) -> Box:
+        """Draws a crop of one image, in whole pixels of the larger square."""
+        larger = max(size, round(size / self.fraction))
+        left, top = generator.integers(0, larger - size, 2, endpoint=True).tolist()
+        pixel_width, pixel_height = width / larger, height / larger
+        return left * pixel_width, top * pixel_height, (left + size) * pixel_width, (top + size) * pixel_height
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Training preprocessing.
+
+    Attributes:
+        preprocessing: of evaluation; training uses its filter and its rule for transparency.
+        crop: the random crop; None uses the evaluation preprocessing.
+        augmentations: changes of the resized image, in order.
+    """
+
+    preprocessing: Preprocessing
+    crop: InceptionCrop | RandomCrop | None = None
+    augmentations: tuple[Augmentation, ...] = ()
+
+    def apply(self, data: bytes, size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes an image to RGB; all random draws come from the generator.
+
+        Raises:
+            BrokenImage: as `lit_het.data_pipelines.images.decoding.decode`.
+        """
+        if self.crop is None:
+            pixels = self.preprocessing.apply(data, size)
+        else:
+            pixels = self.crop.apply(data, size, self.preprocessing, generator)
+        for augmentation in self.augmentations:
+            pixels = augmentation.apply(pixels, generator)
+        return pixels

@@ -1,0 +1,1 @@
+"""Captions to token ids."""

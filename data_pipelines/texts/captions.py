@@ -1,0 +1,260 @@
+"""Texts of a sample: captions, which are the lines of a text or those of a JSON member, answers, or translations."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from lit_het.data_pipelines.labels import text_of
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.errors import UserError
+from lit_het.untrusted import parse_json
+
+Tokenizer = Callable[[list[str]], np.ndarray]
+CaptionUnit = Literal["line", "text"]
+QUESTION = "{question}"
+"""Stands for the question in a prompt."""
+
+
+def member_of(place: str) -> str:
+    """Returns the member that holds captions: ``json`` of the place ``json/caption``."""
+    return place.partition("/")[0]
+
+
+def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
+    """Returns the captions in the text of a member, at least one, none of them blank.
+
+    Args:
+        text: the content of the member.
+        place: the member; ``json/caption`` is the field ``caption`` of the JSON object that it holds.
+        unit: "line" takes each line of a text, or each text of a JSON list, for a caption, and leaves out blank ones;
+            "text" takes the whole text for one.
+
+    Raises:
+        Unreadable: there is no caption, or it is not text.
+    """
+    found: Any = _json_field(text, place) if "/" in place else text.split("\n") if unit == "line" else text
+    written: list[str] = []
+    for caption in found if isinstance(found, list) and unit == "line" else [found]:
+        if not isinstance(caption, str):
+            raise Unreadable("empty caption", f"it is not text, but of type {type(caption).__name__}")
+        if caption.strip():
+            written.append(caption.strip() if unit == "line" else caption)
+    if not written:
+        raise Unreadable("empty caption", repr(text[:100]))
+    return written
+
+
+def _json_field(text: str, place: str) -> Any:
+    try:
+        found = parse_json(text)[place.partition("/")[2]]
+        for caption in found if isinstance(found, list) else [found]:
+            if isinstance(caption, str):
+                caption.encode()  # JSON may contain lone surrogates, which tokenizers reject
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable(f"nothing in .{place}", f"{type(error).__name__}: {storage.reason(error)}") from error
+    return found
+
+
+class Question(NamedTuple):
+    """A question about an image, its answers, and the type by which a set reports accuracies."""
+
+    question: str
+    answers: tuple[str, ...]
+    type: str | None
+
+
+def questions_in(text: str, place: str) -> list[Question]:
+    """Returns the questions in the text of a member, those without answers too.
+
+    Args:
+        text: the content of the member.
+        place: the field of the JSON object that it holds, as in `captions_in`.
+
+    Raises:
+        Unreadable: a question has no text or list of answers.
+    """
+    found, entries = [], _json_field(text, place)
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+        question, answers, kind = (
+            entry.get(name) if isinstance(entry, dict) else None for name in ("question", "answers", "type")
+        )
+        if not isinstance(question, str) or not isinstance(answers, list):
+            raise Unreadable("not a question", f"questions[{number}] has no question and answers")
+        written = tuple(answer.strip() for answer in answers if isinstance(answer, str))
+        try:
+            "".join([question, *written]).encode()
+        except UnicodeEncodeError as error:  # JSON may contain lone surrogates, which tokenizers reject
+            raise Unreadable("not a question", f"questions[{number}] is not valid text: {error.reason}") from error
+        # A blank answer is one of the ten people's, but a question that has no other has none.
+        written = written if any(written) else ()
+        found.append(Question(question.strip(), written, kind if isinstance(kind, str) else None))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPlace:
+    """Where the texts of a data set are, and what a decoder is given before them.
+
+    Attributes:
+        place: the member, or a field in it, as in `captions_in`; a decoder also reads ``questions`` of a JSON object.
+        unit: see `captions_in`.
+        prompt: see `lit_het.data_pipelines.data_config.LoaderConfig`.
+    """
+
+    place: str = "txt"
+    unit: CaptionUnit = "line"
+    prompt: str | None = None
+
+    @property
+    def member(self) -> str:
+        """The member that holds the texts."""
+        return member_of(self.place)
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether the texts are answers to questions, for a decoder."""
+        return self.place.endswith("/questions")
+
+    def read(self, content: bytes) -> "list[Text]":
+        """Returns the texts in a member: its captions, or the answers to each of its questions.
+
+        Raises:
+            Unreadable: as `captions_in`, or no question has an answer.
+        """
+        text = text_of(content)
+        if self.prompt is None or not self.has_questions:
+            return [Text(self.prompt or "", caption) for caption in captions_in(text, self.place, self.unit)]
+        found = []
+        for question, answers, _ in questions_in(text, self.place):
+            prompt = self.prompt.replace(QUESTION, question)
+            found += [Text(prompt, answer) for answer in answers if answer]
+        if not found:
+            raise Unreadable("no answer", "none of its questions has one")
+        return found
+
+
+class Text(NamedTuple):
+    """A text to learn, and what a decoder is given before it."""
+
+    prompt: str
+    text: str
+
+
+@runtime_checkable
+class DecoderTokenizer(Protocol):
+    """Turns prompts and texts into token ids, one after the other."""
+
+    def prompted(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids ``[n l]``, and which of them belong to the text or its end token ``[n l]``."""
+        ...
+
+    def fits(self, prompt: str) -> bool:
+        """Returns whether a prompt leaves room for a token of text and the end token."""
+        ...
+
+
+@runtime_checkable
+class SourceTokenizer(Protocol):
+    """Turns texts to translate into token ids.
+
+    Attributes:
+        length: tokens of a row.
+    """
+
+    length: int
+
+    def whole(self, texts: list[str]) -> np.ndarray:
+        """Returns ids ``[n length]`` of whole texts.
+
+        Raises:
+            UserError: a text has more tokens.
+        """
+        ...
+
+
+class Sources:
+    """Token ids ``[b n]`` of texts to translate, in place of images.
+
+    Args:
+        place: of the text of a sample, see `captions_in`.
+        tokenizer: of these texts; None to count samples only.
+
+    Attributes:
+        member, field: as of `lit_het.data_pipelines.batches.Input`.
+    """
+
+    field = "source"
+
+    def __init__(self, place: str, tokenizer: Tokenizer | SourceTokenizer | None):
+        self.member, self._place, self._tokenizer = member_of(place), place, tokenizer
+
+    def zeros(self, count: int) -> np.ndarray:
+        """Rows of padding."""
+        return np.zeros((count, self._known_tokenizer.length), np.int32)
+
+    def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
+        """Returns the ids of one text.
+
+        Raises:
+            Unreadable: there is no text, or it has too many tokens.
+        """
+        [text] = captions_in(text_of(content), self._place, "text")
+        try:
+            return self._known_tokenizer.whole([text.strip()])[0]
+        except UserError as error:
+            raise Unreadable("source too long", str(error)) from error
+
+    @property
+    def _known_tokenizer(self) -> SourceTokenizer:
+        if not isinstance(self._tokenizer, SourceTokenizer):
+            raise UserError("data.source is for decoders, whose tokenizer is a SentencePieceConfig; set `tokenizer`")
+        return self._tokenizer
+
+
+class Captions:
+    """Token ids ``[b l]`` of texts.
+
+    Args:
+        places: of each data set, see `TextPlace`.
+        tokenizer: texts to ids; where there are prompts, a `DecoderTokenizer`.
+
+    Raises:
+        UserError: there are prompts, and the tokenizer is for text towers only.
+    """
+
+    def __init__(self, places: Sequence[TextPlace], tokenizer: Tokenizer | DecoderTokenizer):
+        self.places, self._tokenizer = tuple(places), tokenizer
+        self._is_prompted = self.places[0].prompt is not None
+        if self._is_prompted and not isinstance(tokenizer, DecoderTokenizer):
+            raise UserError("data.prompt is for decoders, whose tokenizer is a SentencePieceConfig; set `tokenizer`")
+
+    def read(self, content: bytes, data_set: int = 0) -> list[Text]:
+        """Returns the texts in a member of a sample of a data set.
+
+        Raises:
+            Unreadable: as `TextPlace.read`, or a prompt leaves no room for its text.
+        """
+        found = self.places[data_set].read(content)
+        if self._is_prompted:
+            assert isinstance(self._tokenizer, DecoderTokenizer)
+            for prompt in dict.fromkeys(text.prompt for text in found):
+                if not self._tokenizer.fits(prompt):
+                    raise Unreadable("prompt too long", f"no position is left after {prompt[:100]!r}")
+        return found
+
+    def fields(self, texts: list[Text], valid: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the fields of a `Batch`, zeros in invalid rows."""
+        prompts, captions = [text.prompt for text in texts], [text.text for text in texts]
+        if isinstance(self._tokenizer, DecoderTokenizer) and self._is_prompted:
+            ids, target = self._tokenizer.prompted(prompts, captions)
+            found = {"text": ids, "text_target": target}
+        else:
+            assert callable(self._tokenizer)
+            found = {"text": self._tokenizer(captions)}
+        # The tokenizer makes an end token of the empty texts of invalid rows.
+        for rows in found.values():
+            rows[~valid] = 0
+        return found

@@ -1,0 +1,160 @@
+"""Labelled sets of images, as configurations and the command line name them; `lit_het.eval.features` reads them."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import tyro
+
+from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards.portions import ALL, Portion, common_shards
+from lit_het.data_pipelines.shards.writing import expand
+from lit_het.errors import UserError, require_at_least
+from lit_het.eval.sets.prompts import CLASS_NAMES_FILE, WORDS_FILE
+from lit_het.paths import named_folder
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
+    """A set in clip_benchmark's layout: shards in a folder, with ``classnames.txt`` in it or in its parent.
+
+    Attributes:
+        name: used in the names of metrics.
+        directory: the folder with ``classnames.txt``, which labels index, and the folders of shards; a path or a URL.
+        split: the folder of shards in the directory; or, for shards elsewhere, a URL or an absolute path.
+        portion: the part of the split's images to use, such as the last 2 % of a training set.
+        batch_size: images per device. The number of devices then changes no result, nor which images get a slot in a
+            mixture of experts.
+        embeddings: a folder written by ``lit-het embed`` for these shards, read in place of images.
+        multi_label: images have several classes, as vectors in members ``.npy``.
+        caption_words: images have several classes, the words of their captions (members ``.txt``) that ``words.txt``
+            lists, in place of ``classnames.txt``.
+        max_bad_fraction: the fraction of images that may be broken or unlabelled; these are left out of all metrics.
+        labelled: whether class names and labels are read.
+
+    Raises:
+        UserError: the batch size is below 1, or labels are both vectors and words.
+    """
+
+    name: tyro.conf.Suppress[str]
+    directory: tyro.conf.Suppress[str]
+    split: str = "test"
+    portion: Portion = ALL
+    batch_size: int = 64
+    embeddings: str | None = None
+    multi_label: bool = False
+    caption_words: bool = False
+    max_bad_fraction: float = 0.0
+    labelled: tyro.conf.Suppress[bool] = True
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "batch_size")
+        if self.portion.by == "caption":
+            # A set does not know which member of its samples holds the captions of a training.
+            raise UserError(
+                f"{self.name}: portion {self.portion}: a set has portions by sample, by key or in order; give one"
+            )
+        if self.multi_label and self.caption_words:
+            raise UserError("labels are vectors or words of captions; give one of --multi-label and --caption-words")
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether an image may have several classes."""
+        return self.multi_label or self.caption_words
+
+    @property
+    def names_file(self) -> str:
+        """The name of the file with the class names."""
+        return WORDS_FILE if self.caption_words else CLASS_NAMES_FILE
+
+    @property
+    def shards(self) -> str:
+        """The folder of shards: in the set's directory, unless the split is a URL or an absolute path."""
+        if storage.is_remote(self.split) or os.path.isabs(self.split):
+            return self.split
+        if storage.is_remote(self.directory):
+            return self.directory if self.split == "." else f"{self.directory}/{self.split}"
+        return os.path.normpath(f"{self.directory}/{self.split}")
+
+    def overlaps(self, shards: Sequence[str], portion: Portion) -> bool:
+        """Returns whether the set may have images in common with a portion of shards, by their paths, not contents."""
+        return bool(common_shards(_expanded([self.shards]), self.portion, _expanded(shards), portion))
+
+
+def _expanded(shards: Sequence[str]) -> list[str]:
+    try:
+        return expand(shards)
+    except UserError:  # it is reported where the shards are opened
+        return list(shards)
+
+
+def require_one_label(config: ImageSet) -> None:
+    """Checks that a set has one label per image.
+
+    Raises:
+        UserError: images have several.
+    """
+    if config.has_several_labels:
+        flag = "--caption-words" if config.caption_words else "--multi-label"
+        raise UserError(
+            f"{config.name}: only zero-shot and ensemble support several labels per image; leave out {flag}"
+        )
+
+
+def require_other_split(config: ImageSet, train_split: str) -> None:
+    """Checks that the training split is not the test split.
+
+    Raises:
+        UserError: both splits are the same folder, also where their paths are written differently.
+    """
+    if have_same_shards(config, dataclasses.replace(config, split=train_split)):
+        raise UserError(
+            f"{config.name}: cannot train and test on the same split, {config.split}; give another --train-split"
+        )
+
+
+def have_same_shards(one: ImageSet, other: ImageSet) -> bool:
+    """Returns whether the shards of two sets are in the same folder, also where its path is written differently."""
+    return storage.canonical(one.shards) == storage.canonical(other.shards)
+
+
+def parse_set(argument: str, like: ImageSet) -> ImageSet:
+    """Parses ``NAME=FOLDER`` or ``FOLDER`` into a set; all other fields are those of ``like``.
+
+    The folder contains the class names (if the set is labelled), and either shards or a folder ``like.split`` of
+    shards. Or it contains shards, and its parent the class names. Without NAME, the set has the name of the
+    folder, or of its parent if the folder is ``like.split``.
+
+    Raises:
+        UserError: the folder or its class names are missing, or the name has a slash.
+    """
+    name, folder = named_folder(argument)
+    parent, _, last = folder.rpartition("/")
+    directory, split = folder, "." if _has_shards(folder) else like.split
+    if like.labelled and not storage.exists(f"{folder}/{like.names_file}"):
+        directory, split = parent or ".", last
+        if not storage.exists(f"{directory}/{like.names_file}"):
+            raise UserError(
+                f"no {like.names_file} in {folder} or its parent; write one with one class name per line, "
+                "or take the captions of images as classes, with lit-het zero-shot --captions txt"
+            )
+    if not name:
+        name = parent.rpartition("/")[2] if last == like.split and parent.rpartition("/")[2] else last
+    return dataclasses.replace(like, name=name, directory=directory, split=split)
+
+
+def unlabelled(folder: str, name: str | None = None) -> ImageSet:
+    """Returns a folder or pattern of shards as a set whose class names and labels are not read, called by its folder.
+
+    Args:
+        folder: of shards, or a pattern.
+        name: another name.
+    """
+    return ImageSet(name or folder, folder, split=storage.absolute(folder), labelled=False)
+
+
+def _has_shards(folder: str) -> bool:
+    try:
+        return bool(expand(folder))
+    except UserError:
+        return False

@@ -1,0 +1,1 @@
+"""``lit-het embed``: stores the embeddings of a locked tower."""

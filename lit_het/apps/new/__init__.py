@@ -1,0 +1,1 @@
+"""``lit-het new``: a project for one's own pairs, or for a first image tower."""

@@ -1,0 +1,1 @@
+"""``lit-het quickstart``: data, an upstream tower, LiT runs, their evaluation and a report."""

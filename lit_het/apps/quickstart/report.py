@@ -1,0 +1,205 @@
+"""The sections that the quickstart adds to its report, and its findings."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lit_het.apps.quickstart.evaluation import (
+    TITLES,
+    Homoglyphs,
+    Models,
+    Suspects,
+    group_errors,
+    noise_by_ambiguity,
+    zero_shot,
+)
+from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
+from lit_het.data_pipelines.glyphs import name_of
+from lit_het.eval.drawings import thumbnails
+from lit_het.eval.evaluators.zero_shot import CALIBRATED
+from lit_het.eval.metrics.ambiguity import RankTest
+from lit_het.eval.metrics.significance import Estimate, standard_error
+from lit_het.eval.report import figures, grids, page
+from lit_het.eval.report.comparison import comparison_table
+from lit_het.eval.report.figures import Line
+from lit_het.eval.report.grids import Mark
+from lit_het.eval.report.naming import STYLES
+from lit_het.eval.report.page import Html, Section
+from lit_het.eval.report.predictions import top_names
+from lit_het.eval.report.runs import Opening
+from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
+from lit_het.eval.saved_runs import SavedRun
+
+_VERDICTS = {1: "better", -1: "worse", 0: "not significantly different"}
+TITLES_OF_CONDITIONS = {"clean": "clean captions", "noisy": "40 % of the Cyrillic captions wrong"}
+
+
+def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
+    """Returns what the quickstart shows, in sentences whose words follow from the figures."""
+    noise, loss = (suspects.auroc(by) for by in ("noise_norm", "loss"))
+    return [
+        describe_new_images(models),
+        *(describe_condition(models[condition], TITLES_OF_CONDITIONS[condition]) for condition in ("noisy", "clean")),
+        f"Wrong training captions are found by the noise norm of their images with an AUROC of {noise:.3f}, by their "
+        f"loss with {loss:.3f}: the noise marks images whose captions are unreliable, the loss single captions.",
+    ]
+
+
+def describe_new_images(models: Mapping[str, Models]) -> str:
+    """Returns which head is better in a typeface that training has not seen, in one sentence."""
+    found = {TITLES_OF_CONDITIONS[name]: _fitted_nll(models[name], TYPEFACE) for name in ("noisy", "clean")}
+    parts = (f"{verdict} after training with {title} ({values})" for title, (verdict, values) in found.items())
+    return f"Beside the deterministic head, the fitted NLL of HET-XL on new images is {', and '.join(parts)}."
+
+
+def describe_condition(both: Models, title: str) -> str:
+    """Returns which head is better, in a typeface that training has not seen and on characters that it has not seen."""
+    (known, of_known), (new, of_new) = (_fitted_nll(both, name) for name in (TYPEFACE, CHARACTERS))
+    (ece, of_ece), (new_ece, of_new_ece) = (_calibration_error(both, name) for name in (TYPEFACE, CHARACTERS))
+    return (
+        f"HET-XL beside the deterministic head, trained with {title}: on new images its NLL with fitted temperatures "
+        f"is {known} ({of_known}), and its calibration error before fitting is {ece} ({of_ece}); on new characters the "
+        f"NLL is {new} ({of_new}), and the calibration error is {new_ece} ({of_new_ece})."
+    )
+
+
+def _fitted_nll(both: Models, name: str) -> tuple[str, str]:
+    """Returns what the fitted NLL of HET-XL is in comparison, and both values.
+
+    Its standard error is over the differences of single images, which both heads share.
+    """
+    runs = (both.het_xl, both.deterministic)
+    one, other = (zero_shot(run, name).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
+    error = standard_error(one - other)
+    found = STYLES["nll"].compared(Estimate(float(np.mean(one - other)), error), Estimate(0.0, 0.0))
+    return _VERDICTS[found], f"{one.mean():.3f} against {other.mean():.3f}, difference ± {error:.3f}"
+
+
+def _calibration_error(both: Models, name: str) -> tuple[str, str]:
+    """Returns what the calibration error of HET-XL as trained is in comparison, and both values."""
+    one, other = (zero_shot(run, name).estimate("ece") for run in (both.het_xl, both.deterministic))
+    style = STYLES["ece"]
+    shown = (style.shown(value.mean, value.error) for value in (one, other))
+    return _VERDICTS[style.compared(one, other)], " against ".join(shown)
+
+
+def summary_section(
+    models: Mapping[str, Models], suspects: Suspects, finding: str, results: Mapping[str, Any]
+) -> Section:
+    """Returns what HET-XL buys: both heads with clean and with wrong captions, and how the noise finds these."""
+    facts = {
+        "names": f"{results['num_names']:,}",
+        "seconds": f"{results['seconds']:.0f}",
+        "peak memory": f"{results['peak_memory_bytes'] / 1e9:.2f} GB",
+        "seed": results["seed"],
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+    }
+    return Section(
+        "What HET-XL buys",
+        (
+            _both_conditions(models, "Right answers", "top1", "top-1", as_share=True),
+            page.paragraph(finding),
+            _noise_of_captions(suspects),
+            _noisiest(suspects),
+            page.facts(facts),
+        ),
+        f"New images of {results['num_names']:,} names in a typeface that training has not seen; evaluation labels are "
+        "clean, and predictions without noise.",
+    )
+
+
+def opening(models: Mapping[str, Models], sentences: Sequence[str]) -> Opening:
+    """Returns the top of the page, with the fitted NLL of both heads."""
+    plot = _both_conditions(
+        models, "NLL on new images, temperature fitted", f"{CALIBRATED}/nll", "nats, lower is better"
+    )
+    return Opening("Quickstart: HET-XL beside a deterministic head", sentences, plot)
+
+
+def comparison_section(both: Models, condition: str) -> Section:
+    """Returns all figures of both heads, trained in one condition."""
+    compared = both.compared()
+    table = comparison_table(compared, "± standard error over images")
+    return Section(
+        f"Both heads, {TITLES_OF_CONDITIONS[condition]}",
+        (table.html(), page.paragraph(describe_comparison(compared))),
+        "A uniform prediction is perfectly calibrated, so chance has no calibration error.",
+    )
+
+
+def homoglyphs_section(het_xl: SavedRun, homoglyphs: Homoglyphs, noise: Mapping[str, RankTest]) -> Section:
+    """Returns the noise of homoglyphs and of unique shapes, and the top names of images with homoglyphs marked."""
+    ambiguous, unique = noise_by_ambiguity(het_xl, homoglyphs, np.ones_like(homoglyphs.marked))
+    tests = (
+        f"{kind.capitalize()}: {describe_rank_test(test, 'homoglyphs', 'unique shapes', 'HET-XL noise norm')}"
+        for kind, test in noise.items()
+    )
+    errors = describe_group_errors(group_errors(het_xl, TYPEFACE, homoglyphs), "HET-XL")
+    return Section(
+        "Homoglyphs",
+        (
+            page.paragraph(f"{TITLES[TYPEFACE].capitalize()}: {errors}"),
+            *map(page.paragraph, tests),
+            figures.distribution(
+                "Noise of homoglyphs and of unique shapes",
+                {"homoglyphs": ambiguous, "unique shapes": unique},
+                "noise norm √tr Σ(x)",
+            ),
+            grids.mark_legend("looks the same as the right answer"),
+            top_names(zero_shot(het_xl, TYPEFACE), homoglyphs.groups),
+        ),
+        "Some characters of different scripts have the same shape, so their names cannot be distinguished. Homoglyphs "
+        "are mostly plain letters: if a difference over all characters vanishes within plain and within marked ones, "
+        "the noise follows marks, not ambiguity.",
+    )
+
+
+def _both_conditions(
+    models: Mapping[str, Models], title: str, name: str, y_label: str, *, as_share: bool = False
+) -> Html:
+    ticks = {float(place): f"{condition} captions" for place, condition in enumerate(models)}
+
+    def line(runs: list[SavedRun], colour: int) -> Line:
+        records = [zero_shot(run, TYPEFACE) for run in runs]
+        errors = [record.errors[name] for record in records]
+        return Line(tuple(ticks), [record.figures[name] for record in records], errors, colour=colour)
+
+    lines = {
+        "deterministic": line([both.deterministic for both in models.values()], 0),
+        "HET-XL": line([both.het_xl for both in models.values()], 1),
+    }
+    caption = "Bars: standard errors over images."
+    return figures.plot(title, lines, "", y_label, ticks=ticks, as_share=as_share, caption=caption)
+
+
+def _noise_of_captions(suspects: Suspects) -> Html:
+    norms, wrong = suspects.scored.columns["noise_norm"], suspects.wrong
+    scripts = np.array([name_of(character).partition(" ")[0] for character in suspects.characters])
+    affected = np.isin(scripts, np.unique(scripts[wrong]))
+    groups = {
+        "wrong captions": norms[wrong],
+        "right captions of the same script": norms[affected & ~wrong],
+        "other images": norms[~affected],
+    }
+    return figures.distribution(
+        "Noise of the training images", {name: found for name, found in groups.items() if found.size}, "noise norm"
+    )
+
+
+def _noisiest(suspects: Suspects, count: int = 12) -> Html:
+    rows = suspects.scored.order("noise_norm")[:count]
+    captions = [
+        f"{suspects.scored.captions[row]} (is {name_of(suspects.characters[row])})"
+        if suspects.wrong[row]
+        else suspects.scored.captions[row]
+        for row in rows
+    ]
+    return grids.image_strip(
+        "The training images with the most noise, and their captions",
+        thumbnails(suspects.scored.opened, suspects.scored.positions[rows]),
+        captions,
+        [f"{suspects.scored.columns['noise_norm'][row]:.2f}" for row in rows],
+        [Mark.WRONG if suspects.wrong[row] else Mark.RIGHT for row in rows],
+    )

@@ -1,0 +1,347 @@
+"""``lit-het calibrate``: fits the temperatures of a trained run on images that it was not trained on."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, UInt8
+from rich.table import Table
+
+from lit_het.console import Bar, console_of_results, message
+from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.shards.index import ShardSummary
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.portions import ALL, Portion
+from lit_het.data_pipelines.texts.captions import Tokenizer
+from lit_het.errors import UserError, counted, require_at_least
+from lit_het.eval.features import Features, read_features
+from lit_het.eval.metrics.calibration import fit, scaled
+from lit_het.eval.metrics.conformal import ConformalThresholds, candidates_digest, fit_conformal
+from lit_het.eval.predictions import Predictor, predict
+from lit_het.eval.sets.recognition import distinct_captions, embed_texts, report_equal
+from lit_het.models.calibration.saved import calibration_path, write_calibration
+from lit_het.models.calibration.split import LEAST_IMAGES, MOST_IMAGES, split_samples
+from lit_het.models.calibration.tokens import read_tokens
+from lit_het.models.opening import Run, open_run
+from lit_het.models.writer import Writer
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.every_task import WritingTask
+from lit_het.training.directory import checkpoint_dir, find_pretrained, load_config
+from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
+from lit_het.weights.native.saving import Checkpoints
+
+_BATCH_SIZE = 64  # images per device, as in evaluations
+_TEXTS = 8  # per device: each of their tokens has a log-probability of the whole vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrateOptions:
+    """How temperatures are fitted.
+
+    Attributes:
+        shards: of images with captions or, for a classifier, with labels.
+        portion: of their samples.
+        samples: S, the noise samples of an image; without effect for a head without noise.
+        embeddings: a folder written by ``lit-het embed`` for these shards, read in place of images.
+    """
+
+    shards: tuple[str, ...]
+    portion: Portion = ALL
+    samples: int = 16
+    embeddings: str | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "samples")
+
+
+class Seen(NamedTuple):
+    """A model that was trained on some images, and a shard of them."""
+
+    model: Path
+    shard: str
+
+
+class SeenByModel(UserError):
+    """The model that a run has its towers from was trained on the images."""
+
+
+def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | None = None) -> Calibration:
+    """Fits the temperatures of a run's newest checkpoint, prints them, and writes ``calibration.json`` into the run.
+
+    An image-text model chooses among the distinct captions of all images, and the label of an image is its caption, of
+    several the first; a classifier chooses among its classes; a decoder chooses each token of the first text of an
+    image, given the tokens before it. Predictions are fitted without noise and, if the head has noise, as means over S
+    samples.
+
+    Raises:
+        UserError: the run or the data cannot be read, fewer than `LEAST_IMAGES` images are readable, the run or an
+            image-text model that its towers come from was trained on one of them, or no temperature fits.
+    """
+    run = open_run(run_dir, pretrained)
+    model = run.model(calibrated=False)
+    is_decoder = isinstance(run.task, WritingTask)
+    if model.num_classes == 0 and not is_decoder:
+        raise UserError(f"{run_dir} is an image tower without head: it has no classes to calibrate")
+    # Of an image-text model with a decoder beside, the temperature is that of its images and texts.
+    writer = model.writer if is_decoder else None
+    assert writer is None or isinstance(writer, Writer)
+    (writer or model).check_samples(options.samples)
+    captions: dict[str, np.ndarray] = {}  # with the tokens of each
+    loader = _open(run, model, options, captions)
+    _require_enough(loader.num_samples, options)
+    _check_unseen(run, loader, pretrained)
+    fits = _fit_images(model, loader, options) if writer is None else _fit_tokens(writer, loader, options)
+    report_equal("caption", sorted(captions.items()))
+    found = Calibration(
+        data=options.shards,
+        portion=str(options.portion),
+        digest=loader.digest,
+        num_images=fits.num_images,
+        num_candidates=fits.num_candidates,
+        num_samples=max(fits.by_samples),
+        noiseless=fits.by_samples[0],
+        monte_carlo=fits.by_samples[max(fits.by_samples)] if len(fits.by_samples) > 1 else None,
+    )
+    write_calibration(run_dir, run.step, found, fits.conformal)
+    console_of_results().print(_table(found, fits))
+    message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fits:
+    """Fitted temperatures.
+
+    Attributes:
+        by_samples: by the number of noise samples, 0 without noise.
+        num_images: that they were fitted on.
+        num_candidates: among how many captions, classes or tokens the model chose.
+        conformal: thresholds of prediction sets; None for a decoder.
+        num_tokens: that they were fitted on; None where each image has one prediction.
+        token_errors: calibration errors of tokens before and after, by the number of noise samples.
+    """
+
+    by_samples: dict[int, FittedTemperature]
+    num_images: int
+    num_candidates: int
+    conformal: ConformalThresholds | None = None
+    num_tokens: int | None = None
+    token_errors: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+
+def _fit_images(model: EvaluatedModel, loader: Loader, options: CalibrateOptions) -> _Fits:
+    """Fits the choice among captions or classes."""
+    features, tokens = _read(model, loader, " ".join(options.shards))
+    _require_enough(len(features.labels), options)
+    candidates, num_candidates = None, model.num_classes or 0
+    if tokens is not None:
+        first, labels = distinct_captions(tokens, " ".join(options.shards))
+        features, num_candidates = dataclasses.replace(features, labels=labels), len(first)
+        with Bar("embedding captions", num_candidates, "captions") as bar:
+            candidates = embed_texts(model, tokens[first], bar.advance)
+    log_p = {
+        count: predict(Predictor(model, num_candidates, candidates, count), features).log_probabilities
+        for count in sorted({0, options.samples if model.has_noise else 0})
+    }
+    fitted = {count: fit(values, features.labels) for count, values in log_p.items()}
+    # A single temperature depends so little on any one image that the images stay exchangeable with new ones.
+    conformal = fit_conformal(scaled(log_p[0], fitted[0].temperature), features.labels)
+    if tokens is not None:
+        conformal = dataclasses.replace(conformal, candidates=candidates_digest(tokens))
+    return _Fits(fitted, len(features.labels), num_candidates, conformal)
+
+
+def _fit_tokens(writer: Writer, loader: Loader, options: CalibrateOptions) -> _Fits:
+    """Fits the choice of each token of a decoder."""
+    samples = sorted({0, writer.check_samples(options.samples)})
+    tokens = read_tokens(writer, loader, samples, " ".join(options.shards))
+    _require_enough(tokens.num_images, options)
+    fitted = {count: tokens.fit(count) for count in samples}
+    errors = {count: tokens.calibration_errors(count, fitted[count].temperature) for count in samples}
+    return _Fits(fitted, tokens.num_images, writer.vocabulary_size, num_tokens=len(tokens.label), token_errors=errors)
+
+
+def _table(calibration: Calibration, fits: _Fits) -> Table:
+    """Returns the temperatures and what they change: likelihoods, and calibration errors of tokens."""
+    count, chosen = calibration.num_images, counted(calibration.num_candidates, "candidate")
+    title = f"{counted(count, 'image')}, {chosen}"
+    if fits.num_tokens is not None:
+        title = f"{counted(count, 'text')}, means over {fits.num_tokens:,} tokens"
+    shown = Table("prediction", title=title, title_justify="left")
+    columns = ["NLL before", "NLL after", *(["ECE before", "ECE after"] if fits.token_errors else [])]
+    for column in ("T ± standard error", *columns):
+        shown.add_column(column, justify="right")
+    for count, fitted in fits.by_samples.items():
+        name = f"mean of {counted(count, 'sample')}" if count else "no noise"
+        errors = [f"{error:.4f}" for error in fits.token_errors.get(count, ())]
+        shown.add_row(name, str(fitted), f"{fitted.nll_before:.4f}", f"{fitted.nll_after:.4f}", *errors)
+    return shown
+
+
+def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: dict[str, np.ndarray]) -> Loader:
+    """Returns the loader of the images with their captions, which it adds to ``captions`` as it reads, or labels."""
+    trained_on, is_decoder = run.config.data, isinstance(run.task, WritingTask)
+    labels = None if model.text is not None or is_decoder else trained_on.labels or ClassIndex()
+    if not isinstance(labels, ClassIndex | None):
+        raise UserError(
+            f"{run.run_dir} is a classifier of several labels an image, for which there is no temperature; its "
+            "probabilities are used as trained"
+        )
+    # What training leaves out of these shards, or weights less, is no standard for other images either.
+    suspects = trained_on.suspects if options.shards == trained_on.shards else None
+    data = LoaderConfig(
+        shards=options.shards,
+        image_size=trained_on.image_size,
+        batch_size=(_TEXTS if is_decoder else _BATCH_SIZE) * model.features.num_shards,
+        labels=labels,
+        portion=options.portion,
+        captions=trained_on.captions,
+        caption_unit=trained_on.caption_unit,
+        prompt=trained_on.prompt if is_decoder else None,
+        source=trained_on.source,
+        preprocessing=trained_on.preprocessing,
+        max_bad_fraction=trained_on.max_bad_fraction,
+        embeddings=options.embeddings,
+        suspects=None if suspects is None else dataclasses.replace(suspects, weight=0.0),
+    )
+    tokenize = None if model.text is None else _noting(model.text.tokenize, captions)
+    loader = Loader(data, run.tokenizer if is_decoder else tokenize)
+    if loader.stored is not None:
+        loader.stored.check_tower(run.tower)
+    if labels is not None and loader.num_classes != model.num_classes:
+        raise UserError(
+            f"{' '.join(options.shards)} has {loader.num_classes} classes, the classifier {model.num_classes}; "
+            "calibrate on images of its classes"
+        )
+    return loader
+
+
+def _noting(tokenize: Tokenizer, captions: dict[str, np.ndarray]) -> Tokenizer:
+    """Returns the tokenizer, which adds every text and its tokens to ``captions``."""
+
+    def noted(texts: list[str]) -> np.ndarray:
+        tokens = tokenize(texts)
+        captions.update((text, row) for text, row in zip(texts, tokens, strict=True) if text)  # not of an invalid row
+        return tokens
+
+    return noted
+
+
+def _read(model: EvaluatedModel, loader: Loader, name: str) -> tuple[Features, Int[np.ndarray, "n l"] | None]:
+    """Returns the features of the images, and the tokens of their captions."""
+    tokens: list[np.ndarray] = []
+
+    def noted(batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if batch.text is not None:
+                tokens.append(batch.text[batch.valid])
+            yield batch
+
+    count = min(loader.num_samples, MOST_IMAGES)
+    with Bar(f"reading {name}", count, "images") as bar:
+        [features] = read_features([model.features], noted(loader.epoch(num_samples=count)), bar.advance, name)
+    return features, np.concatenate(tokens) if tokens else None
+
+
+def _require_enough(num_images: int, options: CalibrateOptions) -> None:
+    if num_images < LEAST_IMAGES:
+        raise UserError(
+            f"{' '.join(options.shards)} has {counted(num_images, 'image')} to calibrate on; take at least "
+            f"{LEAST_IMAGES}"
+        )
+
+
+def _check_unseen(run: Run, held_out: Loader, pretrained: Path | None) -> None:
+    """Checks that neither the run nor a model that its towers come from was trained on a sample.
+
+    Raises:
+        UserError: one was.
+    """
+    if (found := seen(run.run_dir, held_out, pretrained)) is None:
+        return
+    if found.model != run.run_dir:
+        raise SeenByModel(
+            f"{found.model}, from which {run.run_dir} has its towers, was trained on images of {found.shard}; take "
+            f"others: lit-het calibrate {run.run_dir} --data OTHERS"
+        )
+    raise UserError(
+        f"{run.run_dir} was trained on images of {found.shard}; calibrate on others, such as those that "
+        "--data.portion :98% leaves out of a training, with --portion 98%:"
+    )
+
+
+def seen(run_dir: Path, images: Loader, pretrained: Path | None = None) -> Seen | None:
+    """Returns by which training images were seen: that of a run, or of an image-text model that its towers come from.
+
+    A message names a model whose training shards cannot be read.
+
+    Args:
+        run_dir: the run.
+        images: of some shards.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+    """
+    for model in _models(run_dir, pretrained):
+        if shard := _trained_on(model, images):
+            return Seen(model, shard)
+    return None
+
+
+def _models(run_dir: Path, pretrained: Path | None) -> Iterator[Path]:
+    """Yields a run and, one after the other, the image-text models that its towers come from."""
+    yield run_dir
+    with contextlib.suppress(UserError):  # one that is gone
+        while (source := load_config(run_dir).pretrained) is not None:
+            run_dir, pretrained = find_pretrained(pretrained or source.run, run_dir), None
+            if not isinstance(load_config(run_dir).task, ContrastiveConfig):
+                return
+            yield run_dir
+
+
+def _trained_on(run_dir: Path, images: Loader) -> str | None:
+    """Returns a shard of the images of which a run was trained on a sample; None also where that cannot be known."""
+    config = load_config(run_dir)
+    if not config.data.shards:  # an imported model
+        return None
+    try:
+        if config.data.stream is not None:
+            raise UserError("it was trained on a stream, which has no index")
+        # Prompts need the tokenizer of a decoder, and change no sample.
+        mixture = tuple(dataclasses.replace(one, prompt=None) for one in config.data.mixture)
+        others = {"embeddings": None, "text_embeddings": None, "suspects": None}
+        data = dataclasses.replace(config.data, prompt=None, mixture=mixture, **others)
+        # The loader requires captions only with a tokenizer; any tokenizer will do.
+        loader = Loader(data, config.tokenizer and (lambda texts: np.zeros((len(texts), 1), np.int32)))
+        return _shared(images, split_samples(config, loader)[0])
+    except UserError as error:
+        with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+            info, _ = checkpoints.at(checkpoints.newest_step()).read_info()
+        # The shards of training cannot be read, but a copy of all of them is known by its digest. Runs of earlier
+        # versions have only the one in which their suspects count.
+        if info.get("shards_digest", info.get("data_digest")) != images.index.digest:
+            message(f"not checked whether {run_dir} was trained on these images: {error}")
+            return None
+        return _shared(images, split_samples(config, images)[0])
+
+
+def _shared(held_out: Loader, trained_on: Loader) -> str | None:
+    """Returns a shard of which both loaders read a sample, also where it is a copy; None if there is none."""
+    chosen = {shard.digest: rows for shard, rows in _rows(held_out)}
+    for shard, rows in _rows(trained_on):
+        others = chosen.get(shard.digest, rows[:0])
+        if (rows[: len(others)] & others[: len(rows)]).any():
+            return shard.address
+    return None
+
+
+def _rows(loader: Loader) -> Iterator[tuple[ShardSummary, UInt8[np.ndarray, " n"]]]:
+    """Yields the shards of which a loader reads samples, and which rows, in one bit for each."""
+    first = 0
+    for shard in loader.index.summaries:
+        marks = loader.numbers.marks(range(first, first + shard.count))
+        if marks.any():
+            yield shard, np.packbits(marks)
+        first += shard.count

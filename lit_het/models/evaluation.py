@@ -1,0 +1,237 @@
+"""``lit-het evaluate``, and the commands for single evaluations such as ``lit-het zero-shot``."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from lit_het import distributed
+from lit_het.configs import experiment
+from lit_het.console import console_of_results, message
+from lit_het.errors import UserError
+from lit_het.eval.evaluation import Evaluation, cell, write_record
+from lit_het.eval.evaluators.among_captions import AmongCaptions
+from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
+from lit_het.files import write_atomically
+from lit_het.models.averaging import means_over
+from lit_het.models.calibration.images import seen
+from lit_het.models.experts import with_experts
+from lit_het.models.opening import Run, open_run
+from lit_het.models.sizes import AS_TRAINED, Sizes, with_sizes
+from lit_het.paths import require_different
+from lit_het.training.directory import load_config
+from lit_het.weights.native import checksums
+
+# Fields in which the members of a deep ensemble differ.
+_SEEDS = {"run_dir", "seed", "data.seed", "pretrained.run"}
+
+
+def evaluate(
+    checkpoints: Sequence[Path],
+    configs: Sequence[EvaluationConfig],
+    *,
+    pretrained: Path | None = None,
+    output: Path | None = None,
+    calibrated: bool = True,
+    reference: Path | None = None,
+    experts: Sequence[str] = (),
+    sizes: Sizes = AS_TRAINED,
+) -> list[Evaluation]:
+    """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
+
+    Several few-shot evaluations with the same fit are followed by their means. The results of experts that are used in
+    another way than in training, or of other sizes of patches or images, are not saved: they are of another model, for
+    which no temperatures were fitted.
+
+    Args:
+        checkpoints: directory of the run, or of each member of an ensemble.
+        configs: the evaluations.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+        output: JSON file for the metrics.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
+        reference: directory of a run whose saved few-shot accuracies are the reference of the weighted mean.
+        experts: fields of the image tower's experts with other values, see `lit_het.models.experts.with_experts`.
+        sizes: of patches and images, see `lit_het.models.sizes.with_sizes`.
+
+    Raises:
+        UserError: the run or a set cannot be read, or an evaluation, the experts or the sizes do not fit the run or the
+            reference.
+    """
+    is_other = bool(experts) or sizes != AS_TRAINED
+    titles = [(type(config), config.data.name) for config in configs]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise UserError(f"two data sets are called {title[1]}; give each a different name with --data NAME=FOLDER")
+    check_output(output)
+    for config in configs if is_other else ():
+        if config.data.embeddings is not None:
+            what = "experts" if experts else "sizes"
+            raise UserError(f"the embeddings of {config.data.name} are of other {what}; leave out --embeddings")
+    if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
+        raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
+    check_members(checkpoints)
+    means = means_over(configs, reference)
+    opened = [with_sizes(with_experts(open_run(one, pretrained), experts), sizes) for one in checkpoints]
+    run = opened[0]
+    _check_finished(opened)
+    _check_no_copies(opened)
+    data = run.config.data
+    sets = Sets(data.image_size, data.preprocessing, lambda: run.tower, data.source, run.tokenizer)
+    evaluators = [config.build(sets) for config in configs]
+    models = [one.model(calibrated=calibrated and not is_other) for one in opened]
+    for evaluator in evaluators:  # before any evaluator reads images
+        evaluator.check(*models)
+        if isinstance(evaluator, AmongCaptions):
+            _report_seen(run, evaluator.opened, pretrained)
+    found, console = [], console_of_results()
+
+    def keep(evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
+        found.append(evaluation)
+        is_main = distributed.is_main_process()
+        if is_main:  # all processes have the same results
+            console.print(table(evaluation))
+        if not is_other:
+            write_record(evaluation, run.run_dir, run.step, settings)
+        if output is not None and is_main:  # after each evaluation, in case a later one fails
+            metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
+            write_atomically(output, json.dumps(metrics, indent=2) + "\n")
+
+    members = {"checkpoints": [f"{one.run_dir} at step {one.step}" for one in opened]} if len(opened) > 1 else {}
+    for config, evaluator in zip(configs, evaluators, strict=True):
+        keep(evaluator(*models), experiment.to_dict(config) | members)
+    for mean, settings in means(found):
+        keep(mean, settings)
+    if is_other:
+        flag = "--experts" if experts else "other sizes"
+        message(
+            f"not saved in the run: with {flag} it is another model, without the temperatures of lit-het calibrate; "
+            "--output FILE writes its metrics"
+        )
+    else:
+        message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
+    return found
+
+
+def _report_seen(run: Run, opened: OpenSet, pretrained: Path | None) -> None:
+    """Says so if the images of captions as classes were trained on."""
+    if found := seen(run.run_dir, opened.loader, pretrained):
+        message(
+            f"{found.model} was trained on images of {found.shard}: figures of {opened.config.name} are no test; "
+            "--portion takes those that training held out"
+        )
+
+
+def check_output(output: Path | None) -> None:
+    """Raises a `UserError` if a file for metrics cannot be written where it is wanted."""
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        raise UserError(f"--output {output} must be a file in an existing folder; create the folder, or name a file")
+
+
+def check_members(checkpoints: Sequence[Path]) -> None:
+    """Checks, before any of them is opened, that runs can form an ensemble.
+
+    Raises:
+        UserError: one is listed twice, they preprocess images differently, or are classifiers of different numbers of
+            classes.
+    """
+    require_different(checkpoints)
+    configs = [load_config(checkpoint) for checkpoint in checkpoints]
+    first = configs[0]
+    for checkpoint, other in zip(checkpoints, configs, strict=True):
+        pair = f"{checkpoint} and {checkpoints[0]}"
+        if (other.data.image_size, other.data.preprocessing) != (first.data.image_size, first.data.preprocessing):
+            raise UserError(
+                f"{pair} preprocess images differently and cannot form an ensemble; evaluate them one by one"
+            )
+        classes = [getattr(config.task, "num_classes", None) for config in (other, first)]
+        if None not in classes and len({*classes}) == 2:
+            raise UserError(
+                f"{pair} are classifiers of {classes[0]} and of {classes[1]} classes and cannot form an ensemble; "
+                "evaluate them one by one"
+            )
+
+
+def _check_no_copies(runs: Sequence[Run]) -> None:
+    """Checks that no run is another one in a second folder, which would be counted as a second member.
+
+    Raises:
+        UserError: two have the same parameters and task.
+    """
+    if len(runs) < 2:
+        return
+    models = [(run.config.task, checksums.digest(run.params)) for run in runs]
+    for number, model in enumerate(models):
+        if model in models[:number]:
+            original = runs[models.index(model)].run_dir
+            raise UserError(
+                f"{runs[number].run_dir} is a copy of {original}: its parameters are the same; leave it out"
+            )
+
+
+def _check_finished(runs: Sequence[Run]) -> None:
+    """Checks that runs which differ in their seeds alone were trained equally long."""
+    for run in runs[1:]:
+        behind, ahead = sorted((run, runs[0]), key=lambda one: one.step)
+        differing = experiment.differences(run.config, runs[0].config)
+        if behind.step < ahead.step and differing.keys() <= _SEEDS:
+            raise UserError(
+                f"{behind.run_dir} is at step {behind.step} and {ahead.run_dir} at step {ahead.step}; finish its "
+                "training with --resume, or leave it out"
+            )
+
+
+def table(evaluation: Evaluation) -> Table:
+    """Returns the metrics of an evaluation with standard errors, one column per part.
+
+    With many parts the table is transposed, without errors.
+    """
+    rows, parts = {}, {}
+    for path in evaluation.figures:
+        part, _, figure = path.rpartition("/")
+        rows[figure], parts[part] = None, None
+    # A table may have many rows but only few columns.
+    transposed = len(parts) >= len(rows)
+    # Many columns leave no space for errors.
+    notes = ["standard errors: see the run's folder or lit-het report"] if transposed and evaluation.errors else []
+    caption = Text("\n".join(filter(None, (*notes, evaluation.calibrated)))) or None
+    title = Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}")
+    shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    shown.add_column("part" if transposed else "figure", overflow="fold")
+    for column in rows if transposed else parts:
+        shown.add_column(Text(column or "value"), justify="right")
+    if not transposed:
+        shown.add_column("chance", justify="right")
+    for row in parts if transposed else rows:
+        paths = [f"{row}/{column}" if transposed else f"{column}/{row}" for column in (rows if transposed else parts)]
+        cells = [cell(evaluation, path.removeprefix("/"), with_error=not transposed) for path in paths]
+        chance = [] if transposed else [f"{evaluation.chance[row]:.4f}" if row in evaluation.chance else ""]
+        shown.add_row(Text(row), *cells, *chance)
+    return shown
+
+
+def evaluate_suite(
+    checkpoints: Sequence[Path],
+    config: Path | None,
+    *,
+    pretrained: Path | None = None,
+    output: Path | None = None,
+    calibrated: bool = True,
+    experts: Sequence[str] = (),
+    sizes: Sizes = AS_TRAINED,
+) -> list[Evaluation]:
+    """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration.
+
+    Raises:
+        UserError: there are none; otherwise as `evaluate`.
+    """
+    configs = load_config(checkpoints[0]).evaluations if config is None else experiment.load_evaluations(config)
+    if not configs:
+        raise UserError(
+            f"the configuration of {checkpoints[0]} lists no evaluations; name a file of them with --config"
+        )
+    how: Any = {"pretrained": pretrained, "output": output, "calibrated": calibrated}
+    return evaluate(checkpoints, configs, experts=experts, sizes=sizes, **how)

@@ -1,0 +1,170 @@
+"""Opens trained runs from their directories.
+
+A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``manifest.json`` with their SHA-256,
+``weights/``, ``metrics.jsonl`` and ``tensorboard/``; after ``lit-het calibrate`` also ``calibration.json``.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from lit_het import parameters, sharding
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.texts.tokenizers import Tokenizer
+from lit_het.errors import UserError
+from lit_het.models.calibration.saved import read_calibration
+from lit_het.models.predictor import Programs
+from lit_het.models.pretrained import TOWERS, abstract_params, locked_params
+from lit_het.models.tower_fingerprints import tower_fingerprint
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classifier import ClassificationTask
+from lit_het.tasks.every_task import AnyTask
+from lit_het.training.directory import check_chain, checkpoint_dir, load_config, tokenizer_path
+from lit_het.types import Calibration, EvaluatedModel, Params
+from lit_het.weights import portable
+from lit_het.weights.native import checksums
+from lit_het.weights.native.saving import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained model.
+
+    Attributes:
+        run_dir: directory of the run.
+        config: configuration of its training.
+        task: computes with the parameters.
+        params: of all parts; without ``head`` if only an image tower was imported.
+        tokenizer: for captions; None for a classifier.
+        step: number of optimizer updates of the checkpoint.
+    """
+
+    run_dir: Path
+    config: ExperimentConfig
+    task: AnyTask
+    params: Params
+    tokenizer: Tokenizer | None
+    step: int
+
+    def model(self, *, calibrated: bool = True, mesh: Mesh | None = None) -> EvaluatedModel:
+        """Returns the model for evaluators; by default with the temperatures of ``lit-het calibrate``, on all devices.
+
+        Raises:
+            UserError: the file of the temperatures is damaged.
+        """
+        mesh = mesh or MeshConfig().build()
+        placed = sharding.place(self.params, sharding.tree_shardings(self.params, mesh))
+        programs = Programs(self.task, mesh, self.tokenizer, self.config.data.prompts)
+        return programs.model(placed, self.tower, self._text_tower(), self.calibration if calibrated else None)
+
+    @functools.cached_property
+    def calibration(self) -> Calibration | None:
+        """The temperatures that were fitted to this checkpoint; a message tells of those of another one."""
+        return read_calibration(self.run_dir, self.step)
+
+    @functools.cached_property
+    def tower(self) -> str:
+        """Fingerprint of the image tower."""
+        return tower_fingerprint(self.config, self.params)
+
+    def _text_tower(self) -> str:
+        """Returns a key that differs between models that embed texts differently."""
+        if self.tokenizer is None:
+            return ""
+        fields = experiment.to_dict(self.config)
+        vocabulary = hashlib.sha256(self.tokenizer.model_bytes).hexdigest()
+        others = {part: params for part, params in self.params.items() if part != "image_tower"}
+        return json.dumps([fields["task"], fields["tokenizer"], vocabulary, checksums.digest(others)])
+
+
+def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
+    """Opens the newest checkpoint of a run, and loads its locked parameters from their source.
+
+    Args:
+        run_dir: the run, or a folder of ``lit-het export --to lit-het``.
+        pretrained: current path of the run or file with the locked parameters, if it was moved.
+
+    Raises:
+        UserError: a file is missing or does not fit, or the locked parameters are not those of training.
+    """
+    config = load_config(run_dir)
+    check_chain(run_dir)
+    task = config.task.build()
+    tokenizer = None
+    if config.tokenizer is not None:
+        tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
+    if portable.is_portable(run_dir):
+        params, step = portable.read(run_dir, task)
+        return Run(run_dir, config, task, params, tokenizer, step)
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+        step = checkpoints.newest_step()
+        _, saved = checkpoints.at(step).read_info()
+    shapes = abstract_params(task)
+    if isinstance(task, ClassificationTask) and not any(path.startswith("params/head/") for path in saved):
+        shapes = {"image_tower": shapes["image_tower"]}
+    return Run(run_dir, config, task, _restore_params(config, shapes, run_dir, pretrained), tokenizer, step)
+
+
+def _restore_params(
+    config: ExperimentConfig,
+    shapes: Params,
+    run_dir: Path,
+    pretrained: Path | None,
+) -> Params:
+    """Returns the newest checkpoint's parameters, merged with the locked parameters."""
+    locked_like, trainable_like = parameters.partition(shapes, config.task.locked)
+    if config.pretrained is not None and pretrained is not None:
+        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
+    locked = locked_params(_moved(config, pretrained), run_dir, locked_like)
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+        trainable, info = checkpoints.restore_params(trainable_like)
+    if checksums.digest(locked) != info.get("locked_checksum"):
+        origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
+        raise UserError(
+            f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
+            "give the original with --pretrained"
+        )
+    locked = parameters.cast(locked, config.task.compute_type)  # as in training
+    return parameters.merge(locked, trainable)
+
+
+def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
+    """Returns the configuration with the current path of the towers' weights.
+
+    Raises:
+        UserError: the towers' weights come from two files, which one path cannot replace.
+    """
+    towers: dict[str, Any] = {part: vars(config.task).get(part) for part in TOWERS}
+    addresses = {part: tower.weights for part, tower in towers.items() if getattr(tower, "weights", None)}
+    if weights is None or not addresses:
+        return config
+    # The part of a file follows a colon, as in x.npz:img.
+    places = {part: address.partition(".npz:") for part, address in addresses.items()}
+    if len({file.removesuffix(".npz") for file, _, _ in places.values()}) > 1:
+        raise UserError(
+            f"the towers' weights come from {' and '.join(addresses.values())}; --pretrained {weights} can replace "
+            "only one of them: move the files back, or link them"
+        )
+    moved = {
+        part: dataclasses.replace(towers[part], weights=f"{weights}:{subtree}" if subtree else str(weights))
+        for part, (_, _, subtree) in places.items()
+    }
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **moved))
+
+
+def with_absolute_weights(config: Any) -> Any:
+    """Returns a task's configuration with absolute paths of weights, to open it from other directories."""
+    for part in TOWERS:
+        tower: Any = vars(config).get(part)
+        address = getattr(tower, "weights", None)
+        if address is not None and "://" not in address:
+            config = dataclasses.replace(
+                config, **{part: dataclasses.replace(tower, weights=str(Path(address).resolve()))}
+            )
+    return config

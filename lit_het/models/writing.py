@@ -1,0 +1,89 @@
+"""Texts of a decoder in batches, and translations, for `lit_het.models.model`."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from lit_het import arguments
+from lit_het.console import Bar
+from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
+from lit_het.errors import UserError
+from lit_het.eval.answers import BATCH_SIZE, features_of
+from lit_het.eval.predictions import samples_of
+from lit_het.models.opening import Run
+from lit_het.tasks.translator import TranslationTask
+from lit_het.texts import GenerationConfig, TextWriter, Written
+
+
+def write_in_batches(
+    writer: TextWriter,
+    rows: Iterator[Float[np.ndarray, " f"]],
+    count: int,
+    prompt: str,
+    how: GenerationConfig,
+    *,
+    samples: int,
+    seed: int,
+) -> list[list[Written]]:
+    """Returns the texts of each image, or of each text to translate, the best first.
+
+    Args:
+        writer: the decoder.
+        rows: features of the images.
+        count: their number.
+        prompt: what all texts follow.
+        how: how texts are written.
+        samples: S, the number of noise samples.
+        seed: of the noise and of sampling.
+    """
+    found: list[list[Written]] = []
+    while some := list(itertools.islice(rows, BATCH_SIZE)):
+        # All batches have the same shape, so that JAX compiles once.
+        padded = np.stack(some + some[-1:] * (min(BATCH_SIZE, count) - len(some)))
+        prompts, numbers = [prompt] * len(padded), range(len(found), len(found) + len(padded))
+        found += writer.write(padded, prompts, how, samples=samples, seed=seed, numbers=numbers)[: len(some)]
+    return found
+
+
+def translations(
+    run: Run,
+    writer: TextWriter,
+    texts: Sequence[str],
+    prompt: str | None,
+    generation: Mapping[str, Any],
+    *,
+    samples: int | None,
+    seed: int,
+) -> list[list[Written]]:
+    """Returns the translations of each text, see `lit_het.models.model.Model.translate`.
+
+    Raises:
+        UserError: the model does not translate, there are no texts, or one has too many tokens.
+    """
+    if not isinstance(run.task, TranslationTask):
+        raise UserError(f"{run.run_dir} does not translate; train a model with TranslationConfig, see docs/decoder.md")
+    assert isinstance(run.tokenizer, SentencePieceTokenizer), "checked in training"
+    ids = run.tokenizer.whole(list(texts))
+    prompt = writer.caption_prompt if prompt is None else arguments.text(prompt, "prompt")
+    most = generation.get("num_tokens")
+    most = writer.max_new_tokens(prompt) if most is None else most
+    num_texts = 1 if generation.get("temperature") else 4
+    how = GenerationConfig(**{"num_texts": num_texts, **generation, "num_tokens": most})
+    rows = shown(features_of(writer.features, ids, len(ids)), len(ids), "texts")
+    return write_in_batches(writer, rows, len(ids), prompt, how, samples=samples_of(writer, samples), seed=seed)
+
+
+def shown(
+    rows: Iterable[Float[np.ndarray, " f"]], count: int, what: str = "images"
+) -> Iterator[Float[np.ndarray, " f"]]:
+    """Yields the features of images or texts, with a progress bar if they are more than a batch."""
+    if count <= BATCH_SIZE:
+        yield from rows
+        return
+    with Bar(f"encoding {what}", count, what) as bar:
+        for row in rows:
+            yield row
+            bar.advance(1)

@@ -1,0 +1,254 @@
+"""``lit-het plan``: memory and operations of a training step on N devices, without the devices."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from lit_het import parameters, sharding
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.heads.sampling import logits_at_once
+from lit_het.objectives.base import objectives_of
+from lit_het.objectives.tokens import token_logits_at_once
+from lit_het.planning import costs
+from lit_het.planning.program import Program, memory_bytes, read_program
+from lit_het.random import keys_at
+from lit_het.tasks.base import Progress
+from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.towers.dispatch import DISPATCH
+from lit_het.training.build import build
+from lit_het.training.durations import RunLength
+from lit_het.training.step import initial_state, jit_step
+from lit_het.types import Batch, Params, TrainState
+
+# Arrays of the size of a block of logits: the logits, their probabilities and their gradient.
+_COPIES_OF_LOGITS = 3
+# The number of steps does not change the cost of a step.
+_ANY_LENGTH = RunLength(num_steps=10**9, batch_size=1, epoch_size=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """The compiled step of one device.
+
+    Attributes:
+        arguments: bytes of state, locked parameters and batch per device.
+        temporary: bytes of intermediate values per device.
+        program: its matrix products and collectives.
+        seconds: compile time.
+    """
+
+    arguments: int
+    temporary: int
+    program: Program
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Memory, operations and collectives of a training step.
+
+    Attributes:
+        mesh: of the devices.
+        batch_size: number of examples on all devices.
+        counts: parameters (locked, trainable) of each part of the model.
+        flops: floating point operations of all matrix products of a step, on all devices together.
+        dispatch_flops: those among them that move tokens to experts and back.
+        memory: bytes per device by formula, by content.
+        compiled: the step as compiled.
+    """
+
+    mesh: Mesh
+    batch_size: int
+    counts: dict[str, tuple[int, int]]
+    flops: int
+    dispatch_flops: int
+    memory: dict[str, int]
+    compiled: Compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """Shapes and shardings of the inputs of a step."""
+
+    state: TrainState
+    locked: Params
+    batch: Batch
+
+
+class Step:
+    """The training step of a configuration, as shapes only: nothing is allocated."""
+
+    def __init__(self, config: ExperimentConfig, mesh: Mesh):
+        sharding.check_batch_size(config.data.batch_size, mesh)
+        self.config, self.mesh = config, mesh
+        self._task, self.optimizer, self._losses, self._gradients, self._step = build(config, _ANY_LENGTH, at_end=True)
+        locked, trainable = parameters.partition(self._task.shapes, self._task.locked)
+        locked = jax.eval_shape(lambda params: parameters.cast(params, config.task.compute_type), locked)
+        averages = config.average_decay is not None
+        state = jax.eval_shape(lambda params: initial_state(params, self.optimizer, averages=averages), trainable)
+        self.inputs = _Inputs(self._placed(state), self._placed(locked), self._batch(config.data.batch_size))
+
+    def _placed(self, tree: Any) -> Any:
+        places = sharding.tree_shardings(tree, self.mesh)
+        return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+
+    def _batch(self, rows: int) -> Batch:
+        """Returns the shapes of a batch of ``rows`` examples."""
+        place, task = sharding.batch_sharding(self.mesh), self.config.task
+
+        def of(*shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=place)
+
+        image = stored = source = None
+        if isinstance(task, TranslationConfig):
+            source = of(task.text_tower.length, dtype=jnp.int32)
+        else:
+            size = task.image_tower.image_size
+            image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
+        is_stored = self.config.data.embeddings is not None
+        suspects = self.config.data.suspects
+        text = stored_text = target = ids = label = None
+        if isinstance(task, ContrastiveConfig):
+            if self.config.data.text_embeddings is not None:
+                stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
+            text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
+            if any(objective.reads_targets for objective in task.objectives.values()):
+                target = of(task.text_tower.length, dtype=jnp.bool_)
+        elif isinstance(task, CaptioningConfig | TranslationConfig):
+            text, ids = of(task.decoder.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
+            target = of(task.decoder.length, dtype=jnp.bool_)
+        else:
+            shape = task.loss.label_shapes(task.num_classes)[0]
+            label = of(*shape, dtype=jnp.float32 if shape else jnp.int32)
+        fields: Any = {
+            "valid": of(dtype=jnp.bool_),
+            "image": None if is_stored else image,
+            "image_embedding": stored if is_stored else None,
+            "source": source,
+            "text": text,
+            "text_embedding": stored_text,
+            "text_target": target,
+            "image_id": ids,
+            "text_id": ids,
+            "label": label,
+            "weight": of(dtype=jnp.float32) if suspects is not None and suspects.weight else None,
+        }
+        return Batch(**fields)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Returns `Plan.counts`."""
+        locked, trainable = self.inputs.locked, self.inputs.state.params
+        return {
+            part: (parameters.count(locked.get(part, {})), parameters.count(trainable.get(part, {})))
+            for part in ("image_tower", "text_tower", "decoder", *objectives_of(self.config.task), "head")
+            if part in locked or part in trainable
+        }
+
+    def flops(self) -> tuple[int, int]:
+        """Returns `Plan.flops` and `Plan.dispatch_flops`."""
+        with jax.set_mesh(self.mesh):  # the grouping of tokens for experts depends on the devices
+            traced = jax.make_jaxpr(self._gradient)(self.inputs.state, self.inputs.locked, self.inputs.batch).jaxpr
+        return costs.traced_flops(traced), costs.traced_flops(traced, DISPATCH)
+
+    def _gradient(self, state: TrainState, locked: Params, batch: Batch) -> Params:
+        # At the first of several patch sizes: the smallest patches cost most.
+        return self._gradients[0](state, locked, batch, keys_at(self.config.seed, 0))[1]
+
+    def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
+        params = parameters.merge(locked, trainable)
+        return self._losses[0](params, batch, keys_at(self.config.seed, 0), Progress(jnp.int32(0), params))[0]
+
+    def memory(self) -> dict[str, int]:
+        """Returns `Plan.memory`."""
+        params, locked = self.inputs.state.params, self.inputs.locked
+        rows = self.config.data.batch_size // sharding.num_batch_shards(self.mesh)
+        values = costs.intermediate_bytes(self._loss, params, lambda rows: (locked, self._batch(rows)), rows)
+        return {
+            "trainable parameters": _bytes_per_device(params),
+            "optimizer state": _bytes_per_device(dataclasses.replace(self.inputs.state, params={})),
+            "locked parameters": _bytes_per_device(locked),
+            "batch": _bytes_per_device(self.inputs.batch),
+            "gradients": _bytes_per_device(params),
+            "saved for the backward pass": values.saved,
+            "peak of temporary values": values.working,
+            "gathered kernels": _gathered(params, locked),
+            "logits and keys": self._logits(rows),
+        }
+
+    def _logits(self, rows: int) -> int:
+        """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
+        task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
+        if isinstance(task, CaptioningConfig | TranslationConfig):
+            return _COPIES_OF_LOGITS * token_logits_at_once(task.decoder, task.head, rows) * item
+        if not isinstance(task, ContrastiveConfig):
+            return class_logits(task.head, rows, task.num_classes) * item
+        all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
+        num_keys = rows if task.loss.form == "ring" else all_rows
+        vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
+        # Keys of images and texts, and the gradient of the keys of the current block.
+        pairs = (_COPIES_OF_LOGITS * vectors + 3 * width) * num_keys
+        # One loss after the other: the largest counts.
+        others = (objective.largest_array(task, rows) for objective in task.objectives.values())
+        return max(pairs, _COPIES_OF_LOGITS * max(others, default=0)) * item
+
+    def compile(self) -> Compiled:
+        """Compiles the step for the devices of the mesh without allocating memory on them."""
+        began = time.monotonic()
+        inputs = self.inputs
+        with jax.set_mesh(self.mesh):
+            compiled = jit_step(self._step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch).compile()
+        (arguments, temporary), text = memory_bytes(compiled), compiled.as_text()
+        assert text is not None
+        return Compiled(arguments, temporary, read_program(text, self.mesh), time.monotonic() - began)
+
+
+def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
+    """Returns the plan of a configuration for devices; nothing is run on them.
+
+    Raises:
+        UserError: the mesh does not fit the devices, or the batch the mesh.
+    """
+    step = Step(config, config.mesh.build(devices))
+    compiled = step.compile()
+    return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)
+
+
+def class_logits(head: Any, rows: int, num_classes: int) -> int:
+    """Returns how many numbers a block of logits of a classification head and its copies hold.
+
+    Args:
+        head: configuration of the head.
+        rows: examples on a device.
+        num_classes: k.
+    """
+    return _COPIES_OF_LOGITS * logits_at_once(head.sampling, rows, num_classes)
+
+
+def _bytes_per_device(tree: Any) -> int:
+    """Returns the bytes of a tree on each device."""
+    return sum(sharding.shard_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _gathered(trainable: Params, locked: Params) -> int:
+    """Returns the bytes of sharded kernels that a device gathers: all outside of stacks, and one block of a stack."""
+    outside, largest_block = 0, 0
+    for tree in (trainable, locked):
+        blocks: dict[str, int] = {}
+        for path, leaf in parameters.flatten(tree).items():
+            size = sharding.used_bytes(leaf)
+            if size == sharding.shard_bytes(leaf):  # not sharded
+                continue
+            if "blocks/" in path:
+                stack = path.rpartition("blocks/")[0]
+                blocks[stack] = blocks.get(stack, 0) + size // leaf.shape[0]
+            elif tree is trainable:
+                outside += size
+        largest_block = max(largest_block, *blocks.values(), 0)
+    return outside + largest_block

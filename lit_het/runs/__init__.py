@@ -1,1 +1,0 @@
-"""A run's directory: opened, trained, and its model as evaluators see it."""

@@ -1,0 +1,70 @@
+"""A run's optimizer and step, put together from its configuration."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import optax
+
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.objectives.base import late_parts, with_starts
+from lit_het.tasks.every_task import AnyTask
+from lit_het.tasks.patch_sizes import at_patch_sizes
+from lit_het.tasks.translation import TranslationConfig
+from lit_het.training.durations import RunLength
+from lit_het.training.step import (
+    TaskLoss,
+    TrainStep,
+    ValueAndGrad,
+    averaged,
+    drawn,
+    make_step,
+    measuring_covariances,
+    of_trainable,
+    plain_gradient,
+    skipping_nonfinite,
+)
+
+
+class Built(NamedTuple):
+    """What a training consists of.
+
+    Attributes:
+        task: the task.
+        optimizer: the optimizer.
+        losses: of all parameters, at each patch size; a step draws one.
+        gradients: of these losses by the trainable parameters.
+        step: the step.
+    """
+
+    task: AnyTask
+    optimizer: optax.GradientTransformationExtraArgs
+    losses: Sequence[TaskLoss]
+    gradients: Sequence[ValueAndGrad]
+    step: TrainStep
+
+
+def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> Built:
+    """Returns the task, the optimizer and the step of a run.
+
+    Args:
+        config: of the run.
+        run: its length.
+        at_end: whether all objectives have begun at the first step, as for plans.
+
+    Raises:
+        UserError: the schedule, or the start of an objective, does not fit the run.
+    """
+    started = with_starts(config.task, None if at_end else run)
+    task = started.build()
+    groups, late = task.learning_rates, late_parts(started)
+    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, groups, late)
+    is_of_images = not isinstance(config.task, TranslationConfig)
+    losses = at_patch_sizes(task.loss, config.task.image_tower) if is_of_images else [task.loss]
+    gradients = [of_trainable(loss, config.gradient_of(run) or plain_gradient) for loss in losses]
+    step = make_step(drawn(gradients), optimizer, config.seed)
+    step = measuring_covariances(step, config.optimizer.signal_to_noise)
+    if config.average_decay is not None:
+        step = averaged(step, config.average_decay)
+    if config.on_nonfinite == "skip":
+        step = skipping_nonfinite(step)
+    return Built(task, optimizer, losses, gradients, step)

@@ -1,0 +1,59 @@
+"""Initial parameters of a run."""
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+
+from lit_het import parameters, sharding
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.errors import UserError
+from lit_het.models.pretrained import load_pretrained, load_weights
+from lit_het.programs import shared
+from lit_het.tasks.every_task import AnyTask
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Params
+
+
+def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple[Params, Params]:
+    """Returns (locked, trainable) parameters on the mesh; only those that are not loaded are drawn."""
+    key = jax.random.key(config.seed)
+    shapes = task.shapes
+    shardings = sharding.tree_shardings(shapes, mesh)
+    like = parameters.flatten(
+        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
+    )
+    loaded = parameters.flatten(load_weights(config.task, shapes, shardings))
+    locked = parameters.flatten(parameters.partition(shapes, task.locked)[0])
+    pattern = config.pretrained.pattern if config.pretrained else None
+    if pattern or locked.keys() - loaded.keys():
+        wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
+        if pattern and (both := wanted.keys() & loaded.keys()):
+            raise UserError(f"both `pretrained` and `weights` set {min(both)}; leave out one of them")
+        paths = wanted.keys() - loaded.keys()
+        loaded |= parameters.flatten(load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
+    if missing := locked.keys() - loaded.keys():
+        raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
+
+    image_tower = vars(config.task).get("image_tower")
+    experts = image_tower.encoder.experts if isinstance(image_tower, ViTConfig) else None
+    if experts is not None and experts.permutation is not None and not any("/router/" in path for path in loaded):
+        raise UserError(
+            "experts.permutation orders the experts of a trained image tower, and none is loaded; set "
+            "--pretrained.run RUN or --task.image-tower.weights, or leave it out"
+        )
+
+    drawn = _drawing(task, mesh, frozenset(like.keys() - loaded.keys()))(key)
+    return parameters.partition(parameters.unflatten({**drawn, **loaded}), task.locked)
+
+
+@shared
+def _drawing(task: AnyTask, mesh: Mesh, paths: frozenset[str]) -> Callable[[Key[Array, ""]], dict[str, Array]]:
+    """Returns the function of a key that draws the parameters at these paths, on the mesh."""
+
+    def draw(key: Key[Array, ""]) -> dict[str, Array]:
+        return {path: array for path, array in parameters.flatten(task.initialize(key)).items() if path in paths}
+
+    places = parameters.flatten(sharding.tree_shardings(task.shapes, mesh))
+    return jax.jit(draw, out_shardings={path: places[path] for path in paths})

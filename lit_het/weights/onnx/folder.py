@@ -1,0 +1,196 @@
+"""``lit-het export --to onnx``: towers and noise as ONNX files, with what a program without JAX needs beside them.
+
+- ``image.onnx``: pixels ``image [b h w 3]`` in uint8 to ``embedding [b d]``, or of a classifier to ``logits [b k]`` and
+  ``noise_norm [b]``;
+- ``text.onnx``: token ids ``text [b l]`` in int32 to ``embedding [b d]``;
+- ``covariance.onnx`` of a head with noise: ``embedding [b d]`` of images to ``factors [b r d]``, R(x) with
+  ``Σ(x) = R(x)ᵀ R(x)``, and ``noise_norm [b]``;
+- ``model.json``: preprocessing, tokenizer or names of the classes, τ and fitted temperatures; and the
+  tokenizer's own file;
+- ``classify.py``: `lit_het.weights.onnx.classify`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+from flax import nnx
+from jaxtyping import Array, Float, Int, UInt8
+
+from lit_het.console import message
+from lit_het.data_pipelines.images.decoding import Filter
+from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from lit_het.errors import UserError
+from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
+from lit_het.heads.covariance import Covariance
+from lit_het.models.opening import Run
+from lit_het.tasks import quantities
+from lit_het.tasks.classifier import ClassificationTask
+from lit_het.tasks.every_task import WritingTask
+from lit_het.tasks.two_towers import ContrastiveTask
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.types import Calibration, Params
+from lit_het.weights.onnx.graph import save
+from lit_het.weights.onnx.tracing import convert
+
+# With which of its filters the script, which has no OpenCV, shrinks and enlarges images.
+_FILTERS: Mapping[Filter, tuple[str, str]] = {
+    "fast": ("area", "bicubic"),
+    "area": ("area", "bilinear"),
+    "bilinear": ("bilinear", "bilinear"),
+    "bicubic": ("bicubic", "bicubic"),
+}
+
+
+def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated: bool) -> None:
+    """Writes a model to a folder.
+
+    Args:
+        run: an image-text model or a classifier.
+        folder: empty, or not there yet.
+        class_names: of a classifier, in order; empty if unknown, or for an image-text model.
+        calibrated: whether the script applies the temperatures of ``lit-het calibrate``, if there are any.
+
+    Raises:
+        UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow.
+    """
+    assert not isinstance(run.task, WritingTask), "refused by `exporting.export`"
+    task = _in_float32(run.task)
+    params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
+    # All models are converted before the first file is written: one may be refused.
+    models = _towers(task, params) if isinstance(task, ContrastiveTask) else _classifier(task, params)
+    settings = {
+        "preprocessing": preprocessing_settings(run.config.data.preprocessing, task.config.image_tower.image_size),
+        "calibration": _temperatures(run.calibration if calibrated else None),
+    }
+    if isinstance(task, ContrastiveTask):
+        settings |= {"tokenizer": tokenizer_settings(run.tokenizer), **_head(task, params)}
+    elif class_names:
+        settings["classes"] = list(class_names)
+    folder.mkdir(parents=True, exist_ok=True)
+    if run.tokenizer is not None:
+        (folder / settings["tokenizer"]["file"]).write_bytes(run.tokenizer.model_bytes)
+    for name, model in models.items():
+        save(model, folder / f"{name}.onnx")
+    (folder / "model.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+    script = Path(__file__).with_name("onnx_classify.py").read_text("utf-8")
+    (folder / "classify.py").write_text(script, "utf-8")
+
+
+def _in_float32(task: ContrastiveTask | ClassificationTask) -> ContrastiveTask | ClassificationTask:
+    """Returns the task with towers that compute in float32, as few runtimes have bfloat16 on a CPU."""
+    towers = {}
+    for name in ("image_tower", "text_tower"):
+        tower: Any = getattr(task.config, name, None)
+        if isinstance(tower, ResNetConfig):
+            towers[name] = dataclasses.replace(tower, compute_type="float32")
+        elif tower is not None:
+            if tower.encoder.experts is not None:
+                raise UserError(f"experts in {name} cannot be exported to ONNX; export with --to lit-het")
+            encoder = dataclasses.replace(tower.encoder, compute_type="float32", remat="none")
+            towers[name] = dataclasses.replace(tower, encoder=encoder)
+    return dataclasses.replace(task.config, **towers).build()
+
+
+def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]:
+    image, text, model = task.config.image_tower, task.config.text_tower, task.image_classifier(params)
+
+    def embed_image(image: UInt8[Array, "b h w c"]) -> dict[str, Array]:
+        return {"embedding": task.embeddings_of(quantities.embeddings(model, task.features(params, image)))}
+
+    def embed_text(text: Int[Array, "b l"]) -> dict[str, Array]:
+        return {"embedding": task.embeddings_of(task.encode_text(params, text))}
+
+    found = {
+        "image": convert(embed_image, {"image": ((image.image_size, image.image_size, 3), np.uint8)}),
+        "text": convert(embed_text, {"text": ((text.length,), np.int32)}),
+    }
+    head = nnx.merge(task.graph, params).head
+    if isinstance(head, HetXLContrastive) and head.image_covariance is not None:
+        found["covariance"] = _covariance(head, head.image_covariance, task.config.image_tower.embedding_size)
+    elif task.has_image_noise:
+        message("exported without its noise: ONNX has that of HET-XL only")
+    return found
+
+
+def _covariance(head: HetXLContrastive, covariance: Covariance, size: int) -> onnx.ModelProto:
+    if head.config.normalize_after_noise and not head.config.normalize_before_noise:
+        # Σ would depend on the norm of the tower's output, which the exported embedding has lost.
+        raise UserError(
+            "task.head.normalize_after_noise without normalize_before_noise cannot be exported to ONNX; export with "
+            "--to lit-het"
+        )
+
+    def factors(embedding: Float[Array, "b d"]) -> dict[str, Array]:
+        noise = covariance(embedding)
+        if noise.is_diagonal:
+            diagonal = noise.scale[:, :, None] * jnp.eye(noise.scale.shape[1])[None]
+            rows = jnp.concatenate([noise.low_rank(), diagonal], axis=1)
+        else:
+            rows = noise.rows()
+        return {"factors": rows, "noise_norm": jnp.sqrt(noise.trace())}
+
+    return convert(factors, {"embedding": ((size,), np.float32)})
+
+
+def _classifier(task: ClassificationTask, params: Params) -> dict[str, onnx.ModelProto]:
+    if "head" not in params:
+        raise UserError("an imported image tower has no classes; export with --to npz or --to lit-het")
+    if task.num_predictions > 1:
+        raise UserError(f"the mean of {task.num_predictions} predictions is not exported to ONNX; take --to lit-het")
+    size, model = task.config.image_tower.image_size, task.image_classifier(params)
+
+    def classify(image: UInt8[Array, "b h w c"]) -> dict[str, Array]:
+        inputs = model.inputs(task.features(params, image))
+        samples = model.logits(inputs, None, 0)
+        logits = samples.logits(samples.prepare(inputs), None, jnp.arange(1))[:, 0]
+        return {"logits": model.log_probabilities(logits), "noise_norm": model.noise_norm(inputs)}
+
+    return {"image": convert(classify, {"image": ((size, size, 3), np.uint8)})}
+
+
+def preprocessing_settings(preprocessing: Preprocessing, size: int) -> dict[str, Any]:
+    """Returns the arguments of the script's ``read``."""
+    is_whole = preprocessing.fit == "squash"
+    shrink, enlarge = _FILTERS[preprocessing.filter]
+    shorter = None if is_whole else preprocessing.shorter_side(size)
+    names = {"shrink": shrink, "enlarge": enlarge, "transparency": preprocessing.transparency}
+    return {"size": size, "shorter_side": shorter, **names}
+
+
+def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Returns the arguments of the script's ``tokenize``."""
+    match tokenizer:
+        case SentencePieceTokenizer():
+            names = ("length", "padding_id", "lowercase", "remove_punctuation", "split_underscores")
+            return {"file": "tokenizer.model", **{name: getattr(tokenizer, name) for name in names}}
+        case HuggingFaceTokenizer():
+            return {"file": "tokenizer.json", "length": tokenizer.length, "padding_id": tokenizer.padding_id}
+        case None:
+            raise UserError("the run has no tokenizer; import it again with --tokenizer FILE")
+        case _:
+            raise UserError("TensorFlow Text has no tokenizer without TensorFlow; export with --to lit-het")
+
+
+def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
+    config = task.config.head
+    found: dict[str, Any] = {"temperature": float(task.temperature(params))}
+    if task.has_class_probabilities:
+        found["bias"] = float(task.image_classifier(params).pair_bias)
+    is_noisy = isinstance(config, HetXLContrastiveConfig)
+    found["noise_is_left_out"] = task.has_image_noise and not is_noisy
+    return {**found, "normalize_after_noise": is_noisy and config.normalize_after_noise}
+
+
+def _temperatures(calibration: Calibration | None) -> dict[str, float]:
+    """Returns T of predictions without noise, and of the mean probability over noise samples."""
+    if calibration is None:
+        return {"noiseless": 1.0, "monte_carlo": 1.0}
+    return {"noiseless": calibration.fitted(0).temperature, "monte_carlo": calibration.fitted(1).temperature}

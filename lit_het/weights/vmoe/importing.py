@@ -1,0 +1,224 @@
+"""Imports V-MoE and e3 checkpoints as released by their authors (Riquelme et al. 2021; Allingham et al. 2022)."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from lit_het.errors import UserError
+from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.layers import ComputeType
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.weights.imported import Imported
+from lit_het.weights.rename import ParameterSource, Rule, depth_of, translate
+from lit_het.weights.resample import resample_positions
+from lit_het.weights.sources import Arrays
+from lit_het.weights.vmoe.files import open_vmoe
+
+_POSITIONS = "Encoder/posembed_input/pos_embedding"
+# Dense layers that only some models have.
+_OPTIONAL = {"pre_logits/kernel": 2, "head/kernel": 2, _POSITIONS: 3}
+# Arrays that sizes are inferred from, with their number of axes.
+_RANKS = {"embedding/kernel": 4, "Encoder/encoderblock_0/SelfAttention/query/kernel": 3}
+
+
+def read_vmoe(
+    prefix: Path,
+    *,
+    experts: Mapping[str, Any] = MappingProxyType({}),
+    image_size: int | None = None,
+    image_pooling: Literal["mean", "first"] = "mean",
+    compute_type: ComputeType = "float32",
+) -> Imported:
+    """Imports a checkpoint ``NAME.index``.
+
+    Args:
+        prefix: the path without ``.index``.
+        experts: as for `describe_vmoe`.
+        image_size: as for `describe_vmoe`.
+        image_pooling: as for `describe_vmoe`.
+        compute_type: as for `describe_vmoe`.
+
+    Raises:
+        UserError: files are missing or malformed, or hold another model.
+    """
+    return describe_vmoe(
+        _parameters(open_vmoe(prefix)),
+        experts=experts,
+        image_size=image_size,
+        image_pooling=image_pooling,
+        compute_type=compute_type,
+    )
+
+
+def describe_vmoe(
+    arrays: Arrays,
+    *,
+    experts: Mapping[str, Any] = MappingProxyType({}),
+    image_size: int | None = None,
+    image_pooling: Literal["mean", "first"] = "mean",
+    compute_type: ComputeType = "float32",
+) -> Imported:
+    """Returns the tower and the head of arrays with V-MoE's names.
+
+    Args:
+        arrays: by name, such as ``Encoder/encoderblock_5/Moe/Router/dense/kernel``.
+        experts: fields of `ExpertsConfig` that the file does not record: K and the capacities, and for an ensemble made
+            from a V-MoE the number of members M. The file determines the number of experts and their blocks, and, for
+            an e3, M.
+        image_size: in pixels; another size than the file's resamples the positions. None for the file's.
+        image_pooling: without class token and attention pooling, which the file records: "mean" (the authors' 'gap') or
+            "first" ('0').
+        compute_type: of the tower.
+
+    Raises:
+        UserError: arrays are unknown or missing.
+    """
+    for name, rank in _RANKS.items():
+        if name not in arrays or len(arrays[name].shape) != rank:
+            raise UserError(f"the checkpoint lacks {name} with {rank} axes, which every V-MoE has; it is another model")
+    for name in _OPTIONAL.keys() & arrays.keys():
+        if len(arrays[name].shape) != _OPTIONAL[name]:
+            raise UserError(f"{name} has shape {arrays[name].shape}, where {_OPTIONAL[name]} axes are expected")
+    _, patch_size, _, width = arrays["embedding/kernel"].shape
+    depth = depth_of(found[1] for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
+    encoder = EncoderConfig(
+        width=width,
+        depth=depth,
+        mlp_width=_mlp_width(arrays),
+        num_heads=arrays["Encoder/encoderblock_0/SelfAttention/query/kernel"].shape[1],
+        experts=_experts(arrays, depth, experts),
+        compute_type=compute_type,
+    )
+    tower = ViTConfig(
+        image_size=_stored_size(arrays, patch_size) if image_size is None else image_size,
+        patch_size=patch_size,
+        encoder=encoder,
+        pooling=_pooling(arrays, image_pooling),
+        positions="learned" if _POSITIONS in arrays else "sine_cosine",
+        representation_size=arrays["pre_logits/kernel"].shape[1] if "pre_logits/kernel" in arrays else None,
+    )
+    sources = []
+    if _POSITIONS in arrays:
+        first = int("cls" in arrays)
+        sources.append(
+            ParameterSource(
+                "image_tower/positions", (_POSITIONS,), lambda x: resample_positions(x[0, first:], tower.side)
+            )
+        )
+    if "cls" in arrays and _POSITIONS in arrays:
+        # V-MoE adds a position to the class token as well; we add it once, here, to the class token itself.
+        sources.append(
+            ParameterSource("image_tower/class_token", ("cls", _POSITIONS), lambda cls, x: cls[0, 0] + x[0, 0])
+        )
+    num_classes = arrays["head/kernel"].shape[1] if "head/kernel" in arrays else None
+    return Imported(arrays, translate(arrays, _RULES, sources), image_tower=tower, num_classes=num_classes)
+
+
+def _mlp_width(arrays: Arrays) -> int:
+    """Returns the hidden size of the MLPs, which experts share."""
+    pattern = re.compile(r"Encoder/encoderblock_\d+/(Moe/)?Mlp/Dense_0/kernel")
+    name = next((name for name in arrays if pattern.fullmatch(name)), None)
+    if name is None:
+        raise UserError("the checkpoint lacks the MLPs of its blocks, which every V-MoE has; it is another model")
+    return arrays[name].shape[-1]
+
+
+def _stored_size(arrays: Arrays, patch_size: int) -> int:
+    """Returns the image size of learned positions."""
+    if _POSITIONS not in arrays:
+        raise UserError(
+            "the checkpoint has no positions (they are sines and cosines), hence no image size; set --image-size"
+        )
+    return round((arrays[_POSITIONS].shape[1] - ("cls" in arrays)) ** 0.5) * patch_size
+
+
+def _pooling(arrays: Arrays, chosen: Literal["mean", "first"]) -> Literal["class_token", "attention", "mean", "first"]:
+    """Returns the pooling, which is in the arrays unless it has none of its own."""
+    if "cls" in arrays:
+        return "class_token"
+    return "attention" if "MapHead/probe" in arrays else chosen
+
+
+def _parameters(arrays: Arrays) -> Arrays:
+    """Returns the parameters of a checkpoint that may also hold optimizer state."""
+    if not any(name.startswith("params/") for name in arrays):
+        return arrays
+    return {name.removeprefix("params/"): array for name, array in arrays.items() if name.startswith("params/")}
+
+
+def _experts(arrays: Arrays, depth: int, settings: Mapping[str, Any]) -> ExpertsConfig | None:
+    found = [re.fullmatch(r"Encoder/encoderblock_(\d+)/Moe/Router/dense/kernel", name) for name in arrays]
+    numbers = tuple(sorted(int(match[1]) for match in found if match))
+    if not numbers:
+        return None
+    _, *split = arrays[f"Encoder/encoderblock_{numbers[0]}/Moe/Router/dense/kernel"].shape
+    if len(split) not in (1, 2):
+        raise UserError(f"the router of block {numbers[0]} has {1 + len(split)} axes, where 2 or 3 are expected")
+    inferred: dict[str, Any] = {"num_experts": int(np.prod(split)), "num_blocks": len(numbers), "blocks": None}
+    if len(split) == 2:
+        inferred["num_members"] = split[0]
+    # What the file determines wins over the settings.
+    experts = ExpertsConfig(**{**settings, **inferred})
+    are_last_odd = numbers == tuple(range(1, depth, 2))[-len(numbers) :]
+    return experts if are_last_odd else dataclasses.replace(experts, num_blocks=None, blocks=numbers)
+
+
+def _block(pattern: str, target: str, transform: str) -> Rule:
+    return Rule(
+        rf"Encoder/encoderblock_(\d+)/{pattern}", rf"image_tower/encoder/blocks/\1/{target}", _TRANSFORMS[transform]
+    )
+
+
+_TRANSFORMS = {
+    "same": lambda x: x,
+    "heads in": lambda x: x.reshape(x.shape[0], -1),
+    "heads out": lambda x: x.reshape(-1, x.shape[-1]),
+    "flat": lambda x: x.reshape(-1),
+    # The router of an e3 has an axis for the members: [d, M, E/M].
+    "router": lambda x: x.reshape(x.shape[0], -1),
+}
+# Layers of attention, with the axes of heads joined.
+_ATTENTION = (
+    *(
+        (name, kind, how)
+        for name in ("query", "key", "value")
+        for kind, how in (("kernel", "heads in"), ("bias", "flat"))
+    ),
+    ("out", "kernel", "heads out"),
+    ("out", "bias", "same"),
+)
+_RULES = (
+    *(_block(rf"SelfAttention/{name}/{kind}", f"attention/{name}/{kind}", how) for name, kind, how in _ATTENTION),
+    _block("LayerNorm_0/(scale|bias)", r"attention_norm/\2", "same"),
+    _block("LayerNorm_1/(scale|bias)", r"mlp_norm/\2", "same"),
+    _block("Mlp/Dense_0/(kernel|bias)", r"mlp/up/\2", "same"),
+    _block("Mlp/Dense_1/(kernel|bias)", r"mlp/down/\2", "same"),
+    _block("Moe/Mlp/Dense_0/(kernel|bias)", r"mixture/experts/up/\2", "same"),
+    _block("Moe/Mlp/Dense_1/(kernel|bias)", r"mixture/experts/down/\2", "same"),
+    _block("Moe/Router/dense/kernel", "mixture/router/kernel", "router"),
+    *(
+        Rule(
+            rf"MapHead/MultiHeadDotProductAttention/{name}/{kind}",
+            f"image_tower/pooling/attention/{name}/{kind}",
+            _TRANSFORMS[how],
+        )
+        for name, kind, how in _ATTENTION
+    ),
+    Rule(r"MapHead/probe", "image_tower/pooling/probe", lambda x: x[0]),
+    Rule(r"MapHead/LayerNorm/(scale|bias)", r"image_tower/pooling/norm/\1"),
+    Rule(r"MapHead/Mlp/Dense_0/(kernel|bias)", r"image_tower/pooling/mlp/up/\1"),
+    Rule(r"MapHead/Mlp/Dense_1/(kernel|bias)", r"image_tower/pooling/mlp/down/\1"),
+    # Without learned positions, to which it would be added.
+    Rule(r"cls", "image_tower/class_token", lambda x: x[0, 0]),
+    Rule(r"Encoder/encoder_norm/(scale|bias)", r"image_tower/encoder/norm/\1"),
+    Rule(r"embedding/kernel", "image_tower/patches/kernel", _TRANSFORMS["heads out"]),
+    Rule(r"embedding/bias", "image_tower/patches/bias"),
+    Rule(r"pre_logits/(kernel|bias)", r"image_tower/pre_logits/\1"),
+    Rule(r"head/(kernel|bias)", r"head/logits/\1"),
+)

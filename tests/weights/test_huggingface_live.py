@@ -1,0 +1,162 @@
+"""Imports of random models agree with transformers itself; these tests need torch."""
+
+import json
+
+import numpy as np
+import pytest
+import scipy.special
+
+from tests.golden.record_image_text import CLIP_DEVIATION, CLIP_MEAN, patched, randomise
+from tests.weights.importing import assert_close, load, logits, pixels, run
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+HALF, OPENAI = ((0.5,) * 3, (0.5,) * 3), (CLIP_MEAN, CLIP_DEVIATION)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+IMAGE = SIZES | {"intermediate_size": 40, "image_size": 24, "patch_size": 8}
+DINO = SIZES | {"mlp_ratio": 2, "image_size": 24, "patch_size": 8}
+TEXT = SIZES | {"intermediate_size": 40, "vocab_size": 50, "max_position_embeddings": 8}
+CLIP_TEXT = TEXT | {"bos_token_id": 0, "eos_token_id": 49}
+PATCHES = {name: size for name, size in IMAGE.items() if name != "image_size"} | {"num_patches": 9}
+UINT8 = np.random.default_rng(0).integers(0, 256, (2, 24, 24, 3), np.uint8)
+IDS = np.random.default_rng(1).integers(0, 50, (3, 8), np.int32)
+# Texts with their end in the middle, at the last position, and twice.
+ENDING = np.where(IDS == 49, 48, IDS)
+ENDING[0, 3], ENDING[1, 7], ENDING[2, 2], ENDING[2, 5] = 49, 49, 49, 49
+PADDED = np.where(IDS == 0, 1, IDS)
+PADDED[0, 5:], PADDED[2, 2:] = 0, 0
+
+
+@pytest.fixture
+def torch(transformers):
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def saved(torch, transformers, tmp_path):
+    """Returns a function that randomises a model of transformers, saves it and imports it again."""
+
+    def save(kind, *configs, **options):
+        model = randomise(torch, getattr(transformers, kind)(*configs))
+        model.save_pretrained(tmp_path)
+        return model, *load(tmp_path, **options)
+
+    return save
+
+
+@pytest.fixture
+def config(transformers):
+    """Returns a function that makes a configuration of transformers."""
+    return lambda kind, **fields: getattr(transformers, f"{kind}Config")(**fields)
+
+
+def normalised(torch, images, mean=(0.5,) * 3, deviation=(0.5,) * 3):
+    return torch.tensor(np.moveaxis((images / 255 - mean) / deviation, -1, 1), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "fields", "output", "normalization"),
+    [
+        ("CLIPVisionModelWithProjection", "CLIPVision", IMAGE | {"projection_dim": 16}, "image_embeds", OPENAI),
+        ("CLIPVisionModel", "CLIPVision", IMAGE, "pooler_output", OPENAI),
+        (
+            "Dinov2WithRegistersModel",
+            "Dinov2WithRegisters",
+            DINO | {"use_swiglu_ffn": True, "num_register_tokens": 3},
+            "pooler_output",
+            IMAGENET,
+        ),
+        ("Dinov2ForImageClassification", "Dinov2", DINO, "pooler_output", IMAGENET),
+        ("Dinov2Model", "Dinov2", DINO | {"qkv_bias": False}, "pooler_output", IMAGENET),
+        ("ViTModel", "ViT", IMAGE | {"qkv_bias": False}, "pooler_output", HALF),
+    ],
+)
+def test_an_image_tower(torch, saved, config, model, kind, fields, output, normalization):
+    theirs, imported, params = saved(model, config(kind, **fields))
+    theirs = getattr(theirs, "dinov2", theirs)  # without its classifier
+    with torch.no_grad():
+        expected = getattr(theirs(normalised(torch, UINT8, *normalization)), output)
+    assert_close(run(imported.image_tower, params["image_tower"], UINT8).embedding, expected)
+
+
+def scores_agree(torch, found, ids, normalization, **inputs):
+    """Asserts that the imported model gives the scores of transformers, and their softmax, to 1e-5."""
+    model, imported, params = found
+    with torch.no_grad():
+        pixel_values, long = normalised(torch, UINT8, *normalization), torch.tensor(ids, dtype=torch.long)
+        theirs = model(input_ids=long, pixel_values=pixel_values, **inputs).logits_per_image
+    scores = logits(imported.image_tower, imported.text_tower, params, UINT8, ids)
+    assert_close(scores, theirs, atol=1e-5 * max(1, np.abs(theirs).max()))
+    assert_close(scipy.special.softmax(scores, axis=1), torch.softmax(theirs, dim=1))
+
+
+@pytest.mark.parametrize("end_token", [49, 2])
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
+def test_clip(torch, saved, config, end_token, activation):
+    text = CLIP_TEXT | {"eos_token_id": end_token, "num_attention_heads": 4, "hidden_act": activation}
+    both = config("CLIP", text_config=text, vision_config=IMAGE | {"hidden_act": activation}, projection_dim=16)
+    scores_agree(torch, saved("CLIPModel", both), ENDING, OPENAI)
+
+
+@pytest.mark.parametrize("section", ["vision_config", "text_config"])
+def test_clip_is_read_as_transformers_reads_sections_of_early_versions(torch, transformers, tmp_path, config, section):
+    act = {"hidden_act": "gelu"}
+    both = config("CLIP", text_config=CLIP_TEXT | act, vision_config=IMAGE | act, projection_dim=16)
+    randomise(torch, transformers.CLIPModel(both)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    fields |= {"vision_config_dict": None, "text_config_dict": None, f"{section}_dict": fields[section]}
+    path.write_text(json.dumps(fields | {section: fields[section] | {"hidden_act": "quick_gelu"}}))
+    model = transformers.CLIPModel.from_pretrained(tmp_path).eval()
+    scores_agree(torch, (model, *load(tmp_path)), ENDING, OPENAI)
+
+
+def test_clips_text_tower_with_its_projection(torch, saved, config):
+    tower = config("CLIPText", **CLIP_TEXT, projection_dim=16)
+    model, imported, params = saved("CLIPTextModelWithProjection", tower)
+    with torch.no_grad():
+        theirs = model(torch.tensor(ENDING, dtype=torch.long)).text_embeds
+    assert_close(run(imported.text_tower, params["text_tower"], ENDING).embedding, theirs)
+
+
+@pytest.mark.parametrize(
+    ("image", "fields", "text", "normalization"),
+    [
+        ("ViT", IMAGE, "Bert", HALF),
+        ("Dinov2", DINO, "Bert", IMAGENET),
+        ("CLIPVision", IMAGE, "Bert", OPENAI),
+        ("CLIPVision", IMAGE, "CLIPText", OPENAI),
+    ],
+)
+def test_a_dual_encoder(torch, transformers, saved, config, image, fields, text, normalization):
+    is_bert = text == "Bert"
+    towers = config(image, **fields), config(text, **(TEXT if is_bert else CLIP_TEXT))
+    both = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(*towers, projection_dim=16)
+    found = saved("VisionTextDualEncoderModel", both)
+    inputs = {"attention_mask": torch.tensor(PADDED != 0)} if is_bert else {}
+    scores_agree(torch, found, PADDED if is_bert else ENDING, normalization, **inputs)
+
+
+@pytest.mark.parametrize("size", [16, 24, 40])
+def test_siglip_2_whose_first_layer_is_dense_at_its_own_and_at_other_image_sizes(torch, saved, config, size):
+    both = config("Siglip2", text_config=TEXT, vision_config=PATCHES)
+    model, imported, params = saved("Siglip2Model", both, image_size=size)
+    images = np.random.default_rng(size).integers(0, 256, (2, size, size, 3), np.uint8)
+    with torch.no_grad():
+        theirs = model(input_ids=torch.tensor(IDS, dtype=torch.long), **patched(torch, images, 8)).logits_per_image
+    assert_close(logits(imported.image_tower, imported.text_tower, params, images, IDS), theirs, atol=1e-4)
+
+
+def test_sovit_400m_ignores_pixels_beyond_whole_patches(torch, saved, config):
+    """27 patches of SigLIP So400m/14 cover 378 of 384 pixels; here 2 patches cover 28 of 30 pixels."""
+    wide = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 1}
+    model, imported, params = saved("SiglipVisionModel", config("SiglipVision", **wide, image_size=30, patch_size=14))
+    images = np.random.default_rng(2).integers(0, 256, (2, 30, 30, 3), np.uint8)
+    assert imported.image_tower.image_size == 28
+    values = normalised(torch, images)
+    with torch.no_grad():
+        theirs = model(values).pooler_output.numpy()
+    ours = run(
+        imported.image_tower, params["image_tower"], pixels(np.moveaxis(np.asarray(values), 1, -1)[:, :28, :28])
+    ).embedding
+    assert_close(ours, theirs, atol=1e-5 * np.abs(theirs).max())
