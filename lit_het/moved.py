@@ -164,5 +164,5 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Lets imports find what has moved, after everything else."""
-    sys.meta_path.append(_Moved())
+    """Lets imports find what has moved, before others would load it again from the folder of a package that has."""
+    sys.meta_path.insert(0, _Moved())
