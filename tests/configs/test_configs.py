@@ -31,6 +31,7 @@ from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.objectives.mixing import Mixing
+from lit_het.paths import shipped_configs
 from lit_het.planning.plan import Step
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -44,8 +45,7 @@ from lit_het.training.optimizers import Adafactor, ParameterGroup
 from lit_het.training.schedules import Schedule
 
 EVALUATIONS = sorted(Path("configs").glob("*_evaluations.py"))
-OTHERS = [Path("configs/__init__.py"), Path("configs/experiment.py"), *EVALUATIONS]
-CONFIGS = sorted(set(Path("configs").glob("*.py")) - set(OTHERS))
+CONFIGS = [Path(f"configs/{name}.py") for name in shipped_configs()]
 # Files whose get_config takes arguments, with all values.
 WITH_ARGUMENTS = {
     "imagenet21k_het_xl": ["tower=vit_l32", "tower=resnet152"],

@@ -80,7 +80,7 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
     for name, model in models.items():
         save(model, folder / f"{name}.onnx")
     (folder / "model.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
-    script = Path(__file__).with_name("onnx_classify.py").read_text("utf-8")
+    script = Path(__file__).with_name("classify.py").read_text("utf-8")
     (folder / "classify.py").write_text(script, "utf-8")
 
 
