@@ -1,7 +1,9 @@
 """Modules that have moved: what files of users import under an old name is the module of the new one."""
 
 import importlib
+import importlib.util
 import sys
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -161,6 +163,18 @@ class _Moved(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         # Python returns what it finds under the name after this: the same module, not a second one.
         sys.modules[module.__name__] = importlib.import_module(str(new_name(module.__name__)))
+
+
+def names_of(module: str) -> Callable[[str], Any]:
+    """Returns the ``__getattr__`` (PEP 562) of a package for the names of a module in it, which had its name before."""
+    package = module.rpartition(".")[0]
+
+    def find(name: str) -> Any:
+        if name.startswith("_") or importlib.util.find_spec(f"{package}.{name}"):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(module), name)
+
+    return find
 
 
 def install() -> None:
