@@ -1,9 +1,12 @@
 """Paths, shapes and types of the parameters of every shipped configuration, and of what none of them has."""
 
-from typing import Any
+import functools
+from collections.abc import Mapping
+from pathlib import Path
 
 from lit_het import parameters
-from lit_het.paths import shipped_configs
+from lit_het.configs import experiment
+from lit_het.paths import locate_config, shipped_configs
 from tests.frozen.command_line import configuration
 from tests.frozen.configurations import with_arguments
 
@@ -71,7 +74,7 @@ OTHERS = {
 """Flags of what no shipped configuration has."""
 
 
-def recorded() -> dict[str, dict[str, Any]]:
+def recorded() -> dict[str, dict[str, Mapping[str, object]]]:
     """Returns the parameters of each configuration, and what arguments and flags change."""
     return {name: {"parameters": of(name), "changes": changed(name)} for name in shipped_configs()}
 
@@ -83,12 +86,14 @@ def changed(name: str) -> dict[str, dict[str, str | None]]:
     return arguments | {flags: _changes(before, of(name, *flags.split())) for flags in OTHERS.get(name, ())}
 
 
-def of(name: str, *flags: str) -> dict[str, str]:
+@functools.cache
+def of(name: str, *flags: str) -> Mapping[str, str]:
     """Returns type and shape of the parameters of a configuration by their paths."""
-    shapes = parameters.flatten(configuration(name, *flags).task.build().shapes)
+    config = configuration(name, *flags) if flags else experiment.load_module_config(locate_config(Path(name)))
+    shapes = parameters.flatten(config.task.build().shapes)
     return {path: f"{leaf.dtype} {','.join(map(str, leaf.shape))}".strip() for path, leaf in sorted(shapes.items())}
 
 
-def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
     paths = sorted(before.keys() | after.keys())
     return {path: after.get(path) for path in paths if before.get(path) != after.get(path)}

@@ -14,10 +14,10 @@ from tests.frozen.figures import rounded
 
 # Cases of `steps`, trained until their figures are no matter of chance.
 _HEADS = {
-    "deterministic": "--config softmax.json",
+    "plain": "--config softmax_ring.json --task.loss.form gather --task.locked image_tower/.*",
     "het_xl": "--config het_xl_delta.json --task.head.num-samples 4 --task.loss.likelihood samples",
 }
-_LONGER = "--length 60 --schedule.learning-rate 3e-3 --cadence.log-steps 20 --cadence.save-steps 60"
+_LONGER = "--length 60 --schedule.learning-rate 0.1 --cadence.log-steps 20 --cadence.save-steps 60"
 _RUNS = [f"{head}/member_{seed}" for head in _HEADS for seed in (0, 1)]
 _SET = "--data shapes=held_out/train --split ."
 _EVALUATIONS = (

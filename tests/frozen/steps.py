@@ -15,12 +15,12 @@ from typing import Any
 from lit_het.cli.main import main as lit_het
 from lit_het.configs import experiment
 from tests import conftest, tiny
-from tests.frozen import files
+from tests.frozen import files, kept_runs
 from tests.frozen.command_line import configuration
 from tests.frozen.figures import rounded
 
 _OF_ALL_STEPS = ("train/loss", "train/gradient_norm")
-_BLOCKS = ("width 32", "depth 1", "mlp-width 32", "num-heads 2", "compute-type float32")
+_BLOCKS = ("width 16", "depth 1", "mlp-width 16", "num-heads 2", "compute-type float32")
 
 
 def _small(tower: str) -> str:
@@ -33,63 +33,75 @@ _RUN = (
     "--calibration None --data.shards data/train --data.batch-size 16 --data.threads 0"
 )
 _IMAGES = (
-    f"{_RUN} --data.image-size 32 --task.image-tower.image-size 32 --task.image-tower.patch-size 16 "
+    f"{_RUN} --data.image-size 16 --task.image-tower.image-size 16 --task.image-tower.patch-size 8 "
     f"{_small('image-tower')}"
 )
-_TOKENS = "--tokenizer.model data/tokenizer.model --tokenizer.length 6"
-_TEXTS = f"{_TOKENS} --task.text-tower.vocabulary-size 64 --task.text-tower.length 6 {_small('text-tower')}"
-_WRITES = f"{_TOKENS} --task.decoder.vocabulary-size 64 --task.decoder.length 6 {_small('decoder')}"
-_PAIRS = f"{_IMAGES} {_TEXTS} --task.text-tower.embedding-size 32"
-_UNLOCKED = "--task.locked --pretrained None"
+_TOKENS = "--tokenizer.model data/tokenizer.model --tokenizer.length 8"
+_TEXTS = f"{_TOKENS} --task.text-tower.vocabulary-size 40 --task.text-tower.length 8 {_small('text-tower')}"
+_WRITES = f"{_TOKENS} --task.decoder.vocabulary-size 40 --task.decoder.length 8 {_small('decoder')}"
+_PAIRS = f"{_IMAGES} {_TEXTS} --task.text-tower.embedding-size 16"
 _SMALL = {
     "quickstart_upstream": f"{_IMAGES} --task.num-classes 6",
     "glyph_classifier": f"{_IMAGES} --task.num-classes 8",
-    "quickstart_lit_deterministic": f"{_PAIRS} {_UNLOCKED}",
+    "quickstart_lit_deterministic": _PAIRS,
     "quickstart_lit_het_xl": f"{_PAIRS} --task.head.num-samples 4",
-    "prolip_b16": f"{_PAIRS} --task.text-tower.embedding-size 64 --task.image-tower.projection-size 32",
-    "quickstart_decoder": f"{_IMAGES} {_WRITES} {_UNLOCKED}",
+    "prolip_b16": f"{_PAIRS} --task.text-tower.embedding-size 32 --task.image-tower.projection-size 16",
+    "quickstart_decoder": f"{_IMAGES} {_WRITES}",
     "translation_base": f"{_RUN} {_TEXTS} {_WRITES}",
 }
+# Towers of kept runs: to draw parameters takes half as long to compile as a step, and locked ones need no gradient.
+_UNLOCKED = "--task.locked --pretrained None"
+_TOWERS_OF = "--pretrained.pattern .*_tower/.* --pretrained.run"
+_LOCKED = f"{_TOWERS_OF} deterministic"
+_TUNED = f"{_LOCKED} --task.locked"
+_CLASSES_TUNED = "--pretrained.run classifier"
+_CLASSES_LOCKED = f"{_CLASSES_TUNED} --task.locked image_tower/.*"
+# It compiles faster than others; without momentum nothing is rounded to half precision.
+_SGD = "--optimizer.rule sgd --optimizer.rule.momentum 0 --schedule.learning-rate 0.03"
+_ADAM_W = "--optimizer.rule adam_w"
 _HET_XL = "--task.head het_xl --task.head.num-samples 4 --task.head.covariance.num-factors 4"
 _BIAS = "--task.loss sigmoid --task.head.initial-bias -2"
-_CAPTIONER = (
-    "--task.captioner.weight 2 --task.captioner.decoder.vocabulary-size 64 --task.captioner.decoder.length 6 "
-    f"{_small('captioner.decoder')} --data.prompt="
-)
 
 PAIRS, CLASSES = "quickstart_lit_deterministic", "glyph_classifier"
 CASES = {
-    "sigmoid_classifier": ("quickstart_upstream", ""),
-    "softmax": (PAIRS, ""),
-    "softmax_ring": (PAIRS, "--task.loss.form ring --task.loss.duplicates positives"),
-    "sigmoid": (PAIRS, _BIAS),
-    "sigmoid_ring": (PAIRS, f"{_BIAS} --task.loss.form ring"),
-    "het_xl_locked_tower": ("quickstart_lit_het_xl", "--pretrained.run sigmoid_classifier"),
-    "het_xl_delta": (PAIRS, f"{_HET_XL} --task.head.num-samples 0 --task.loss.likelihood delta"),
-    "het_xl_sigmoid": (PAIRS, f"{_HET_XL} {_BIAS}"),
+    "sigmoid_classifier": ("quickstart_upstream", _ADAM_W),
+    "softmax": (PAIRS, f"{_UNLOCKED} {_ADAM_W}"),
+    "softmax_ring": (PAIRS, f"{_TUNED} --task.loss.form ring --task.loss.duplicates positives"),
+    "sigmoid_ring": (PAIRS, f"{_LOCKED} {_BIAS} --task.loss.form ring"),
+    "het_xl_locked_tower": ("quickstart_lit_het_xl", f"--pretrained.run classifier {_ADAM_W}"),
+    "het_xl_delta": (PAIRS, f"{_LOCKED} {_HET_XL} --task.head.num-samples 0 --task.loss.likelihood delta"),
+    "het_xl_sigmoid": (PAIRS, f"{_LOCKED} {_HET_XL} {_BIAS}"),
     "gaussian_mixing": (
         PAIRS,
-        f"--task.head gaussian {_BIAS} --task.loss.pseudo-positives 0.1 --task.mixing.fraction 0.5",
+        f"{_LOCKED} --task.head gaussian {_BIAS} --task.loss.pseudo-positives 0.1 --task.mixing.fraction 0.5",
     ),
-    "prolip": ("prolip_b16", "--task.masking.every 2 --task.masking.mask-token 63"),
-    "prob_vlm": (PAIRS, "--task.head prob_vlm --task.head.hidden-size 16"),
-    "mc_dropout_microbatches": (PAIRS, "--task.head mc_dropout --task.microbatches 2"),
-    "captioner": (PAIRS, _CAPTIONER),
+    "prolip": ("prolip_b16", f"{_TOWERS_OF} gaussian --task.masking.every 2 --task.masking.mask-token 39"),
+    "prob_vlm": (PAIRS, f"{_LOCKED} --task.head prob_vlm --task.head.hidden-size 16"),
+    "mc_dropout_microbatches": (PAIRS, f"{_LOCKED} --task.head mc_dropout --task.microbatches 2"),
+    "captioner": (
+        PAIRS,
+        f"{_LOCKED} --task.captioner.weight 2 --task.captioner.decoder.vocabulary-size 40 "
+        f"--task.captioner.decoder.length 8 {_small('captioner.decoder')} --data.prompt=",
+    ),
     "distillation": (
         PAIRS,
-        "--average-decay 0.9 --task.distillation.start 5 --task.distillation.num-views 2 "
-        "--task.distillation.view-size 16 --task.distillation.hidden 16 --task.distillation.bottleneck 8 "
-        "--task.distillation.num-prototypes 16",
+        f"{_LOCKED} --task.locked text_tower/.* --average-decay 0.9 --task.distillation.start 5 "
+        "--task.distillation.num-views 2 --task.distillation.view-size 8 --task.distillation.hidden 16 "
+        "--task.distillation.bottleneck 8 --task.distillation.num-prototypes 16",
     ),
-    "patch_sizes": (PAIRS, "--task.image-tower.positions learned --task.image-tower.patch-sizes 8 16"),
-    "het_classifier": (CLASSES, "--task.head het"),
+    "patch_sizes": (
+        CLASSES,
+        "--task.head deterministic --task.image-tower.positions learned --task.image-tower.patch-sizes 4 8",
+    ),
+    "het_classifier": (CLASSES, f"{_CLASSES_LOCKED} --task.head het"),
     "het_h_classifier_held_out": (
         CLASSES,
-        "--task.head het_h --task.head.num-buckets 4 --task.temperature-gradient temperature_gradient",
+        f"{_CLASSES_LOCKED} --task.head het_h --task.head.num-buckets 4 "
+        "--task.temperature-gradient temperature_gradient",
     ),
-    "het_xl_classifier": (CLASSES, ""),
-    "luketina": (CLASSES, "--task.temperature-gradient.method luketina"),
-    "mixup": (CLASSES, "--task.head deterministic --task.mixup 0.5"),
+    "het_xl_classifier": (CLASSES, _CLASSES_TUNED),
+    "luketina": (CLASSES, f"{_CLASSES_LOCKED} --task.temperature-gradient.method luketina"),
+    "mixup": (CLASSES, f"{_CLASSES_TUNED} --task.head deterministic --task.mixup 0.5"),
     "mimo": (CLASSES, "--task.image-tower.num-inputs 2 --task.num-heads 2 --task.mimo mimo"),
     "e3": (
         CLASSES,
@@ -99,25 +111,29 @@ CASES = {
     ),
     "skipped_steps": (
         CLASSES,
-        "--task.head deterministic --on-nonfinite skip --schedule.learning-rate 1e30 --schedule.initial-rate 1e-3",
+        f"{_CLASSES_TUNED} --task.head deterministic --on-nonfinite skip --schedule.learning-rate 1e30 "
+        "--schedule.initial-rate 1e-3",
     ),
     "groups_sgd_linear": (
         CLASSES,
-        "--task.head deterministic --optimizer.rule sgd --optimizer.weight-decay 0.01 --schedule.decay linear",
+        f"{_CLASSES_TUNED} --task.head deterministic --optimizer.rule sgd --optimizer.weight-decay 0.01 "
+        "--schedule.decay linear",
     ),
     "layer_decay_average_adafactor_square_root": (
         CLASSES,
-        "--task.head deterministic --average-decay 0.9 --optimizer.rule adafactor --optimizer.layer-decay 0.5 "
-        "--schedule.decay reverse_square_root --schedule.decay.timescale 3 --schedule.decay.cooldown 2",
+        f"{_CLASSES_TUNED} --task.head deterministic --average-decay 0.9 --optimizer.rule adafactor "
+        "--optimizer.layer-decay 0.5 --schedule.decay reverse_square_root --schedule.decay.timescale 3 "
+        "--schedule.decay.cooldown 2",
     ),
     "captioning": (
         "quickstart_decoder",
-        "--data.mixture.0.shards data/train --data.mixture.0.captions txt --data.mixture.0.prompt red",
+        "--pretrained.run classifier --data.mixture.0.shards data/train --data.mixture.0.captions txt "
+        "--data.mixture.0.prompt red",
     ),
     "translation": (
         "translation_base",
         "--tokenizer.length 12 --task.text-tower.length 12 --task.decoder.length 12 "
-        "--data.source txt --data.captions txt --data.prompt=",
+        f"--data.source txt --data.captions txt --data.prompt= {_ADAM_W}",
     ),
 }
 """Shipped configurations and flags."""
@@ -126,11 +142,8 @@ _GROUPS = [
     {"pattern": "head/.*", "learning_rate_factor": 10.0, "weight_decay_factor": 0.0},
     {"pattern": "image_tower/patches/.*", "learning_rate_factor": 0.0, "weight_decay_factor": 2.0},
 ]
-ON_EIGHT_DEVICES = (
-    *("softmax_ring", "sigmoid_ring", "het_xl_locked_tower", "prolip", "sigmoid_classifier", "e3"),
-    *("captioning", "translation"),
-)
-ON_ONE_DEVICE = tuple(name for name in CASES if "ring" not in name)
+ON_EIGHT_DEVICES = ("softmax_ring", "sigmoid_ring", "het_xl_sigmoid", "het_xl_classifier", "e3", "captioning")
+ON_ONE_DEVICE = tuple(name for name in CASES if name not in ON_EIGHT_DEVICES)
 
 
 def recorded() -> dict[str, Any]:
@@ -146,8 +159,10 @@ def recorded() -> dict[str, Any]:
 
 
 def write(configs: Mapping[str, Any]) -> None:
-    """Writes data and configurations to the working directory."""
+    """Writes data, the kept runs that cases begin with, and configurations to the working directory."""
     tiny.write_data(Path("data"))
+    for run in ("deterministic", "gaussian"):
+        kept_runs.unpack(Path(), run)
     for name, config in configs.items():
         Path(f"{name}.json").write_text(json.dumps(config))
 
@@ -157,10 +172,7 @@ def figures(name: str) -> dict[str, float | list[float]]:
 
     Where a step is skipped, it has no loss.
     """
-    source = json.loads(Path(f"{name}.json").read_text())["pretrained"]
-    for run in (name,) if source is None else (source["run"], name):
-        if not Path(run).exists():
-            assert lit_het(["train", "--config", f"{run}.json"]) == 0
+    assert lit_het(["train", "--config", f"{name}.json"]) == 0
     records = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
     of_steps = {key: [record[key] for record in records if key in record] for key in _OF_ALL_STEPS}
     last = {key: value for key, value in records[-1].items() if key != "train/steps_per_second"}
@@ -169,7 +181,9 @@ def figures(name: str) -> dict[str, float | list[float]]:
 
 def _config(name: str) -> dict[str, Any]:
     shipped, flags = CASES[name]
-    config = experiment.to_dict(configuration(shipped, *f"{_SMALL[shipped]} --run-dir {name} {flags}".split()))
+    rule = "" if "--optimizer.rule" in flags else _SGD
+    flags = f"{_SMALL[shipped]} --run-dir {name} {rule} {flags}"
+    config = experiment.to_dict(configuration(shipped, *flags.split()))
     if name == "groups_sgd_linear":  # which no flag adds
         config["optimizer"]["groups"] = _GROUPS
     return config | {"evaluations": []}
