@@ -103,11 +103,11 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
         params, step = portable.read(run_dir, task)
         return Run(run_dir, config, task, params, tokenizer, step)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
-        step = checkpoints.newest_step()
-        _, saved = checkpoints.at(step).read_info()
-    shapes = abstract_params(task)
-    if isinstance(task, ClassificationTask) and not any(path.startswith("params/head/") for path in saved):
-        shapes = {"image_tower": shapes["image_tower"]}
+        step, shapes = checkpoints.newest_step(), abstract_params(task)
+        if isinstance(task, ClassificationTask):
+            _, saved = checkpoints.at(step).read_info()
+            if not any(path.startswith("params/head/") for path in saved):
+                shapes = {"image_tower": shapes["image_tower"]}
     return Run(run_dir, config, task, _restore_params(config, shapes, run_dir, pretrained), tokenizer, step)
 
 
