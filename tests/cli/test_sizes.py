@@ -18,7 +18,6 @@ from lit_het.models.opening import open_run
 from lit_het.models.sizes import AS_TRAINED, Sizes, with_sizes
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import refusal
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def flexible(data, tmp_path_factory):
-    """A trained classifier of the names; tests only read it."""
+    """A classifier of the names, with its initial parameters; tests only read it."""
     config = tiny.classifier(quickstart_upstream.get_config(), data, tmp_path_factory.mktemp("flexible") / "run")
     tower = config.task.image_tower
     assert isinstance(tower, ViTConfig)
@@ -41,7 +40,7 @@ def flexible(data, tmp_path_factory):
         num_classes=len(tiny.COLOURS) * len(tiny.SHAPES),
     )
     config = dataclasses.replace(config, task=task, data=dataclasses.replace(config.data, labels=ClassIndex()))
-    train(config)
+    tiny.finish_untrained(config)
     return config.run_dir
 
 
