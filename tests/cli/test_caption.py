@@ -10,18 +10,15 @@ from rich.console import Console
 import lit_het
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.errors import UserError
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.models.caption import table_of
 from lit_het.models.opening import open_run
 from lit_het.texts import Written
-from lit_het.training.durations import Duration
-from lit_het.training.schedules import Schedule
 from lit_het.training.train import train
 from lit_het.weights.cards import write_card
 from tests import tiny
 from tests.cli.conftest import changed, printed, refusal, run_command
 from tests.cli.test_embed import losses
-from tests.cli.tiny_decoder import NAMES, QUESTION, pixels
+from tests.cli.tiny_decoder import NAMES, QUESTION, pixels, short
 
 
 @pytest.fixture(scope="session")
@@ -204,10 +201,8 @@ def pooling(decoder, tmp_path_factory):
 @pytest.mark.slow
 def test_stored_tokens_train_the_same_decoder(decoder, pooling, tmp_path, capsys):
     store = tmp_path / "tokens"
-    short = changed(decoder, length=Duration(2), schedule=Schedule(1e-3, warmup=Duration(1)))
-    short = changed(short, task__head=DeterministicConfig())  # whose step is traced sooner
-    pretrained = PretrainedConfig(pooling)
-    config = changed(short, run_dir=tmp_path / "pixels", data__mixture=(), pretrained=pretrained)
+    config = short(decoder, run_dir=tmp_path / "pixels", pretrained=PretrainedConfig(pooling))
+    config = changed(config, data__mixture=())
     train(config)
     shards = ("--data", *config.data.shards, "--dtype", "float32")
     run_command("embed", "--tower", pooling, "--tokens", "--output", store, *shards)

@@ -8,6 +8,7 @@ from lit_het.data_pipelines.data_config import WeightedShards
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.tasks.captioning import CaptioningConfig
@@ -27,6 +28,18 @@ def pixels(config, count):
     image = next(Loader(config.data).epoch(count)).image
     assert image is not None
     return image
+
+
+def short(config, **fields):
+    """Returns a run of two steps of the decoder with a head without noise: tests share the step that is compiled."""
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, head=DeterministicConfig()),
+        length=Duration(2),
+        schedule=Schedule(1e-3, warmup=Duration(1)),
+        cadence=Cadence(log_steps=1, save_steps=2, evaluate_steps=1),
+        **fields,
+    )
 
 
 def train_decoder(folder):
