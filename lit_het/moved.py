@@ -87,7 +87,7 @@ MOVED = {
     "eval.vector_scaling": "eval.metrics.vector_scaling",
     "held_out": "tasks.held_out",
     "optimizers": "training.optimizers",
-    "runs.alternatives": "configs.alternatives",
+    "runs.alternatives": "configs.flags",
     "runs.averaging": "models.averaging",
     "runs.build": "training.build",
     "runs.calibration": "models.calibration.images",
