@@ -1,16 +1,21 @@
-"""Atomic writes, locks, and the user's cache directory."""
+"""Atomic writes, tables of columns, locks, and the user's cache directory."""
 
 import contextlib
+import csv
 import fcntl
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lit_het.errors import UserError
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 @contextlib.contextmanager
@@ -31,6 +36,37 @@ def write_atomically(path: Path, text: str) -> None:
     """Writes a text file under a temporary name and renames it."""
     with completed(path) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Writes columns of equal length to a .parquet file or, by any other ending, as CSV.
+
+    Raises:
+        UserError: pyarrow is missing, or the file cannot be written.
+    """
+    with completed(path) as partial:
+        if path.suffix == ".parquet":
+            try:
+                import pyarrow as pa
+                import pyarrow.parquet as pq
+            except ImportError as error:
+                raise UserError(f"--output {path} needs pyarrow: pip install 'lit-het[parquet]'") from error
+            pq.write_table(pa.table(dict(columns)), partial)
+        else:
+            with partial.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(map(cell_of, row) for row in zip(*columns.values(), strict=True))
+
+
+def cell_of(value: Any) -> Any:
+    """Returns a value for CSV; a text that a spreadsheet could take for a formula has an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def text_of(cell: str) -> str:
+    """Returns the text that `cell_of` made a cell of."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 @contextlib.contextmanager

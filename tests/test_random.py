@@ -1,8 +1,10 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lit_het.random import keys_at
+from lit_het.random import keys_at, shuffled_batches
 
 
 def bits(key):
@@ -27,3 +29,11 @@ def test_neighbouring_steps_give_uncorrelated_noise():
     noise = [np.asarray(jax.random.normal(keys_at(0, step)("noise"), (10_000,))) for step in (0, 1)]
     # A correlation of independent normals has standard error 1/100.
     assert abs(np.corrcoef(noise)[0, 1]) < 0.05
+
+
+def test_every_pass_is_a_permutation_which_may_begin_within_a_batch_and_depends_on_the_seed():
+    rows = np.concatenate(list(itertools.islice(shuffled_batches(10, 4, seed=0), 5)))
+    assert sorted(rows[:10].tolist()) == sorted(rows[10:].tolist()) == list(range(10))
+    assert rows[:10].tolist() != rows[10:].tolist()
+    first, same, other = (next(shuffled_batches(10, 8, seed)).tolist() for seed in (0, 0, 1))
+    assert first == same != other

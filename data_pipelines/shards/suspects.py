@@ -10,9 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_het.cells import text_of
 from lit_het.data_pipelines.labels import MAX_TEXT_BYTES
 from lit_het.errors import FieldError, UserError
+from lit_het.files import text_of
 from lit_het.untrusted import open_regular
 
 MAX_ROWS = 2**24

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_het.cells import cell_of
 from lit_het.eval.report.naming import title_of_kind
 from lit_het.eval.report.sections import keys_of, measured_by
 from lit_het.eval.report.tables import evaluation_table, in_markdown
 from lit_het.eval.report.welch import welch_table
 from lit_het.eval.run_comparison import RunComparison, json_of, rows_of
 from lit_het.eval.saved_runs import SavedRun
+from lit_het.files import cell_of
 
 
 def report_json(runs: Sequence[SavedRun], comparison: RunComparison | None, verdict: str) -> str:

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_het.apps.score_table import write_table
 from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
 from lit_het.eval.drawings import thumbnails
@@ -20,7 +19,7 @@ from lit_het.eval.report.page import Html, Section, joined, render_page
 from lit_het.eval.sets import unlabelled
 from lit_het.eval.sets.open_sets import OpenSet, Sets
 from lit_het.eval.sets.recognition import embed_texts
-from lit_het.files import write_atomically
+from lit_het.files import write_atomically, write_columns
 from lit_het.models.opening import open_run
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
@@ -179,7 +178,7 @@ def _write_table(output: Path, scored: Scored, order: Int[np.ndarray, " n"]) -> 
         "caption": [scored.captions[row] for row in order],
         **{name: values[order].tolist() for name, values in scored.columns.items()},
     }
-    write_table(output, table)
+    write_columns(output, table)
 
 
 def _worst(scored: Scored, rows: Int[np.ndarray, " n"], by: Column) -> Section:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from lit_het.apps.score_table import write_table
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.prepare.corrupted import copy_names
 from lit_het.data_pipelines.shards.index import ShardIndex, index_shard
@@ -20,6 +19,7 @@ from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.selection import bald, entropy, epig
 from lit_het.eval.sets import unlabelled
 from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.files import write_columns
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.models.candidates import read_templates
 from lit_het.models.opening import Run, open_run
@@ -95,7 +95,7 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
         "key": [loader.index.key(number) for number in numbers],
         options.method: scores[chosen].tolist(),
     }
-    write_table(output, columns)
+    write_columns(output, columns)
     message(f"{counted(len(chosen), 'image')} of {len(scores):,} in {output}")
     if options.to is not None:
         _write_samples(options.to, loader.index, numbers)

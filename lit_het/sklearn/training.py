@@ -11,10 +11,10 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.data_pipelines.shuffling import shuffled_batches
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads import DeterministicConfig, HetXLConfig
 from lit_het.losses import LabelMixture, SoftmaxCrossEntropy, mean_log_probabilities
+from lit_het.random import shuffled_batches
 from lit_het.tasks.base import learning_rate_groups
 from lit_het.training.durations import Duration, RunLength
 from lit_het.training.optimizers import AdamW, Optimizer

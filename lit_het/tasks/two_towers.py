@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
+from lit_het import sharding
 from lit_het.heads.base import ContrastiveHead
 from lit_het.losses.base import finite, masked_mean, weights
 from lit_het.losses.contrastive import SigmoidLoss
@@ -19,13 +20,14 @@ from lit_het.tasks import microbatches
 from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
-from lit_het.tasks.noise_metrics import noise_metrics
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.tasks.temperature_gradient import check_temperature
 from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries, TowerOutput
 
 # JAX's arrays or NumPy's.
 _Rows = TypeVar("_Rows", jax.Array, np.ndarray)
+# Pairs whose noise is measured in each step.
+_MEASURED_PAIRS = 16
 
 
 class TwoTowers(nnx.Module):
@@ -78,7 +80,7 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
         for name, values in model.head.auxiliary_losses(first, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
             loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
-        metrics |= noise_metrics(model.head, first, text, batch.valid)
+        metrics |= _noise_metrics(model.head, first, text, batch.valid)
         for name, output in outputs.items():
             metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
             loss = loss + sum(output.auxiliary_losses.values())
@@ -183,3 +185,22 @@ def _by_image(samples: EmbeddingSamples, num_keys: int) -> EmbeddingSamples:
     if queries is not None:
         queries = Queries(queries.drawn().reshape(-1, num_keys * queries.num_samples, image.shape[1]))
     return dataclasses.replace(samples, image=image.reshape(-1, num_keys, image.shape[1]), image_queries=queries)
+
+
+def _noise_metrics(
+    head: ContrastiveHead, image: Float[Array, "n d"], text: Float[Array, "n d"], valid: Bool[Array, " n"]
+) -> Metrics:
+    """Returns the norms of the noise of some pairs, and what shows its form."""
+    image, text, valid = (_some_rows(x) for x in (image, text, valid))
+    found = {"image_noise_norm": head.image_noise_norm(image), "text_noise_norm": head.text_noise_norm(text)}
+    found |= head.noise_metrics(image, text, valid)
+    return {name: masked_mean(values, valid) for name, values in found.items()}
+
+
+def _some_rows(x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:
+    """Returns evenly spread rows of a batch: records average steps, so that a part of each batch tells as much."""
+    count = max(_MEASURED_PAIRS, sharding.num_automatic_shards())
+    if len(x) % count:
+        return x
+    # The first row of each part: a device has whole parts, where a slice with a step would move rows between devices.
+    return sharding.as_batch(x.reshape(count, -1, *x.shape[1:])[:, 0])

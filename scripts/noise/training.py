@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import parameters
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.shuffling import shuffled_batches
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.eval.metrics import scores
 from lit_het.eval.metrics.out_of_distribution import detection_figures
 from lit_het.eval.predictions import Predictions
+from lit_het.random import shuffled_batches
 from lit_het.tasks import quantities
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.training.durations import RunLength

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_het.apps.score_table import write_table
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import Portion, without
 from lit_het.data_pipelines.shards.suspects import Suspects
 from lit_het.errors import UserError
+from lit_het.files import write_columns
 from tests.data_pipelines import test_embeddings as embeddings
 from tests.refusals import assert_refused
 
@@ -195,7 +195,7 @@ def test_a_table_with_long_captions_and_texts_like_formulas_is_read_as_it_was_wr
     keys = ["=1+1", "-3", "'=x", "'plain", "@a", "+b", "\tc"]
     columns = {"shard": ["a.tar"] * 7, "key": keys, "caption": ["=SUM(A1)", "x" * 1_000_000, *[""] * 5]}
     for path in (tmp_path / "scores.csv", tmp_path / "scores.parquet"):
-        write_table(path, columns)
+        write_columns(path, columns)
         assert Suspects(path, 0.99).read().suspects == {"a.tar": frozenset(keys)}
     with (tmp_path / "scores.csv").open(newline="") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
@@ -207,5 +207,5 @@ def test_a_table_that_is_a_pipe_or_too_long_is_refused(tmp_path, name, monkeypat
     os.mkfifo(tmp_path / name)
     assert_refused("cannot be read .*not a regular file", Suspects(tmp_path / name).read)
     monkeypatch.setattr("lit_het.data_pipelines.shards.suspects.MAX_ROWS", 2)
-    write_table(tmp_path / "long.parquet", {"shard": ["a"] * 3, "key": ["b"] * 3})
+    write_columns(tmp_path / "long.parquet", {"shard": ["a"] * 3, "key": ["b"] * 3})
     assert_refused("has more than 2 rows", Suspects(tmp_path / "long.parquet").read)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from lit_het.eval.costs import costs
+from lit_het.apps.uncertainty.measuring import costs
 from lit_het.eval.features import Features
 from lit_het.eval.metrics import uncertainty
 from lit_het.eval.predictions import Predictor
