@@ -39,6 +39,7 @@ from lit_het.data_pipelines.shards.storage import content_or_raise
 from lit_het.data_pipelines.shards.stream import Stream
 from lit_het.data_pipelines.shards.writing import IMAGE, expand, write_shards
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from lit_het.eval.report.tables import markdown_table
 
 SIZE = 224
 HEIGHT, WIDTH = 375, 500
@@ -314,9 +315,7 @@ def _open_clip(index: ShardIndex) -> dict[str, Variant]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for cells in (columns, ["---"] * len(columns), *rows):
-        print(f"| {' | '.join(cells)} |")
-    print()
+    print(markdown_table(columns, rows))
 
 
 if __name__ == "__main__":

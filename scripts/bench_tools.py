@@ -15,6 +15,8 @@ from matplotlib.ticker import LogLocator
 from rich.console import Console
 from rich.table import Table
 
+from lit_het.eval.report.tables import markdown_table
+
 # Short calls are repeated for this many seconds, so that clock resolution and dispatch do not matter.
 SHORTEST_MEASUREMENT = 0.05
 GIB = 2**30
@@ -132,11 +134,9 @@ class Report:
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Adds a table."""
         table = Table(*columns, title=title)
-        self._lines += [f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for row in rows:
             table.add_row(*row)
-            self._lines.append(f"| {' | '.join(row)} |")
-        self._lines.append("")
+        self._lines += [f"## {title}", "", markdown_table(columns, rows)]
         self.console.print(table)
 
     def note(self, text: str) -> None:

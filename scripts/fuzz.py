@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from lit_het.eval.report.tables import markdown_table
 from scripts.fuzzing import worker
 from scripts.fuzzing.readers import TARGETS, Target
 from scripts.fuzzing.seeds import write_files
@@ -228,12 +229,11 @@ class Fuzzer:
     def report(self) -> str:
         """Returns a table of the classes, and what failed, with the saved inputs."""
         columns = ("accepted", "refused", "crash", "death", "hang", "memory")
-        lines = ["| class | inputs | " + " | ".join(columns) + " | slowest | peak |", "|" + "---|" * (len(columns) + 4)]
+        rows = []
         for name, tally in self.tallies.items():
-            counts = " | ".join(f"{tally.counts[column]:,}" for column in columns)
-            lines.append(
-                f"| {name} | {tally.counts.total():,} | {counts} | {tally.slowest:.2f} s | {tally.peak / 1e6:.0f} MB |"
-            )
+            counts = (f"{count:,}" for count in (tally.counts.total(), *(tally.counts[column] for column in columns)))
+            rows.append((name, *counts, f"{tally.slowest:.2f} s", f"{tally.peak / 1e6:.0f} MB"))
+        lines = [markdown_table(("class", "inputs", *columns, "slowest", "peak"), rows)]
         for (name, verdict, where), defect in sorted(self.defects.items()):
             lines += [f"\n{name}: {defect.count} x {verdict}: {where}", f"  {defect.detail!r}"]
             lines += [f"  python -m scripts.fuzz --replay {path}" for path in defect.saved]

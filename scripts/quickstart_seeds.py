@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_het.eval.report.tables import markdown_table
+
 FIGURES = ("top1", "top5", "nll", "ece", "calibrated/nll", "calibrated/ece", "errors_among_homoglyphs")
 
 
@@ -19,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="directories of finished quickstarts")
     results = [json.loads((run / "results.json").read_text()) for run in parser.parse_args().runs]
-    print("| captions | set | figure | deterministic | HET-XL | difference |\n|---|---|---|---|---|---|")
+    rows = []
     sets = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
     for condition, name, figure in itertools.product(("clean", "noisy"), sets, FIGURES):
         one, other = (
@@ -27,10 +29,10 @@ def main() -> None:
             for model in ("deterministic", "het_xl")
         )
         if np.isfinite(one).all():
-            cells = " | ".join(map(_mean, (one, other, other - one)))
-            print(f"| {condition} | {name} | {figure} | {cells} |")
+            rows.append((condition, name, figure, *map(_mean, (one, other, other - one))))
+    print(markdown_table(("captions", "set", "figure", "deterministic", "HET-XL", "difference"), rows))
     areas = [result["noisy"]["het_xl"]["noisy_caption_auroc"] for result in results]
-    print(f"\nwrong captions by noise norm: AUROC {_mean(areas)}")
+    print(f"wrong captions by noise norm: AUROC {_mean(areas)}")
     for kind in results[0]["noise_of_homoglyphs"]:
         areas = [result["noise_of_homoglyphs"][kind]["auc"] for result in results]
         values = [result["noise_of_homoglyphs"][kind]["p_value"] for result in results]

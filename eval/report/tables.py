@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import rich.box
 import rich.table
@@ -78,15 +78,14 @@ class Table:
 
     def markdown(self) -> str:
         """Returns the table as Markdown."""
-        lines = [("", *self.columns), ("---", *("---:" for _ in self.columns))]
+        rows = []
         for row in self.rows:
             cells = [f"**{cell.text}**" if cell.strong else in_markdown(cell.text) for cell in row.cells]
             blank = "" if row.cells else "**"
             padding = [""] * (len(self.columns) - len(cells))
-            lines.append((f"{blank}{in_markdown(row.label)}{blank}", *cells, *padding))
-        head = tuple(in_markdown(cell) for cell in lines[0])
-        body = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, *lines[1:]))
-        return f"{in_markdown(self.caption)}\n\n{body}"
+            rows.append((f"{blank}{in_markdown(row.label)}{blank}", *cells, *padding))
+        titles = ("", *map(in_markdown, self.columns))
+        return f"{in_markdown(self.caption)}\n\n{markdown_table(titles, rows, rule='---:')}"
 
     def terminal(self) -> rich.table.Table:
         """Returns the table for a terminal."""
@@ -124,6 +123,17 @@ def _breakable(text: str) -> Html:
 def _html_cell(cell: Cell) -> Html:
     text = f"<strong>{escaped(cell.text)}</strong>" if cell.strong else escaped(cell.text)
     return Html(f'<td class="chance">{text}</td>' if cell.faint else f"<td>{text}</td>")
+
+
+def plain_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Returns a table of texts; the first of each row is its label."""
+    return Table(caption, tuple(columns), tuple(Row(label, tuple(map(Cell, texts))) for label, *texts in rows))
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:
+    """Returns a Markdown table of cells in Markdown; ``rule`` aligns all columns but the first."""
+    rules = ("---", *(rule for _ in titles[1:]))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (titles, rules, *rows))
 
 
 def in_markdown(text: str) -> str:

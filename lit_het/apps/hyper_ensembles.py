@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from rich.table import Table
-from rich.text import Text
 
 from lit_het import distributed
-from lit_het.console import Bar, console_of_results
+from lit_het.console import Bar
 from lit_het.data_pipelines.shards.portions import ALL, Portion
 from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.evaluators.ensemble import Ensemble
 from lit_het.eval.hyper_ensembles import Selection, select_members
+from lit_het.eval.report.tables import plain_table
+from lit_het.eval.report.writing import print_results
 from lit_het.eval.sets import have_same_shards, require_one_label
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import EnsembleConfig
@@ -124,10 +124,8 @@ def _print(selection: Selection, checkpoints: Sequence[Path], name: str) -> None
         return
     total = len(selection.picks)
     title = f"{counted(total, 'pick')} among {counted(len(checkpoints), 'run')} by {name}: NLL {selection.nll[-1]:.4f}"
-    shown = Table(title=Text(title), title_justify="left")
-    for column in ("weight", "NLL after its first pick", "run"):
-        shown.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
+    rows = []
     for number, weight in selection.weights.items():
         nll = selection.nll[selection.picks.index(number)]
-        shown.add_row(f"{weight}/{total}", f"{nll:.4f}", Text(str(checkpoints[number])))
-    console_of_results().print(shown)
+        rows.append((str(checkpoints[number]), f"{weight}/{total}", f"{nll:.4f}"))
+    print_results(plain_table(title, ("weight", "NLL after its first pick"), rows))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from lit_het.console import console_of_results, message
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import evaluations_folder
 from lit_het.eval.report import exports
@@ -20,9 +20,9 @@ from lit_het.eval.report.runs import (
 )
 from lit_het.eval.report.sections import evaluation_sections
 from lit_het.eval.report.welch import welch_tables
+from lit_het.eval.report.writing import print_results, write_files
 from lit_het.eval.run_comparison import RunComparison, compare_runs
 from lit_het.eval.saved_runs import SavedRun, by_setting, read_runs
-from lit_het.files import write_atomically
 
 _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
     ".md": exports.comparison_markdown,
@@ -105,13 +105,10 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
         raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")
     runs = read_runs([*directories, *against])
     comparison = compare_runs(runs[: len(directories)], runs[len(directories) :])
-    console = console_of_results()
-    for title, table in welch_tables(comparison).items():
-        console.print(dataclasses.replace(table, caption=title).terminal())
-    for title, names in zip(comparison.titles, (comparison.one, comparison.other), strict=True):
-        console.print(f"{title}: {', '.join(names)}", markup=False, highlight=False)
-    for sentence in (comparison.verdict, *comparison.remarks):
-        console.print(sentence, markup=False, highlight=False)
+    tables = (dataclasses.replace(table, caption=title) for title, table in welch_tables(comparison).items())
+    groups = zip(comparison.titles, (comparison.one, comparison.other), strict=True)
+    members = (f"{title}: {', '.join(names)}" for title, names in groups)
+    print_results(*tables, *members, comparison.verdict, *comparison.remarks)
     if output is not None:
         write_files({output: _COMPARISONS[output.suffix](comparison)})
     return comparison
@@ -127,19 +124,3 @@ def _comparison(settings: Sequence[Sequence[SavedRun]]) -> tuple[RunComparison |
         return compare_runs(*settings), ""
     except UserError as error:
         return None, f"The two groups of runs are not compared: {error}."
-
-
-def write_files(files: Mapping[Path, str]) -> None:
-    """Writes texts, and makes their folders.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
-    for path, text in files.items():
-        if path.is_dir():
-            raise UserError(f"{path} is a folder; name a file with --output")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})") from error

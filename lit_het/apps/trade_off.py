@@ -6,14 +6,13 @@ from pathlib import Path
 
 import jax
 
-from lit_het.apps.report import write_files
-from lit_het.console import Bar, console_of_results
+from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.metrics.gains import Gain, gains_of, mean_gains
 from lit_het.eval.pareto import Cost, Point, check_figures, direction, points_of
 from lit_het.eval.report import trade_offs
 from lit_het.eval.report.naming import FigureStyle
-from lit_het.eval.report.tables import Table
+from lit_het.eval.report.writing import print_results, write_files
 from lit_het.eval.saved_runs import SavedRun, by_setting, read_runs
 from lit_het.planning.plan import Step
 from lit_het.sharding import MeshConfig
@@ -46,7 +45,7 @@ def pareto(directories: Sequence[Path], names: Sequence[str], output: Path | Non
     _check_output(output, _OF_PARETO)
     style, runs = direction(names), read_runs(directories)
     points = points_of(runs, names, _costs(runs, names))
-    _print(trade_offs.pareto_table(points, style))
+    print_results(trade_offs.pareto_table(points, style), trade_offs.ON_COST)
     if output is not None:
         write_files({output: _OF_PARETO[output.suffix](points, style)})
     return points
@@ -76,7 +75,7 @@ def gains(
     groups = runs[: len(directories)], runs[len(directories) :]
     found = [gains_of(*(points_of(group, [name], cost_of) for group in groups)) for name in names]
     means = mean_gains(found)
-    _print(trade_offs.gains_table(means))
+    print_results(trade_offs.gains_table(means), trade_offs.ON_COST)
     if output is not None:
         write_files({output: _OF_GAINS[output.suffix](means)})
     return means
@@ -105,9 +104,3 @@ def _cost(run: SavedRun) -> Cost:
 def _check_output(output: Path | None, writers: Mapping[str, Callable[..., str]]) -> None:
     if output is not None and output.suffix not in writers:
         raise UserError(f"--output {output}: its name must end in {', '.join(writers)}")
-
-
-def _print(table: Table) -> None:
-    console = console_of_results()
-    console.print(table.terminal())
-    console.print(trade_offs.ON_COST, markup=False, highlight=False)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import console_of_results, message
 from lit_het.errors import UserError, counted
+from lit_het.eval.report.tables import Table, plain_table
+from lit_het.eval.report.writing import print_results
 from lit_het.planning.plan import Plan, Step, plan
 from lit_het.planning.program import Collective
 from lit_het.sharding import MeshConfig
@@ -50,10 +51,8 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
     console.print(
         f"{counted(made.mesh.size, 'device')}: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device"
     )
-    for table in (_parameters(made), _operations(made), _memory(made), _collectives(made)):
-        console.print(table)
-    for remark in (*REMARKS, OF_EXPERTS) if made.dispatch_flops else REMARKS:
-        console.print(remark)
+    remarks = (*REMARKS, OF_EXPERTS) if made.dispatch_flops else REMARKS
+    print_results(_parameters(made), _operations(made), _memory(made), *_collectives(made), *remarks)
     return _verdict(console, config, made, memory_gib)
 
 
@@ -62,36 +61,31 @@ def _rows(made: Plan) -> int:
 
 
 def _parameters(made: Plan) -> Table:
-    table = _table("parameters", "locked", "trainable", "all")
     rows = {**made.counts, "all": tuple(map(sum, zip(*made.counts.values(), strict=True)))}
-    for part, counts in rows.items():
-        table.add_row(part.replace("_", " "), *(f"{count:,}" for count in (*counts, sum(counts))))
-    return table
+    cells = (
+        (part.replace("_", " "), *(f"{count:,}" for count in (*counts, sum(counts)))) for part, counts in rows.items()
+    )
+    return plain_table("parameters", ("locked", "trainable", "all"), cells)
 
 
 def _operations(made: Plan) -> Table:
     unit, name = (1e12, "TFLOP") if made.flops >= 1e12 else (1e9, "GFLOP")
-    table = _table(f"{name} of a step", "all devices", "a device", "GFLOP of an example")
     rows = {"traced": made.flops, "compiled": made.compiled.program.product_flops * made.mesh.size}
     if made.dispatch_flops:
         rows = {"traced": made.flops, "without dispatch": made.flops - made.dispatch_flops} | rows
-    for name, flops in rows.items():
-        parts = (flops / unit, flops / made.mesh.size / unit, flops / made.batch_size / 1e9)
-        table.add_row(name, *(f"{part:,.3f}" for part in parts))
-    return table
+    divisors = {"all devices": unit, "a device": made.mesh.size * unit, "GFLOP of an example": 1e9 * made.batch_size}
+    cells = ((row, *(f"{flops / divisor:,.3f}" for divisor in divisors.values())) for row, flops in rows.items())
+    return plain_table(f"{name} of a step", tuple(divisors), cells)
 
 
 def _memory(made: Plan) -> Table:
     unit, name = (GIB, "GiB") if max(totals(made)) >= GIB else (MIB, "MiB")
-    table = _table(f"{name} of a device", "by formula", "compiled")
-    compiled, names = made.compiled, list(made.memory)
-    for number, (name, size) in enumerate(made.memory.items()):
-        # The compiler reports two sums; each stands in the last row that it covers.
-        total = {3: f"{compiled.arguments / unit:.3f} all above"}.get(number, "")
-        total = f"{compiled.temporary / unit:.3f} the rest" if number == len(names) - 1 else total
-        table.add_row(name, f"{size / unit:.3f}", total)
-    table.add_row("all", *(f"{size / unit:.3f}" for size in totals(made)))
-    return table
+    compiled, sizes = made.compiled, [f"{size / unit:.3f}" for size in made.memory.values()]
+    # The compiler reports two sums; each stands in the last row that it covers.
+    sums = [""] * len(sizes)
+    sums[3], sums[-1] = f"{compiled.arguments / unit:.3f} all above", f"{compiled.temporary / unit:.3f} the rest"
+    rows = [*zip(made.memory, sizes, sums, strict=True), ("all", *(f"{size / unit:.3f}" for size in totals(made)))]
+    return plain_table(f"{name} of a device", ("by formula", "compiled"), rows)
 
 
 def totals(made: Plan) -> tuple[int, int]:
@@ -99,25 +93,18 @@ def totals(made: Plan) -> tuple[int, int]:
     return sum(made.memory.values()), made.compiled.arguments + made.compiled.temporary
 
 
-def _collectives(made: Plan) -> Table:
+def _collectives(made: Plan) -> list[Table | str]:
     by_kind: dict[tuple[str, str], list[Collective]] = collections.defaultdict(list)
     for collective in made.compiled.program.collectives:
         axes = "other devices" if collective.axes is None else ", ".join(collective.axes)
         by_kind[collective.kind, f"{axes} ({collective.group})"].append(collective)
-    table = _table("collectives of a step", "over", "instructions", "times", "MB sent")
+    rows = []
     for (kind, axes), ones in sorted(by_kind.items(), key=lambda item: -sum(one.bytes_sent for one in item[1])):
         times, sent = sum(one.times for one in ones), sum(one.bytes_sent for one in ones)
-        table.add_row(kind, axes, str(len(ones)), str(times), f"{sent / 1e6:,.1f}")
-    if made.compiled.program.unknown_loops:
-        table.caption = f"{made.compiled.program.unknown_loops} loops of unknown length are counted as one iteration"
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+        rows.append((kind, axes, str(len(ones)), str(times), f"{sent / 1e6:,.1f}"))
+    table = plain_table("collectives of a step", ("over", "instructions", "times", "MB sent"), rows)
+    loops = made.compiled.program.unknown_loops
+    return [table, *([f"{loops} loops of unknown length are counted as one iteration"] if loops else [])]
 
 
 def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib: int | float) -> bool:

@@ -21,6 +21,7 @@ from lit_het.configs.flags import with_flags
 from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
 from lit_het.eval.metrics.significance import Estimate, estimate
+from lit_het.eval.report.tables import markdown_table
 from lit_het.files import write_atomically
 from lit_het.search.directions import Direction, direction_of
 from lit_het.search.grid_runs import (
@@ -222,10 +223,8 @@ def write_table(
     output: Path, titles: Sequence[str], cells: Sequence[Sequence[str]], note: str, printed: int | None = None
 ) -> None:
     """Writes ``table.md`` with a note below the rows, and prints it, or only so many of its rows."""
-    lines = [titles, ("---",) * len(titles), *cells]
-    rows = [f"| {' | '.join(line)} |\n" for line in lines]
-    write_atomically(output / "table.md", "".join(rows) + f"\n{note}\n")
-    print("".join(rows[: None if printed is None else printed + 2]) + f"\n{note}\n")
+    write_atomically(output / "table.md", f"{markdown_table(titles, cells)}\n{note}\n")
+    print(f"{markdown_table(titles, cells[:printed])}\n{note}\n")
 
 
 def shown_seeds(row: Row) -> str:

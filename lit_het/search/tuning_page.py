@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lit_het.eval.report import figures
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.page import Html, Section, facts, render_page, side_by_side
-from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
+from lit_het.eval.report.tables import NO_FIGURE, plain_table
 from lit_het.files import write_atomically
 from lit_het.search import grid
 from lit_het.search.grid import Axis
@@ -27,8 +27,8 @@ def write_table(search: Search, order: Sequence[Trial]) -> None:
 def write_page(search: Search, trials: Sequence[Trial]) -> None:
     """Writes ``page.html`` of the trials, given by number."""
     order = search.ranked(trials)
-    rows = tuple(Row(f"trial {trial.number}", tuple(map(Cell, _cells(search, trial)))) for trial in order)
-    sections = [Section("Trials", (Table("", _titles(search), rows).html(),), _note(search))]
+    rows = ((f"trial {trial.number}", *_cells(search, trial)) for trial in order)
+    sections = [Section("Trials", (plain_table("", _titles(search), rows).html(),), _note(search))]
     finished = [trial for trial in trials if trial.state == "finished"]
     verdict = "no trial is finished"
     if finished:

@@ -10,7 +10,7 @@ from lit_het.data_pipelines.images.decoding import Transparency
 from lit_het.data_pipelines.texts.captions import QUESTION
 from lit_het.errors import counted
 from lit_het.eval.evaluation import read_records
-from lit_het.eval.report.tables import in_markdown
+from lit_het.eval.report.tables import in_markdown, markdown_table
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.models.opening import Run
 from lit_het.models.pretrained import TOWERS
@@ -140,14 +140,16 @@ def _data(config: ExperimentConfig) -> str:
 
 def _figures(run: Run) -> str:
     rows = [
-        f"| {in_markdown(record.kind.replace('_', '-'))} | {in_markdown(record.name)} | {in_markdown(name)} "
-        f"| {value:.4g}{_error(record.errors.get(name))} |"
+        (
+            *map(in_markdown, (record.kind.replace("_", "-"), record.name, name)),
+            f"{value:.4g}{_error(record.errors.get(name))}",
+        )
         for record in read_records(run.run_dir)
         if record.step == run.step
         for name, value in sorted(record.figures.items())
     ]
-    head = ["| evaluation | set | figure | value |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows]) if rows else "None was measured."
+    titles = ("evaluation", "set", "figure", "value")
+    return markdown_table(titles, rows).rstrip() if rows else "None was measured."
 
 
 def _error(error: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from lit_het.apps.benchmark.results import DECODING, REST, TOWER, Result
 from lit_het.eval.report.naming import FigureStyle
 from lit_het.eval.report.page import Section, paragraph
-from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
+from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table, plain_table
 from lit_het.eval.sets.benchmarks import Group, Suite, group_means
 from lit_het.eval.sets.published import Published, read_published
 
@@ -106,8 +106,8 @@ class Page:
 
     def _times(self) -> Table:
         columns = ("images", "seconds", "images/s", DECODING, TOWER, REST, "most for")
-        rows = [Row(name, _time_cells(result)) for name, result in self.results.items()]
-        return Table("Time of each set", columns, tuple(rows))
+        rows = ((name, *_times_of(result)) for name, result in self.results.items())
+        return plain_table("Time of each set", columns, rows)
 
 
 def _cell(value: float | None) -> Cell:
@@ -119,8 +119,8 @@ def _mean_of_same(group: Group, ours: Mapping[str, float], theirs: Mapping[str, 
     return group_means(group, {name: theirs[name] for name in ours}) if ours.keys() <= theirs.keys() else {}
 
 
-def _time_cells(result: Result) -> tuple[Cell, ...]:
+def _times_of(result: Result) -> tuple[str, ...]:
     speed = result.num_images / max(result.seconds, 1e-9)
     texts = (f"{result.num_images:,}", f"{result.seconds:.1f}", f"{speed:.1f}")
     shares = (f"{share:.0%}" for share in result.shares.values())
-    return tuple(map(Cell, (*texts, *shares, result.bound)))
+    return (*texts, *shares, result.bound)

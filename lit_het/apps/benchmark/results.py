@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_het import untrusted
 from lit_het.errors import UserError
-from lit_het.files import write_atomically
+from lit_het.eval.report.writing import write_files
 from lit_het.untrusted import Malformed
 
 DECODING, TOWER, REST = "reading and decoding", "image tower", "head and scoring"
@@ -73,20 +73,7 @@ def write_results(path: Path, results: Mapping[str, Result], others: Mapping[str
         UserError: the file cannot be written.
     """
     content = {**others, "sets": {name: dataclasses.asdict(result) for name, result in results.items()}}
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file of a benchmark, and its folder.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+    write_files({path: json.dumps(content, indent=1, ensure_ascii=False) + "\n"})
 
 
 def _result(fields: Mapping[str, Any]) -> Result:

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_het.apps.benchmark import page
-from lit_het.apps.benchmark.results import Result, read_results, write_results, write_text
+from lit_het.apps.benchmark.results import Result, read_results, write_results
 from lit_het.configs import experiment
-from lit_het.console import Bar, console_of_results, message
+from lit_het.console import Bar, message
 from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.evaluation import line, write_record
 from lit_het.eval.report.page import render_page
+from lit_het.eval.report.writing import write_benchmark
 from lit_het.eval.sets.benchmarks import SUITES, check_complete, find_sets
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.sets.prompts import SET_PROMPTS, read_prompts
@@ -153,13 +154,5 @@ def _write(shown: page.Page, output: Path, about: Mapping[str, object]) -> None:
         UserError: a file cannot be written.
     """
     write_results(output.with_suffix(".json"), shown.results, {**about, "failed": shown.failures, "means": shown.means})
-    tables = shown.tables()
-    write_text(output, render_page(f"Benchmark of {shown.name}", shown.sections()))
-    write_text(
-        output.with_suffix(".md"),
-        "\n".join([*(table.markdown() for table in tables), *(f"- {source}" for source in shown.sources()), ""]),
-    )
-    console = console_of_results(160)
-    for table in tables:
-        console.print(table.terminal())
-    message(f"{output}, and its figures in {output.stem}.json and .md beside it")
+    page = render_page(f"Benchmark of {shown.name}", shown.sections())
+    write_benchmark(output, page, shown.tables(), shown.sources())

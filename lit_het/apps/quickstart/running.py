@@ -30,12 +30,13 @@ from lit_het.configs import (
 )
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
-from lit_het.console import Bar, console_of_results
+from lit_het.console import Bar
 from lit_het.data_pipelines.glyphs import TYPEFACES, GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.data_pipelines.texts.tokenizers import train_sentencepiece
 from lit_het.errors import UserError
 from lit_het.eval.report.comparison import comparison_table
+from lit_het.eval.report.writing import print_results
 from lit_het.eval.saved_runs import read_runs
 from lit_het.files import write_atomically
 from lit_het.models.calibration.images import CalibrateOptions, calibrate
@@ -113,13 +114,12 @@ def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, c
     runs = [run.directory for both in models.values() for run in (both.deterministic, both.het_xl)]
     report(runs, run_dir / "report.html", sections, opening(models, compared))
     write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
-    console = console_of_results()
-    for condition, both in models.items():
-        title = f"Zero-shot classification, {TITLES_OF_CONDITIONS[condition]}"
-        console.print(comparison_table(both.compared(), title).terminal())
-    for sentence in sentences:
-        console.print(sentence, markup=False)
-    console.print(f"{results['seconds']:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most")
+    tables = (
+        comparison_table(both.compared(), f"Zero-shot classification, {TITLES_OF_CONDITIONS[condition]}")
+        for condition, both in models.items()
+    )
+    spent = f"{results['seconds']:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most"
+    print_results(*tables, *sentences, spent)
 
 
 def _on(config: ExperimentConfig, run_dir: Path, condition: str, name: str) -> ExperimentConfig:

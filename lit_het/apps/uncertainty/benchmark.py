@@ -7,13 +7,13 @@ from pathlib import Path
 
 from lit_het.apps.uncertainty import page
 from lit_het.apps.uncertainty.measuring import Benchmark, BenchmarkOptions
-from lit_het.console import Bar, console_of_results, message
+from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.page import render_page
+from lit_het.eval.report.writing import write_benchmark, write_files
 from lit_het.eval.sets import ImageSet, parse_set, unlabelled
 from lit_het.eval.suite import ClassNamesConfig
-from lit_het.files import write_atomically
 
 
 def options_of(
@@ -80,7 +80,7 @@ def benchmark(
                 for method, figures in measuring.measure(name, runs, baselines=baselines and not found):
                     found[method] = figures
                     # At once: an interruption loses one method.
-                    _write(output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
+                    write_files({output.with_suffix(".json"): json.dumps(found, indent=1) + "\n"})
             bar.advance(1)
     write(
         {method: {name: Estimate(value, math.nan) for name, value in of.items()} for method, of in found.items()},
@@ -96,18 +96,5 @@ def write(methods: Mapping[str, page.Figures], sets: Sequence[str], output: Path
     Raises:
         UserError: a file cannot be written.
     """
-    tables = page.tables(methods, sets)
-    _write(output, render_page("Uncertainty", page.sections(methods, sets, note)))
-    _write(output.with_suffix(".md"), "\n".join(table.markdown() for table in tables))
-    console = console_of_results(160)
-    for table in tables:
-        console.print(table.terminal())
-    message(f"{output}, and its figures in {output.stem}.json and .md beside it")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+    rendered = render_page("Uncertainty", page.sections(methods, sets, note))
+    write_benchmark(output, rendered, page.tables(methods, sets))

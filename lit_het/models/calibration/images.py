@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
-from rich.table import Table
 
-from lit_het.console import Bar, console_of_results, message
+from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.shards.index import ShardSummary
@@ -22,6 +21,8 @@ from lit_het.eval.features import Features, read_features
 from lit_het.eval.metrics.calibration import fit, scaled
 from lit_het.eval.metrics.conformal import ConformalThresholds, candidates_digest, fit_conformal
 from lit_het.eval.predictions import Predictor, predict
+from lit_het.eval.report.tables import Table, plain_table
+from lit_het.eval.report.writing import print_results
 from lit_het.eval.sets.recognition import distinct_captions, embed_texts, report_equal
 from lit_het.models.calibration.saved import calibration_path, write_calibration
 from lit_het.models.calibration.split import LEAST_IMAGES, MOST_IMAGES, split_samples
@@ -107,7 +108,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
         monte_carlo=fits.by_samples[max(fits.by_samples)] if len(fits.by_samples) > 1 else None,
     )
     write_calibration(run_dir, run.step, found, fits.conformal)
-    console_of_results().print(_table(found, fits))
+    print_results(_table(found, fits))
     message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
     return found
 
@@ -171,15 +172,13 @@ def _table(calibration: Calibration, fits: _Fits) -> Table:
     title = f"{counted(count, 'image')}, {chosen}"
     if fits.num_tokens is not None:
         title = f"{counted(count, 'text')}, means over {fits.num_tokens:,} tokens"
-    shown = Table("prediction", title=title, title_justify="left")
     columns = ["NLL before", "NLL after", *(["ECE before", "ECE after"] if fits.token_errors else [])]
-    for column in ("T ± standard error", *columns):
-        shown.add_column(column, justify="right")
+    rows = []
     for count, fitted in fits.by_samples.items():
         name = f"mean of {counted(count, 'sample')}" if count else "no noise"
-        errors = [f"{error:.4f}" for error in fits.token_errors.get(count, ())]
-        shown.add_row(name, str(fitted), f"{fitted.nll_before:.4f}", f"{fitted.nll_after:.4f}", *errors)
-    return shown
+        values = (fitted.nll_before, fitted.nll_after, *fits.token_errors.get(count, ()))
+        rows.append((name, str(fitted), *(f"{value:.4f}" for value in values)))
+    return plain_table(title, ("T ± standard error", *columns), rows)
 
 
 def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: dict[str, np.ndarray]) -> Loader:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from lit_het.apps.report import write_files
 from lit_het.errors import UserError
 from lit_het.eval.report import figures
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.page import Html, Section, paragraph, render_page, side_by_side
+from lit_het.eval.report.writing import write_files
 from lit_het.search.law import uncertainty
 from lit_het.search.law.fitting import Fit
 from lit_het.search.law.observations import Observation, shown_shape
