@@ -3,9 +3,9 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,12 @@ from lit_het import distributed, untrusted
 from lit_het.errors import UserError
 from lit_het.eval.metrics.significance import Estimate
 from lit_het.files import completed, write_atomically
+from lit_het.types import EvaluatedModel
 from lit_het.untrusted import Malformed
+
+if TYPE_CHECKING:
+    from lit_het.eval.sets.open_sets import Sets
+    from lit_het.eval.suite import EvaluationConfig
 
 MAX_DRAWING_BYTES = 2**29
 """The largest size of an evaluation's arrays, in bytes; larger files are rejected."""
@@ -101,6 +106,30 @@ class Record:
     def estimate(self, figure: str) -> Estimate:
         """Returns a figure with its standard error; NaN for what is missing."""
         return Estimate(self.figures.get(figure, math.nan), self.errors.get(figure, math.nan))
+
+
+def opened_evaluations(
+    configs: Sequence["EvaluationConfig"], sets: "Sets", *models: EvaluatedModel
+) -> Callable[..., Iterator[tuple["EvaluationConfig", Evaluation]]]:
+    """Opens evaluations, and checks all before any reads images; returns the loop over them.
+
+    Args:
+        configs: the evaluations.
+        sets: that the models read.
+        models: one, or the members of an ensemble; the loop is called with these, or later ones of the same kind.
+
+    Raises:
+        UserError: a set cannot be read, or an evaluation does not fit the models.
+    """
+    evaluators: list[Any] = [config.build(sets) for config in configs]
+    for evaluator in evaluators:
+        evaluator.check(*models)
+
+    def evaluate(*models: EvaluatedModel) -> Iterator[tuple["EvaluationConfig", Evaluation]]:
+        for config, evaluator in zip(configs, evaluators, strict=True):
+            yield config, evaluator(*models)
+
+    return evaluate
 
 
 def of_part(part: str, figures: Mapping[str, float]) -> dict[str, float]:

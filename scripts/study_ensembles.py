@@ -29,7 +29,6 @@ from lit_het.eval.metrics.ensembles import mean_prediction, score_ensemble
 from lit_het.eval.metrics.significance import estimate, holm, welch
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.sets.open_sets import Sets
 from lit_het.files import write_atomically
 from lit_het.models.experts import with_experts
 from lit_het.models.opening import open_run
@@ -64,8 +63,7 @@ def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray
     """
     run = with_experts(open_run(run_dir), method.used_with)
     model = run.model(calibrated=False)
-    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
-    opened = sets.open(ImageSet(SET, str(data / SET), split="."))
+    opened = run.sets().open(ImageSet(SET, str(data / SET), split="."))
     predictor = Predictor(model, glyph_classifier.NUM_NAMES, samples=method.samples)
     blocks = list(member_blocks(predictor, opened.features(model.features)))
     log_p, labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))

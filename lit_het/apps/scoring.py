@@ -17,7 +17,7 @@ from lit_het.eval.predictions import Predictor, class_scores, image_quantity
 from lit_het.eval.report.grids import Mark, answer_card
 from lit_het.eval.report.page import Html, Section, joined, render_page
 from lit_het.eval.sets import unlabelled
-from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.eval.sets.recognition import embed_texts
 from lit_het.files import write_atomically, write_columns
 from lit_het.models.opening import open_run
@@ -106,8 +106,7 @@ def score_captions(run_dir: Path, shards: str, options: ScoreOptions, pretrained
         raise UserError(f"{run_dir} has no text tower; captions are scored by an image-text model")
     if options.by == "noise_norm" and not model.has_noise:
         raise UserError(f"--by noise_norm needs noise of images, and the head of {run_dir} has none; take loss")
-    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
-    opened = sets.open(unlabelled(shards))
+    opened = run.sets().open(unlabelled(shards))
     captions = read_captions(opened, options.captions, run.config.data.caption_unit)
     if any(len(one) > 1 for one in captions):
         message("of several captions of an image the first is scored")

@@ -18,7 +18,7 @@ from lit_het.eval.answers import label_predictor
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.selection import bald, entropy, epig
 from lit_het.eval.sets import unlabelled
-from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.files import write_columns
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.models.candidates import read_templates
@@ -80,7 +80,7 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
     model.check_samples(options.samples)
     predictor = label_predictor(model, options.labels, read_templates(options.prompts))
     predictor = dataclasses.replace(predictor, samples=options.samples if model.has_noise else 0)
-    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    sets = run.sets()
     opened = sets.open(unlabelled(pool))
     _check_count(pool, opened.loader.num_samples, options.count)  # before images are read, and with those that can be
     features = opened.features(model.features)

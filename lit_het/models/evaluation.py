@@ -1,5 +1,6 @@
 """``lit-het evaluate``, and the commands for single evaluations such as ``lit-het zero-shot``."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,9 @@ from lit_het import distributed
 from lit_het.configs import experiment
 from lit_het.console import console_of_results, message
 from lit_het.errors import UserError
-from lit_het.eval.evaluation import Evaluation, cell, write_record
-from lit_het.eval.evaluators.among_captions import AmongCaptions
-from lit_het.eval.sets.open_sets import OpenSet, Sets
-from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
+from lit_het.eval.evaluation import Evaluation, cell, opened_evaluations, write_record
+from lit_het.eval.sets.open_sets import OpenSet
+from lit_het.eval.suite import EnsembleConfig, EvaluationConfig, ZeroShotConfig
 from lit_het.files import write_atomically
 from lit_het.models.averaging import means_over
 from lit_het.models.calibration.images import seen
@@ -61,51 +61,37 @@ def evaluate(
         UserError: the run or a set cannot be read, or an evaluation, the experts or the sizes do not fit the run or the
             reference.
     """
-    is_other = bool(experts) or sizes != AS_TRAINED
-    titles = [(type(config), config.data.name) for config in configs]
-    for title in titles:
-        if titles.count(title) > 1:
-            raise UserError(f"two data sets are called {title[1]}; give each a different name with --data NAME=FOLDER")
-    check_output(output)
-    for config in configs if is_other else ():
-        if config.data.embeddings is not None:
-            what = "experts" if experts else "sizes"
-            raise UserError(f"the embeddings of {config.data.name} are of other {what}; leave out --embeddings")
-    if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
-        raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
-    check_members(checkpoints)
+    changed = "experts" if experts else "sizes" if sizes != AS_TRAINED else ""
+    _check_request(checkpoints, configs, output, changed)
     means = means_over(configs, reference)
     opened = [with_sizes(with_experts(open_run(one, pretrained), experts), sizes) for one in checkpoints]
-    run = opened[0]
+    run, sets = opened[0], opened[0].sets()
     _check_finished(opened)
     _check_no_copies(opened)
-    data = run.config.data
-    sets = Sets(data.image_size, data.preprocessing, lambda: run.tower, data.source, run.tokenizer)
-    evaluators = [config.build(sets) for config in configs]
-    models = [one.model(calibrated=calibrated and not is_other) for one in opened]
-    for evaluator in evaluators:  # before any evaluator reads images
-        evaluator.check(*models)
-        if isinstance(evaluator, AmongCaptions):
-            _report_seen(run, evaluator.opened, pretrained)
-    found, console = [], console_of_results()
+    models = [one.model(calibrated=calibrated and not changed) for one in opened]
+    evaluations = opened_evaluations(configs, sets, *models)
+    for config in configs:
+        if isinstance(config, ZeroShotConfig) and config.captions is not None:
+            _report_seen(run, sets.open(dataclasses.replace(config.data, labelled=False)), pretrained)
+    found: list[Evaluation] = []
 
     def keep(evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
         found.append(evaluation)
         is_main = distributed.is_main_process()
         if is_main:  # all processes have the same results
-            console.print(table(evaluation))
-        if not is_other:
+            console_of_results().print(table(evaluation))
+        if not changed:
             write_record(evaluation, run.run_dir, run.step, settings)
         if output is not None and is_main:  # after each evaluation, in case a later one fails
             metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
             write_atomically(output, json.dumps(metrics, indent=2) + "\n")
 
     members = {"checkpoints": [f"{one.run_dir} at step {one.step}" for one in opened]} if len(opened) > 1 else {}
-    for config, evaluator in zip(configs, evaluators, strict=True):
-        keep(evaluator(*models), experiment.to_dict(config) | members)
+    for config, evaluation in evaluations(*models):
+        keep(evaluation, experiment.to_dict(config) | members)
     for mean, settings in means(found):
         keep(mean, settings)
-    if is_other:
+    if changed:
         flag = "--experts" if experts else "other sizes"
         message(
             f"not saved in the run: with {flag} it is another model, without the temperatures of lit-het calibrate; "
@@ -114,6 +100,23 @@ def evaluate(
     else:
         message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
     return found
+
+
+def _check_request(
+    checkpoints: Sequence[Path], configs: Sequence[EvaluationConfig], output: Path | None, changed: str
+) -> None:
+    """Checks what needs no model; ``changed`` is what differs from training, or empty."""
+    titles = [(type(config), config.data.name) for config in configs]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise UserError(f"two data sets are called {title[1]}; give each a different name with --data NAME=FOLDER")
+    check_output(output)
+    for config in configs if changed else ():
+        if config.data.embeddings is not None:
+            raise UserError(f"the embeddings of {config.data.name} are of other {changed}; leave out --embeddings")
+    if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
+        raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
+    check_members(checkpoints)
 
 
 def _report_seen(run: Run, opened: OpenSet, pretrained: Path | None) -> None:

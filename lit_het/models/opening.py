@@ -18,6 +18,7 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import UserError
+from lit_het.eval.sets.open_sets import Sets
 from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.predictor import Programs
 from lit_het.models.pretrained import TOWERS, abstract_params, locked_params
@@ -62,6 +63,11 @@ class Run:
         placed = sharding.place(self.params, sharding.tree_shardings(self.params, mesh))
         programs = Programs(self.task, mesh, self.tokenizer, self.config.data.prompts)
         return programs.model(placed, self.tower, self._text_tower(), self.calibration if calibrated else None)
+
+    def sets(self) -> Sets:
+        """Returns what opens sets of images, or of texts to translate, for evaluations of this model."""
+        data = self.config.data
+        return Sets(data.image_size, data.preprocessing, lambda: self.tower, data.source, self.tokenizer)
 
     @functools.cached_property
     def calibration(self) -> Calibration | None:

@@ -14,7 +14,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import UserError
-from lit_het.eval.evaluation import Drawing, Evaluation, line, write_record
+from lit_het.eval.evaluation import Drawing, Evaluation, line, opened_evaluations, write_record
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import EvaluationConfig
 from lit_het.models.predictor import Programs
@@ -24,7 +24,7 @@ from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel, Params
 
 
-def opened_evaluations(
+def evaluated_in_training(
     config: ExperimentConfig,
     task: AnyTask,
     locked: Params,
@@ -44,9 +44,8 @@ def opened_evaluations(
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
-    data = config.data
-    sets = Sets(data.image_size, data.preprocessing, tower, data.source, tokenizer)
-    evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
+    if not config.evaluations:
+        return lambda trainable, step: {}
     programs = Programs(task, mesh, tokenizer, config.data.prompts)
     versions = itertools.count()
 
@@ -55,17 +54,16 @@ def opened_evaluations(
         version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
         return programs.model(parameters.merge(locked, trainable), version)
 
-    if evaluators:
-        model = model_of(trainable)
-        for evaluator in evaluators:  # an error shows at the start, not at the first evaluation
-            evaluator.check(model)
+    data = config.data
+    sets = Sets(data.image_size, data.preprocessing, tower, data.source, tokenizer)
+    # An error shows at the start, not at the first evaluation.
+    evaluations = opened_evaluations(config.evaluations, sets, model_of(trainable))
 
     def evaluate(trainable: Params, step: int) -> Mapping[str, float]:
         model, metrics = model_of(trainable), {}
         # Not on the mesh of training: beside the model, a process computes what it needs on its own devices.
         with jax.set_mesh(None):
-            for evaluation, evaluator in zip(config.evaluations, evaluators, strict=True):
-                found = evaluator(model)
+            for evaluation, found in evaluations(model):
                 metrics |= found.metrics()
                 message(f"step {step}: {line(found)}")
                 _save(found, evaluation, config.run_dir, step, draws=step == num_steps)

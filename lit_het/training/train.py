@@ -48,7 +48,7 @@ from lit_het.training.checks import (
 )
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.durations import RunLength
-from lit_het.training.evaluating import lacks_evaluation, opened_evaluations
+from lit_het.training.evaluating import evaluated_in_training, lacks_evaluation
 from lit_het.training.files import write_nonfinite, write_run_files
 from lit_het.training.initialization import initial_params
 from lit_het.training.lock import locked
@@ -152,7 +152,7 @@ def _train_on(
             raise Unwritable(f"{problem}; free the disk and start again") from error
         watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
         try:
-            evaluate = opened_evaluations(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
+            evaluate = evaluated_in_training(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(
                     programs.step,

@@ -17,7 +17,6 @@ from lit_het.eval.evaluation import line, write_record
 from lit_het.eval.report.page import render_page
 from lit_het.eval.report.writing import write_benchmark
 from lit_het.eval.sets.benchmarks import SUITES, check_complete, find_sets
-from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.sets.prompts import SET_PROMPTS, read_prompts
 from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig
 from lit_het.models.experts import with_experts
@@ -115,9 +114,7 @@ class _Measuring:
         """
         for split in (config.train_split, config.data.split) if isinstance(config, FewShotConfig) else ("test",):
             check_complete(dataclasses.replace(config.data, split=split))
-        data = self.run.config.data
-        # Of one set alone, so that its features are freed before the next.
-        sets = Sets(data.image_size, data.preprocessing, lambda: self.run.tower)
+        sets = self.run.sets()  # of this set alone, so that its features are freed before the next
         evaluator = config.build(sets)
         evaluator.check(self.model)
         settings = experiment.to_dict(config)
