@@ -13,7 +13,7 @@ from typing import Any
 MOVED = {
     "apps.caption": "models.caption",
     "apps.classify": "models.classify",
-    "apps.directions": "search.directions",
+    "apps.directions": "search.grid_runs",
     "apps.first_tower": "apps.new.first_tower",
     "apps.grid": "search.grid",
     "apps.grid_runs": "search.grid_runs",
@@ -132,6 +132,7 @@ MOVED = {
     "runs.writer": "models.writer",
     "schedules": "training.schedules",
     "shape_law": "search.law",
+    "search.shape.running": "search.shape.sweeps",
     "stores": "data_pipelines.shards.stores",
     "tasks.captioner": "objectives.captioner",
     "tasks.distillation": "objectives.distillation",

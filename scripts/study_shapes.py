@@ -31,7 +31,7 @@ from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.search import grid, grid_runs
 from lit_het.search.law import uncertainty
 from lit_het.search.law.scaling import PUBLISHED_EXPONENTS
-from lit_het.search.shape import budgets, fits, running, sweeps
+from lit_het.search.shape import budgets, fits, sweeps
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
@@ -71,10 +71,8 @@ def configuration(data: Path, output: Path) -> ExperimentConfig:
 def sweep(config: ExperimentConfig, output: Path) -> None:
     """Trains both sweeps."""
     for values in (GRID, EXTENSION):
-        running.sweep("grid", config, output / "grid", METRIC, centre={}, vary=values, lengths=[GRID_LENGTH])
-    running.sweep(
-        "star", config, output / "star", METRIC, centre=CENTRE, vary=SPOKES, lengths=LENGTHS, with_centre=True
-    )
+        sweeps.sweep("grid", config, output / "grid", METRIC, centre={}, vary=values, lengths=[GRID_LENGTH])
+    sweeps.sweep("star", config, output / "star", METRIC, centre=CENTRE, vary=SPOKES, lengths=LENGTHS, with_centre=True)
 
 
 def predicted(config: ExperimentConfig, output: Path) -> tuple[dict[str, int], float]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from lit_het.configs.parsing import parse_config
 from lit_het.search import grid
-from lit_het.search.directions import direction_of
 from lit_het.search.grid import Axis
+from lit_het.search.grid_runs import direction_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

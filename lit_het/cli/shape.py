@@ -239,7 +239,7 @@ def _sweep(kind: Any, options: argparse.Namespace, flags: list[str]) -> None:
     centre = {name: _whole([value], "--centre")[0] for name, value in given.items()}
     path = locate_training(options.config)
     from lit_het.configs.parsing import parse_config
-    from lit_het.search.shape.running import sweep
+    from lit_het.search.shape.sweeps import sweep
 
     config = parse_config(path, flags, f"lit-het shape {kind}")
     sweep(

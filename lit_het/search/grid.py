@@ -17,23 +17,26 @@ from pathlib import Path
 
 from lit_het import library_logs
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.configs.flags import with_flags
-from lit_het.console import Bar, message
-from lit_het.errors import UserError, counted
+from lit_het.console import Bar
+from lit_het.errors import UserError
 from lit_het.eval.metrics.significance import Estimate, estimate
 from lit_het.eval.report.tables import markdown_table
 from lit_het.files import write_atomically
-from lit_het.search.directions import Direction, direction_of
 from lit_het.search.grid_runs import (
+    Direction,
     Planned,
     Result,
-    check_earlier,
+    check_folder,
     check_named,
     check_same,
+    direction_of,
+    finished,
     plan_run,
-    read_result,
+    report_unfinished,
     result_path,
     run_unless_done,
+    train_all,
+    with_setting,
 )
 
 
@@ -116,22 +119,9 @@ def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], o
     for seed in dict.fromkeys(seeds):
         for values in itertools.product(*(axis.values for axis in axes)):
             setting = {axis.field: value for axis, value in zip(axes, values, strict=True)}
-            flags = [part for field, value in setting.items() for part in (f"--{field}", value)]
-            changed = with_flags(config, flags, "--grid")
+            changed = with_setting(config, setting, "--grid")
             planned.append(plan_run(changed, setting, _name(setting), seed, output))
     return planned
-
-
-def check(planned: Sequence[Planned], output: Path) -> None:
-    """Checks the folder of a grid before anything is written or trained.
-
-    Raises:
-        UserError: ``output`` is a file, or contains a run of the same name with another configuration.
-    """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; --output takes a folder")
-    for run in planned:
-        check_earlier(run, output)
 
 
 def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
@@ -148,16 +138,9 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
         UserError: ``output`` is a file, a run cannot be trained or lacks a metric, or ``output`` contains a run of the
             same name with another configuration.
     """
-    check(planned, output)
-    with Bar("sweep", len(planned), "runs") as bar:
-        for run in planned:
-            with bar.paused():
-                note = run_unless_done(run, output, names)
-                message(f"{run.name}: {note}")
-            bar.advance(1)
-    missing = sum(not result_path(output, run.name).exists() for run in planned)
-    if missing:
-        message(f"{counted(missing, 'run')} in progress in other processes; repeat the command for the whole table")
+    check_folder(planned, output)
+    train_all(planned, lambda one: run_unless_done(one, output, names), Bar("sweep", len(planned), "runs"))
+    report_unfinished(sum(not result_path(output, one.name).exists() for one in planned))
 
 
 def table(
@@ -176,15 +159,13 @@ def table(
         UserError: no run is finished, a run lacks a metric, or the direction is unknown.
     """
     sign = 1 if (direction or direction_of(metric)) == "lower" else -1
-    results = []
-    for one in planned:
-        path = result_path(output, one.name)
-        if path.exists():
-            results.append(read_result(path))
-            check_same(path, results[-1].config, one.config)
+    configs = {one.name: one.config for one in planned}
+    results = finished(configs, output)
+    for name, result in results.items():
+        check_same(result_path(output, name), result.config, configs[name])
     if not results:
         raise UserError(f"{output}: no run is finished; start without --table")
-    rows = summarize(results, (metric, *shown))
+    rows = summarize(list(results.values()), (metric, *shown))
     rows.sort(key=lambda row: (math.isnan(row.figures[metric].mean), sign * row.figures[metric].mean))
     cells = [
         (*row.setting.values(), *(found.shown(4) for found in row.figures.values()), shown_seeds(row)) for row in rows

@@ -1,4 +1,4 @@
-"""One run of a grid: it is trained once, by one process, and its result is a file.
+"""The engine of grids, searches and sweeps: every run is trained once, by one process, and its result is a file.
 
 ``output`` contains ``runs/<name>``, ``results/<name>.json`` for every finished run, and ``locks/<name>``, which the
 process that trains the run holds.
@@ -9,9 +9,9 @@ import dataclasses
 import fcntl
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import cattrs
 import jax
@@ -20,7 +20,10 @@ from flax import traverse_util
 from lit_het import parameters, untrusted
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.errors import DoesNotFit, UserError
+from lit_het.configs.flags import with_flags
+from lit_het.console import Bar, message
+from lit_het.errors import DoesNotFit, UserError, counted
+from lit_het.eval.report.naming import split, style_of
 from lit_het.eval.saved_runs import differences
 from lit_het.files import write_atomically
 from lit_het.models.pretrained import abstract_params
@@ -29,6 +32,9 @@ from lit_het.training.directory import config_path, load_config
 from lit_het.training.log import read_metrics
 from lit_het.training.loop import NonFinite
 from lit_het.training.train import Watch, train_unless_done
+
+Direction: TypeAlias = Literal["lower", "higher"]
+"""Which values of a metric are better."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +90,15 @@ class GivenUp(Exception):
     def __init__(self, step: int):
         super().__init__(f"given up after step {step}")
         self.step = step
+
+
+def with_setting(config: ExperimentConfig, setting: Mapping[str, str], command: str) -> ExperimentConfig:
+    """Returns the configuration with the values of a setting, by fields as in flags.
+
+    Raises:
+        UserError: a field is unknown, or a value is invalid, also in combination with the others.
+    """
+    return with_flags(config, [f"--{field}={value}" for field, value in setting.items()], command)
 
 
 def plan_run(config: ExperimentConfig, setting: dict[str, str], name: str, seed: int, output: Path) -> Planned:
@@ -157,18 +172,50 @@ def run_unless_done(one: Planned, output: Path, names: Sequence[str], watch: Wat
         return note
 
 
-def check_earlier(one: Planned, output: Path) -> None:
-    """Checks that what an earlier command left of a run has the same configuration.
+def train_all(planned: Iterable[Planned], attempt: Callable[[Planned], str], bar: Bar) -> None:
+    """Trains runs one after another, and tells what was done with each.
 
-    A run that another process trains is left to it.
+    Args:
+        planned: the runs; each is asked for when the one before it has ended.
+        attempt: trains a run unless that is done, see `run_unless_done`; returns what was done.
+        bar: shows the progress.
+    """
+    with bar:
+        for one in planned:
+            with bar.paused():
+                message(f"{one.name}: {attempt(one)}")
+            bar.advance(1)
+
+
+def report_unfinished(count: int) -> None:
+    """Says how many runs of a table other processes are still training."""
+    if count:
+        message(f"{counted(count, 'run')} in progress in other processes; repeat the command for the whole table")
+
+
+def finished(names: Iterable[str], output: Path) -> dict[str, Result]:
+    """Reads the results of those runs that are finished, by name.
 
     Raises:
-        UserError: its result or its folder has another configuration.
+        UserError: a file is not a result.
     """
-    if result_path(output, one.name).exists() or config_path(one.config.run_dir).exists():
-        with _claim(output, one.name) as claimed:
-            if claimed:
-                _check_earlier(one, output)
+    paths = {name: result_path(output, name) for name in names}
+    return {name: read_result(path) for name, path in paths.items() if path.exists()}
+
+
+def check_folder(planned: Sequence[Planned], output: Path) -> None:
+    """Checks a folder before anything is written or trained; runs that another process trains are left to it.
+
+    Raises:
+        UserError: ``output`` is a file, or contains a run of the same name with another configuration.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; --output takes a folder")
+    for one in planned:
+        if result_path(output, one.name).exists() or config_path(one.config.run_dir).exists():
+            with _claim(output, one.name) as claimed:
+                if claimed:
+                    _check_earlier(one, output)
 
 
 def _check_earlier(one: Planned, output: Path) -> None:
@@ -237,6 +284,22 @@ def check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
         if name not in figures:
             known = ", ".join(sorted(figures))
             raise UserError(f"--metric {name}: these runs have no such metric; they have {known}")
+
+
+def direction_of(metric: str) -> Direction:
+    """Returns whether "lower" or "higher" values of a metric are better, such as of ``supervised/minival/nll``.
+
+    Raises:
+        UserError: its name does not tell.
+    """
+    figure = split(metric.split("/", 2)[-1])[1]
+    higher = style_of(figure).higher_is_better
+    # Reports show no losses of training, so these have no style.
+    if higher is None and (figure == "loss" or figure.endswith("_loss")):
+        higher = False
+    if higher is None:
+        raise UserError(f"--metric {metric}: add --direction lower or higher, for the values that are better")
+    return "higher" if higher else "lower"
 
 
 def check_same(path: Path, found: Mapping[str, Any], config: ExperimentConfig, varied: tuple[str, ...] = ()) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.configs.flags import with_flags
 from lit_het.errors import UserError, counted
-from lit_het.search.directions import direction_of
+from lit_het.search import grid_runs
 from lit_het.search.grid import Axis
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class Search:
     @property
     def minimizes(self) -> bool:
         """Whether lower values of the metric are better."""
-        return direction_of(self.metric) == "lower" if self.lower is None else self.lower
+        return grid_runs.direction_of(self.metric) == "lower" if self.lower is None else self.lower
 
     def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
         """Returns trials, the best first and those without a value last."""
@@ -166,13 +165,8 @@ def _parse_range(text: str, field: str, values: str, config: ExperimentConfig) -
 
 
 def with_setting(config: ExperimentConfig, setting: Mapping[str, str]) -> ExperimentConfig:
-    """Returns the configuration with the values of a setting.
-
-    Raises:
-        UserError: a field is unknown, or a value is invalid, also in combination with the others.
-    """
-    flags = [f"--{field}={value}" for field, value in setting.items()]
-    return with_flags(config, flags, "lit-het tune --config FILE")
+    """Returns the configuration with the values of a setting; raises as `grid_runs.with_setting`."""
+    return grid_runs.with_setting(config, setting, "lit-het tune --config FILE")
 
 
 def check_fields(search: Search) -> None:

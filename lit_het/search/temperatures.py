@@ -21,8 +21,9 @@ from lit_het.eval.suite import ZeroShotConfig
 from lit_het.files import locked
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.search import grid
-from lit_het.search.grid import Planned, Result, Row
+from lit_het.search import grid, grid_runs
+from lit_het.search.grid import Row
+from lit_het.search.grid_runs import Planned, Result
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.training.durations import Duration
 
@@ -129,7 +130,7 @@ def plan(
                 changed = dataclasses.replace(config, task=task, evaluations=evaluations)
                 parts = (name, LEARNED if tau == LEARNED else f"tau{tau}")
                 setting = {"head": name, "temperature": tau}
-                planned.append(grid.plan_run(changed, setting, "_".join(filter(None, parts)), seed, output))
+                planned.append(grid_runs.plan_run(changed, setting, "_".join(filter(None, parts)), seed, output))
     return planned
 
 
@@ -146,18 +147,17 @@ def compare(config: ExperimentConfig, planned: Sequence[Planned], heads: Sequenc
         UserError: as `grid.run`, or ``output`` contains runs of another configuration.
     """
     grid.run(planned, output, (NLL, TOP1))
-    results = []
-    for path in sorted((output / "results").glob("*.json")):
-        found = grid.read_result(path)
-        grid.check_same(path, found.config, config, _VARIED_FIELDS)
-        results.append(with_noise(found))
+    # Those of other commands in the same folder, too.
+    found = grid_runs.finished((path.stem for path in sorted((output / "results").glob("*.json"))), output)
+    for name, result in found.items():
+        grid_runs.check_same(grid_runs.result_path(output, name), result.config, config, _VARIED_FIELDS)
 
     def order(result: Result) -> tuple[int, bool, float, int]:
         head, tau = result.setting["head"], result.setting["temperature"]
         place = heads.index(head) if head in heads else len(heads)
         return place, tau == LEARNED, 0.0 if tau == LEARNED else float(tau), result.seed
 
-    rows = grid.summarize(sorted(results, key=order), (TEMPERATURE, NLL, TOP1, ECE))
+    rows = grid.summarize(sorted(map(with_noise, found.values()), key=order), (TEMPERATURE, NLL, TOP1, ECE))
     note = "Mean ± standard error over seeds; NLL in nats, lower is better; τ is that of the trained model."
     titles = ("setting", "τ", "NLL", "Prec@1", "ECE", "parameters", "seeds")
     grid.write_table(output, titles, [_cells(row) for row in rows], note)

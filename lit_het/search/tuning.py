@@ -7,6 +7,7 @@ further state, so a search may be killed at any time, and several processes may 
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,7 @@ from lit_het.console import Bar, message
 from lit_het.errors import DoesNotFit, UserError, counted
 from lit_het.files import locked, write_atomically
 from lit_het.search import grid_runs, space, tuning_page
-from lit_het.search.directions import direction_of
-from lit_het.search.grid_runs import GivenUp, Planned
+from lit_het.search.grid_runs import GivenUp, Planned, direction_of
 from lit_het.search.space import Search, Trial
 from lit_het.search.tuned_sets import check_sets
 from lit_het.training.log import read_metrics
@@ -49,30 +49,28 @@ def tune(search: Search, budget: int) -> list[Trial]:
     _check(search, budget)
     with _locked(search.output):
         _check_search(search)
-    finished = sum(trial.state in _DONE for trial in read_trials(search))
-    with Bar("tune", budget, "trials", start=min(finished, budget)) as bar:
-        while (planned := _next(search, budget)) is not None:
-            with bar.paused():
-                setting = " ".join(f"{field}={value}" for field, value in planned.setting.items())
-                message(f"{planned.name}: {setting}")
-                watch = _watch(search, planned) if search.prune else None
-                names = (search.metric, *search.shown)
-                failed = False
-                try:
-                    note = grid_runs.run_unless_done(planned, search.output, names, watch)
-                except DoesNotFit as error:  # or every start would try the trial again, and no other
-                    failed, problem = True, str(error).removeprefix(f"{planned.name}: ")
-                    _write_setting(search, _number(planned), planned.setting, problem)
-                    note = f"failed: {problem}"
-                message(f"{planned.name}: {note}")
-            if failed or grid_runs.result_path(search.output, planned.name).exists():
-                bar.advance(1)
+    done = sum(trial.state in _DONE for trial in read_trials(search))
+    planned = iter(lambda: _next(search, budget), None)
+    bar = Bar("tune", budget, "trials", start=min(done, budget))
+    grid_runs.train_all(planned, functools.partial(_attempt, search), bar)
     with _locked(search.output):  # the last process has all trials
         trials = read_trials(search)
         _write(search, trials)
-    if running := sum(trial.state == "running" for trial in trials):
-        message(f"{counted(running, 'run')} in progress in other processes; repeat the command for the whole table")
+    grid_runs.report_unfinished(sum(trial.state == "running" for trial in trials))
     return trials
+
+
+def _attempt(search: Search, planned: Planned) -> str:
+    """Trains the run of a trial; returns what was done."""
+    setting = " ".join(f"{field}={value}" for field, value in planned.setting.items())
+    message(f"{planned.name}: {setting}")
+    watch = _watch(search, planned) if search.prune else None
+    try:
+        return grid_runs.run_unless_done(planned, search.output, (search.metric, *search.shown), watch)
+    except DoesNotFit as error:  # or every start would try the trial again, and no other
+        problem = str(error).removeprefix(f"{planned.name}: ")
+        _write_setting(search, _number(planned), planned.setting, problem)
+        return f"failed: {problem}"
 
 
 def _check(search: Search, budget: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from lit_het.configs import experiment
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.search import grid, grid_runs, temperatures
+from lit_het.search import grid_runs, temperatures
 from lit_het.search.grid import Result
 from scripts.compare_heads import HEADS, main
 from tests.scripts.conftest import classifier_options, refusal
@@ -48,7 +48,7 @@ def test_heads_are_compared_in_their_order(config_file, data, tmp_path, capsys, 
     text = (tmp_path / "table.md").read_text()
     places = [text.index(f"| {name}, τ {kind} |") for name in ("DET", "HET-XL") for kind in ("= 1", "learned")]
     assert places == sorted(places), "the table holds all runs that were found, not only those of the last start"
-    results = {path.stem: grid.read_result(path) for path in (tmp_path / "results").iterdir()}
+    results = {path.stem: grid_runs.read_result(path) for path in (tmp_path / "results").iterdir()}
     assert results["DET_learned_seed0"].num_parameters < results["HET-XL_learned_seed0"].num_parameters
     assert text in capsys.readouterr().out
 

@@ -141,7 +141,7 @@ def test_an_invalid_result_is_an_error_with_its_path(tmp_path):
     for content in ('{"setting": {"seed": "1"}}', "{", "[]"):
         (tmp_path / "broken.json").write_text(content)
         with pytest.raises(UserError, match=r"broken\.json is not a result of a run .*delete it") as caught:
-            grid.read_result(tmp_path / "broken.json")
+            grid_runs.read_result(tmp_path / "broken.json")
         assert "\n" not in str(caught.value)
 
 
@@ -149,10 +149,10 @@ def test_results_of_other_evaluations_are_refused(tmp_path):
     one = ZeroShotConfig(ImageSet("held_out", "here"))
     config = dataclasses.replace(glyph_classifier.get_config(), evaluations=(one,))
     larger = dataclasses.replace(one, data=dataclasses.replace(one.data, batch_size=8))
-    grid.check_same(tmp_path, experiment.fields(dataclasses.replace(config, evaluations=(larger,))), config)
+    grid_runs.check_same(tmp_path, experiment.fields(dataclasses.replace(config, evaluations=(larger,))), config)
     other = dataclasses.replace(one, data=dataclasses.replace(one.data, directory="elsewhere"))
     with pytest.raises(UserError, match=r"evaluations\.0\.data\.directory = elsewhere, which is now here"):
-        grid.check_same(tmp_path, experiment.fields(dataclasses.replace(config, evaluations=(other,))), config)
+        grid_runs.check_same(tmp_path, experiment.fields(dataclasses.replace(config, evaluations=(other,))), config)
 
 
 def test_an_invalid_part_is_refused(arguments, capsys):

@@ -13,7 +13,7 @@ from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.search import grid, temperatures
+from lit_het.search import grid, grid_runs, temperatures
 from lit_het.search.temperatures import NLL, TOP1
 from lit_het.training.durations import Duration
 from lit_het.training.log import read_metrics
@@ -38,7 +38,7 @@ def finished(arguments):
 
 @pytest.mark.slow
 def test_every_temperature_is_trained_and_evaluated(finished):
-    results = {path.stem: grid.read_result(path) for path in (finished / "results").iterdir()}
+    results = {path.stem: grid_runs.read_result(path) for path in (finished / "results").iterdir()}
     assert set(results) == {"tau0.5_seed1", "learned_seed1"}
     fixed, learned = results["tau0.5_seed1"], results["learned_seed1"]
     assert fixed.figures["train/temperature"] == 0.5
@@ -86,13 +86,13 @@ def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, argum
 @pytest.mark.slow
 def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(finished, arguments):
     path = finished / "results" / "tau0.5_seed1.json"
-    before = grid.read_result(path)
+    before = grid_runs.read_result(path)
     assert len(path.read_text().splitlines()) == 1
     path.unlink()
     assert main(arguments) == 0
     records = read_metrics(finished / "runs" / "tau0.5_seed1" / "metrics.jsonl")
     assert sum("train/loss" in record for record in records) == 2
-    after = grid.read_result(path)
+    after = grid_runs.read_result(path)
     assert after == dataclasses.replace(before, seconds=after.seconds), "the noise of evaluation has a seed"
 
 
@@ -130,7 +130,7 @@ def test_a_temperature_that_cannot_be_learned_is_refused(taus):
 
 @pytest.mark.slow
 def test_a_plot_without_a_fixed_temperature_can_be_drawn(finished, tmp_path):
-    result = temperatures.with_noise(grid.read_result(finished / "results" / "learned_seed1.json"))
+    result = temperatures.with_noise(grid_runs.read_result(finished / "results" / "learned_seed1.json"))
     plot(grid.summarize([result], (temperatures.TEMPERATURE, NLL, TOP1)), tmp_path / "learned.png")
     assert (tmp_path / "learned.png").stat().st_size > 1000
 

@@ -20,9 +20,8 @@ from lit_het.console import Bar, message
 from lit_het.errors import UserError, counted
 from lit_het.files import locked, write_atomically
 from lit_het.planning.plan import Step
-from lit_het.search import grid_runs
-from lit_het.search.directions import direction_of
-from lit_het.search.grid_runs import Planned
+from lit_het.search import grid, grid_runs
+from lit_het.search.grid_runs import Planned, direction_of
 from lit_het.search.law.observations import Observation, check_spokes, shown_shape
 from lit_het.search.law.scaling import MULTIPLE, rounded
 from lit_het.sharding import MeshConfig
@@ -174,6 +173,59 @@ def plan(
     return planned
 
 
+def sweep(
+    kind: Kind,
+    config: ExperimentConfig,
+    output: Path,
+    metric: str,
+    *,
+    centre: Mapping[str, int],
+    vary: Mapping[str, Sequence[int]],
+    factors: Sequence[float] = (),
+    multiple: int = MULTIPLE,
+    lengths: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    with_centre: bool = False,
+    only_plan: bool = False,
+) -> Sweep:
+    """Writes ``sweep.json``, prints all runs with their compute, and trains them.
+
+    Args:
+        kind: "star" or "grid".
+        config: of all runs, apart from shape, length and seed.
+        output: folder of the sweep.
+        metric: that every run must have.
+        centre: values of the centre that differ from the configuration's.
+        vary: values by dimension.
+        factors: of the centre, for dimensions without values.
+        multiple: of which values by factors are multiples.
+        lengths: of training, such as "1000 steps".
+        seeds: of every shape and length.
+        with_centre: whether the centre of a star is trained too.
+        only_plan: whether nothing is trained or written.
+
+    Raises:
+        UserError: a shape, dimension or length is impossible, or ``output`` holds another sweep; as `grid.run`.
+    """
+    # The shape of the centre is checked here, before its spokes are.
+    config = with_shape(config, centre)
+    whole = shape_of(config)
+    values = values_of(whole, vary, factors, multiples_of(config, multiple))
+    shapes = star_shapes(whole, values) if kind == "star" else grid_shapes(whole, values)
+    planned = plan(
+        config, [*shapes, *([whole] if with_centre else [])], [_duration(text) for text in lengths], seeds, output
+    )
+    found = describe(kind, config, planned)
+    for line in listed(found):
+        print(line)
+    if not only_plan:
+        # A refused command must not change sweep.json.
+        grid_runs.check_folder(planned, output)
+        found = save(found, output)
+        grid.run(planned, output, (metric,))
+    return found
+
+
 def describe(kind: Kind, config: ExperimentConfig, planned: Sequence[Planned]) -> Sweep:
     """Returns a sweep with the compute of every run; each shape is traced once, and nothing is computed.
 
@@ -260,20 +312,18 @@ def observations(sweep: Sweep, output: Path, metric: str, direction: str | None 
         UserError: no run is finished or has the metric, its direction is unknown, or its error is not a share.
     """
     is_error = (direction or direction_of(metric)) == "higher"
-    found, missing = [], 0
+    found, results = [], grid_runs.finished((run.name for run in sweep.runs), output)
     for run in sweep.runs:
-        path = grid_runs.result_path(output, run.name)
-        if not path.exists():
-            missing += 1
+        if run.name not in results:
             continue
-        figures = grid_runs.read_result(path).figures
+        figures = results[run.name].figures
         if figures and metric not in figures:
             raise UserError(f"{run.name} has no metric {metric}; it has {', '.join(sorted(figures))}")
         value = figures.get(metric, math.nan)
         if is_error and value > 1:
             raise UserError(f"{metric} = {value:g}: only of shares up to 1 the error is 1 - metric; name another one")
         found.append(Observation(_floats(run.shape), run.gflop, 1 - value if is_error else value))
-    if missing:
+    if missing := len(sweep.runs) - len(results):
         message(f"{counted(missing, 'run')} of {len(sweep.runs)} not finished")
     if not found:
         raise UserError(f"{output}: no run is finished; repeat lit-het shape {sweep.kind}")
@@ -282,12 +332,9 @@ def observations(sweep: Sweep, output: Path, metric: str, direction: str | None 
 
 def training_times(sweep: Sweep, output: Path) -> list[tuple[float, float]]:
     """Returns GFLOP and hours of every run that was trained to its end (`grid_runs.Result.seconds`)."""
-    found = []
-    for run in sweep.runs:
-        path = grid_runs.result_path(output, run.name)
-        if path.exists() and (result := grid_runs.read_result(path)).figures:
-            found.append((run.gflop, result.seconds / 3600))
-    return found
+    gflop = {run.name: run.gflop for run in sweep.runs}
+    results = grid_runs.finished(gflop, output)
+    return [(gflop[name], result.seconds / 3600) for name, result in results.items() if result.figures]
 
 
 def loss_name(metric: str, direction: str | None = None) -> str:
@@ -331,3 +378,10 @@ def _gflop_per_step(config: ExperimentConfig) -> float:
 
 def _floats(shape: Mapping[str, int]) -> dict[str, float]:
     return {name: float(value) for name, value in shape.items()}
+
+
+def _duration(text: str) -> Duration:
+    try:
+        return Duration.parse(text)
+    except ValueError as error:
+        raise UserError(f"--lengths {error}") from error
