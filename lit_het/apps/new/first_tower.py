@@ -17,25 +17,14 @@ from lit_het.errors import UserError, counted
 _IMAGE_SIZE = 64
 # A word of fewer captions is not learned; of words so frequent the rarest are left out.
 _LEAST_CAPTIONS, _MOST_WORDS = 10, 20_000
-CONFIGURATION = '''"""{name}: a small classifier by {classes}, trained on {count:,} images.
+# What `lit_het.apps.new.project` puts into its configuration.
+PARTS = {
+    "summary": """{name}: a small classifier by {classes}, trained on {count:,} images.
 
-Its image tower is for lit-het new PROJECT --tower {name}/run. Written by lit-het new for {devices}.
-Train it with lit-het train --config {name}/config.py
-"""
-
-from pathlib import Path
-
-{imports}
-
-PROJECT = Path(__file__).resolve().parent
-SHARDS = {shards}
-
-
-def get_config() -> ExperimentConfig:
-    """Returns the run; every field is also a flag, such as --length "5 epochs"."""
-    return ExperimentConfig(
-        run_dir=PROJECT / "run",
-        task=ClassificationConfig(
+Its image tower is for lit-het new PROJECT --tower {name}/run. Written by lit-het new for {devices}.""",
+    "constants": "",
+    "before": "",
+    "task": """ClassificationConfig(
             image_tower=ViTConfig(
                 image_size={image_size},
                 patch_size={patch_size},
@@ -46,24 +35,12 @@ def get_config() -> ExperimentConfig:
             head=DeterministicConfig({bias}),
             num_classes={num_classes},
             loss={loss}(),
-        ),
-        data=LoaderConfig(
-            shards=(SHARDS,),
-            portion={portion},
-            image_size={image_size},
-            batch_size={batch},  # {fits}
-            labels={labels},
-            threads={threads},
-        ),
-        length=Duration({epochs}, "epochs"),
-        schedule=Schedule(learning_rate=1e-3, warmup=Duration(10, "percent")),
-        mesh={mesh},
-        cadence=Cadence(log_steps={log_steps}, save_steps={save_steps}),
-        # Not trained on, by this tower and a model on it: {held_out}.
-        calibration={calibration},
-        evaluations={evaluations},
-    )
-'''
+        )""",
+    "images": "portion={portion},\n            image_size={image_size}",
+    "texts": "labels={labels}",
+    "fields": "",
+    "held_out": "Not trained on, by this tower and a model on it",
+}
 
 
 def labels_member(shards: str) -> str:

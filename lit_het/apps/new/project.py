@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import jax
@@ -33,9 +34,10 @@ _SIZES = (
     (10_000_000, 'encoder_size("S")', 32_000, 10),
     (None, 'encoder_size("B")', 32_000, 2),
 )
-_CONFIGURATION = '''"""{name}: a text tower and a HET-XL head on a locked image tower, for {count:,} image-text pairs.
-
-Written by lit-het new for {devices}. Train it with lit-het train --config {name}/config.py
+# A configuration: $parts differ between a text tower on a locked tower and a first tower; {fields} are the project's.
+_CONFIGURATION = Template(
+    '''"""$summary
+Train it with lit-het train --config {name}/config.py
 """
 
 from pathlib import Path
@@ -43,17 +45,41 @@ from pathlib import Path
 {imports}
 
 PROJECT = Path(__file__).resolve().parent
-TOWER = {tower}
-SHARDS = {shards}
+${constants}SHARDS = {shards}
 
 
 def get_config() -> ExperimentConfig:
     """Returns the run; every field is also a flag, such as --length "5 epochs"."""
+${before}    return ExperimentConfig(
+        run_dir=PROJECT / "run",
+        task=$task,
+        data=LoaderConfig(
+            shards=(SHARDS,),
+            $images,
+            batch_size={batch},  # {fits}
+            $texts,
+            threads={threads},
+        ),
+        ${fields}length=Duration({epochs}, "epochs"),
+        schedule=Schedule(learning_rate=1e-3, warmup=Duration(10, "percent")),
+        mesh={mesh},
+        cadence=Cadence(log_steps={log_steps}, save_steps={save_steps}),
+        # $held_out: {held_out}.
+        calibration={calibration},
+        evaluations={evaluations},
+    )
+'''
+)
+_ON_A_TOWER = {
+    "summary": """{name}: a text tower and a HET-XL head on a locked image tower, for {count:,} image-text pairs.
+
+Written by lit-het new for {devices}.""",
+    "constants": "TOWER = {tower}\n",
+    "before": """\
     tower = load_config(TOWER)  # its images were preprocessed in the same way
     image_tower = {image_tower}
-    return ExperimentConfig(
-        run_dir=PROJECT / "run",
-        task=ContrastiveConfig(
+""",
+    "task": """ContrastiveConfig(
             image_tower=image_tower,  # locked: the text tower and the head are trained
             text_tower=TextConfig(
                 vocabulary_size={pieces},
@@ -64,41 +90,24 @@ def get_config() -> ExperimentConfig:
             ),
             head=HetXLContrastiveConfig(),  # DeterministicContrastiveConfig() learns no noise
             loss=SoftmaxLoss(),  # or SigmoidLoss(), with initial_bias=-10.0 in the head
-        ),
-        data=LoaderConfig(
-            shards=(SHARDS,),
-            image_size=image_tower.image_size,
-            batch_size={batch},  # {fits}
-            captions={captions},
-            preprocessing=tower.data.preprocessing,
-            threads={threads},
-        ),
-        tokenizer={tokenizer},
-        pretrained=PretrainedConfig(run=TOWER),
-        length=Duration({epochs}, "epochs"),
-        schedule=Schedule(learning_rate=1e-3, warmup=Duration(10, "percent")),
-        mesh={mesh},
-        cadence=Cadence(log_steps={log_steps}, save_steps={save_steps}),
-        # Calibrated and evaluated on, but not trained on: {held_out}.
-        calibration={calibration},
-        evaluations={evaluations},
-    )
-'''
+        )""",
+    "images": "image_size=image_tower.image_size",
+    "texts": "captions={captions},\n            preprocessing=tower.data.preprocessing",
+    "fields": "tokenizer={tokenizer},\n        pretrained=PretrainedConfig(run=TOWER),\n        ",
+    "held_out": "Calibrated and evaluated on, but not trained on",
+}
 _IMPORTS = {
     "configs.experiment": "ExperimentConfig, PretrainedConfig",
     "data_pipelines.data_config": "LoaderConfig",
     "data_pipelines.labels": "CaptionWords, ClassIndex",
-    "data_pipelines.portions": "Portion",
-    "data_pipelines.tokenizers": "SentencePieceConfig",
-    "durations": "Duration",
+    "data_pipelines.shards.portions": "Portion",
+    "data_pipelines.texts.tokenizers": "SentencePieceConfig",
     "eval.sets": "ImageSet",
     "eval.suite": "RetrievalConfig, ZeroShotConfig",
     "heads.contrastive": "HetXLContrastiveConfig",
     "heads.deterministic": "DeterministicConfig",
     "losses.classification": "SigmoidCrossEntropy, SoftmaxCrossEntropy",
     "losses.contrastive": "SoftmaxLoss",
-    "runs.directory": "load_config, tokenizer_path",
-    "schedules": "Schedule",
     "sharding": "MeshConfig",
     "tasks.classification": "ClassificationConfig",
     "tasks.contrastive": "ContrastiveConfig",
@@ -107,6 +116,9 @@ _IMPORTS = {
     "towers.transformer": "EncoderConfig",
     "towers.vit": "ViTConfig",
     "training.cadence": "Cadence",
+    "training.directory": "load_config, tokenizer_path",
+    "training.durations": "Duration",
+    "training.schedules": "Schedule",
 }
 
 
@@ -136,15 +148,15 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        template, fields = _CONFIGURATION, {"name": project.name, **_shared_fields(shards, count)}
+        parts, fields = _ON_A_TOWER, {"name": project.name, **_shared_fields(shards, count)}
         if tower is None:
-            template, portions = first_tower.CONFIGURATION, fields["portions"]
-            fields |= first_tower.classifier_fields(partial, shards, member, image_size, portions)
+            parts = first_tower.PARTS
+            fields |= first_tower.classifier_fields(partial, shards, member, image_size, fields["portions"])
         else:
             fields |= _fields(partial, _tower(partial, tower, image_size), shards, captions, fields)
         if fields["portions"] is None:
             message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
-        config = _fitting(partial / "config.py", template, fields, count)
+        config = _fitting(partial / "config.py", _CONFIGURATION.substitute(parts), fields, count)
         partial.rename(project)
     except OSError as error:
         raise UserError(f"{project} cannot be written ({error.strerror}); choose another folder") from error
