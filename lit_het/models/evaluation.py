@@ -2,18 +2,17 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from lit_het import distributed
 from lit_het.configs import experiment
-from lit_het.console import console_of_results, message
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, cell, opened_evaluations, write_record
+from lit_het.eval.report.tables import Table, plain_table
+from lit_het.eval.report.writing import print_results
 from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.eval.suite import EnsembleConfig, EvaluationConfig, ZeroShotConfig
 from lit_het.files import write_atomically
@@ -79,7 +78,8 @@ def evaluate(
         found.append(evaluation)
         is_main = distributed.is_main_process()
         if is_main:  # all processes have the same results
-            console_of_results().print(table(evaluation))
+            shown, notes = table(evaluation)
+            print_results(shown, *notes)
         if not changed:
             write_record(evaluation, run.run_dir, run.step, settings)
         if output is not None and is_main:  # after each evaluation, in case a later one fails
@@ -187,33 +187,33 @@ def _check_finished(runs: Sequence[Run]) -> None:
             )
 
 
-def table(evaluation: Evaluation) -> Table:
-    """Returns the metrics of an evaluation with standard errors, one column per part.
+def table(evaluation: Evaluation) -> tuple[Table, list[str]]:
+    """Returns the metrics of an evaluation with standard errors, one column per part, and notes.
 
     With many parts the table is transposed, without errors.
     """
-    rows, parts = {}, {}
+    figures, parts = {}, {}
     for path in evaluation.figures:
         part, _, figure = path.rpartition("/")
-        rows[figure], parts[part] = None, None
-    # A table may have many rows but only few columns.
-    transposed = len(parts) >= len(rows)
-    # Many columns leave no space for errors.
-    notes = ["standard errors: see the run's folder or lit-het report"] if transposed and evaluation.errors else []
-    caption = Text("\n".join(filter(None, (*notes, evaluation.calibrated)))) or None
-    title = Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}")
-    shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    shown.add_column("part" if transposed else "figure", overflow="fold")
-    for column in rows if transposed else parts:
-        shown.add_column(Text(column or "value"), justify="right")
-    if not transposed:
-        shown.add_column("chance", justify="right")
-    for row in parts if transposed else rows:
-        paths = [f"{row}/{column}" if transposed else f"{column}/{row}" for column in (rows if transposed else parts)]
-        cells = [cell(evaluation, path.removeprefix("/"), with_error=not transposed) for path in paths]
-        chance = [] if transposed else [f"{evaluation.chance[row]:.4f}" if row in evaluation.chance else ""]
-        shown.add_row(Text(row), *cells, *chance)
-    return shown
+        figures[figure], parts[part] = None, None
+    title = f"{evaluation.kind.replace('_', '-')} {evaluation.name}"
+
+    def cells(places: Iterable[tuple[str, str]], *, with_error: bool) -> list[str]:
+        paths = (f"{part}/{figure}".removeprefix("/") for part, figure in places)
+        return [cell(evaluation, path, with_error=with_error) for path in paths]
+
+    # A table may have many rows but only few columns, which then leave no space for errors.
+    if len(parts) >= len(figures):
+        rows = [(part, *cells(((part, figure) for figure in figures), with_error=False)) for part in parts]
+        notes = ["standard errors: see the run's folder or lit-het report"] if evaluation.errors else []
+        return plain_table(title, tuple(figures), rows), [*notes, *filter(None, [evaluation.calibrated])]
+    chance = {figure: f"{value:.4f}" for figure, value in evaluation.chance.items()}
+    rows = [
+        (figure, *cells(((part, figure) for part in parts), with_error=True), chance.get(figure, ""))
+        for figure in figures
+    ]
+    columns = (*(part or "value" for part in parts), "chance")
+    return plain_table(title, columns, rows), [*filter(None, [evaluation.calibrated])]
 
 
 def evaluate_suite(

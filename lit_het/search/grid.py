@@ -7,6 +7,7 @@ share a grid.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -22,22 +23,8 @@ from lit_het.errors import UserError
 from lit_het.eval.metrics.significance import Estimate, estimate
 from lit_het.eval.report.tables import markdown_table
 from lit_het.files import write_atomically
-from lit_het.search.grid_runs import (
-    Direction,
-    Planned,
-    Result,
-    check_folder,
-    check_named,
-    check_same,
-    direction_of,
-    finished,
-    plan_run,
-    report_unfinished,
-    result_path,
-    run_unless_done,
-    train_all,
-    with_setting,
-)
+from lit_het.search import grid_runs
+from lit_het.search.grid_runs import Direction, Planned, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +106,8 @@ def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], o
     for seed in dict.fromkeys(seeds):
         for values in itertools.product(*(axis.values for axis in axes)):
             setting = {axis.field: value for axis, value in zip(axes, values, strict=True)}
-            changed = with_setting(config, setting, "--grid")
-            planned.append(plan_run(changed, setting, _name(setting), seed, output))
+            changed = grid_runs.with_setting(config, setting, "--grid")
+            planned.append(grid_runs.plan_run(changed, setting, _name(setting), seed, output))
     return planned
 
 
@@ -138,9 +125,10 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
         UserError: ``output`` is a file, a run cannot be trained or lacks a metric, or ``output`` contains a run of the
             same name with another configuration.
     """
-    check_folder(planned, output)
-    train_all(planned, lambda one: run_unless_done(one, output, names), Bar("sweep", len(planned), "runs"))
-    report_unfinished(sum(not result_path(output, one.name).exists() for one in planned))
+    grid_runs.check_folder(planned, output)
+    attempt = functools.partial(grid_runs.run_unless_done, output=output, names=names)
+    grid_runs.train_all(planned, attempt, Bar("sweep", len(planned), "runs"))
+    grid_runs.report_unfinished(sum(not grid_runs.result_path(output, one.name).exists() for one in planned))
 
 
 def table(
@@ -158,11 +146,11 @@ def table(
     Raises:
         UserError: no run is finished, a run lacks a metric, or the direction is unknown.
     """
-    sign = 1 if (direction or direction_of(metric)) == "lower" else -1
+    sign = 1 if (direction or grid_runs.direction_of(metric)) == "lower" else -1
     configs = {one.name: one.config for one in planned}
-    results = finished(configs, output)
+    results = grid_runs.finished(configs, output)
     for name, result in results.items():
-        check_same(result_path(output, name), result.config, configs[name])
+        grid_runs.check_same(grid_runs.result_path(output, name), result.config, configs[name])
     if not results:
         raise UserError(f"{output}: no run is finished; start without --table")
     rows = summarize(list(results.values()), (metric, *shown))
@@ -186,7 +174,7 @@ def summarize(results: Sequence[Result], names: Sequence[str]) -> list[Row]:
     members: dict[str, list[Result]] = {}
     for result in results:
         if result.figures:
-            check_named(result.figures, names)
+            grid_runs.check_named(result.figures, names)
         members.setdefault(json.dumps(result.setting), []).append(result)
     return [
         Row(

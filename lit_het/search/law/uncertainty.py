@@ -72,6 +72,10 @@ class Exponents:
     a: dict[str, Exponent]
     b: dict[str, Exponent]
 
+    def named(self, kinds: str = "sab") -> dict[str, Exponent]:
+        """Returns c, and the exponents of some kinds by names such as ``s width``."""
+        return {"c": self.c} | {f"{kind} {name}": one for kind in kinds for name, one in getattr(self, kind).items()}
+
 
 def exponents(fit: Fit, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> Exponents:
     """Returns the exponents of a fit with their intervals.

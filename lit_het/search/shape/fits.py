@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_het import untrusted
-from lit_het.console import console_of_results
 from lit_het.errors import UserError, counted
 from lit_het.eval.report.tables import Cell, Row, Table
+from lit_het.eval.report.writing import print_results
 from lit_het.files import write_atomically
 from lit_het.search import grid_runs
 from lit_het.search.law import fitting, selection, uncertainty
@@ -80,16 +80,13 @@ def fit(folder: Path, metric: str, direction: str | None, level: float, resample
     uncertainty.check(level, resamples)
     if sweeps.load(folder).kind == "star":
         found = fit_star(folder, metric, direction, level, resamples)
-        console = console_of_results()
-        console.print(table(found).terminal())
-        for line in notes(found):
-            print(line)
-        saved = _saved_star(found, metric)
+        print_results(table(found))
+        lines, saved = notes(found), _saved_star(found, metric)
     else:
         chosen = select_start(folder, metric, direction)
-        for line in start_lines(chosen):
-            print(line)
-        saved = _saved_grid(chosen, metric)
+        lines, saved = start_lines(chosen), _saved_grid(chosen, metric)
+    for line in lines:
+        print(line)
     path = folder / FILE
     write_atomically(path, json.dumps(dataclasses.asdict(saved), indent=1, ensure_ascii=False) + "\n")
     return path
@@ -97,10 +94,7 @@ def fit(folder: Path, metric: str, direction: str | None, level: float, resample
 
 def table(found: Exponents) -> Table:
     """Returns the exponents with their intervals; without resamples there is no column for the bootstrap."""
-    named = {"c": found.c}
-    for title, exponents in (("s", found.s), ("a", found.a), ("b", found.b)):
-        named |= {f"{title} {name}": one for name, one in exponents.items()}
-    rows = [Row(name, _cells(one)) for name, one in named.items()]
+    rows = [Row(name, _cells(one)) for name, one in found.named().items()]
     columns = ("estimate", "profile likelihood", *(("bootstrap over runs",) if found.c.bootstrap else ()), "")
     return Table(f"Exponents with intervals of {found.level:.0%}", columns, tuple(rows))
 
@@ -108,7 +102,7 @@ def table(found: Exponents) -> Table:
 def notes(found: Exponents) -> list[str]:
     """Returns what the table does not say: reasons, the error of the fit, and the centre."""
     data = found.fit.star
-    lines = [f"{name}: not identified, {one.reason}" for name, one in _named(found) if not one.is_identified]
+    lines = [f"{name}: not identified, {one.reason}" for name, one in found.named("s").items() if not one.is_identified]
     lines.append(f"{counted(len(data.f), 'run')}, relative error {found.fit.relative_error:.2%}")
     if data.excluded:
         lines.append(f"{counted(data.excluded, 'run')} without a finite metric above 0 left out")
@@ -155,10 +149,6 @@ def read(path: Path) -> Saved:
 def _varied(sweep: sweeps.Sweep) -> set[str]:
     """Returns the dimensions that vary; one without a spoke has no law."""
     return {name for run in sweep.runs for name, value in run.shape.items() if value != sweep.centre.get(name)}
-
-
-def _named(found: Exponents) -> list[tuple[str, Exponent]]:
-    return [("c", found.c), *((f"s {name}", one) for name, one in found.s.items())]
 
 
 def _cells(one: Exponent) -> tuple[Cell, ...]:

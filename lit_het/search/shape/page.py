@@ -96,16 +96,10 @@ def star_section(found: Exponents, loss: str, title: str) -> Section:
 
 def exponents_figure(found: Exponents) -> Html:
     """Returns the exponents with their profile intervals (Fig. 5); open ends are at the edge of what is drawn."""
-    shown: dict[str, Exponent] = {"c": found.c, **{f"s {name}": one for name, one in found.s.items()}}
-    shown |= {f"a {name}": one for name, one in found.a.items()} | {f"b {name}": one for name, one in found.b.items()}
-    places, ends = [], []
-    for place, one in enumerate(shown.values()):
-        # One line for all intervals, with gaps between them.
-        places += [place, place, math.nan]
-        ends += [*_ends(one), math.nan]
+    shown = found.named()
     lines = {
         "estimate": Line(tuple(range(len(shown))), [one.value for one in shown.values()], colour=1, joined=False),
-        "interval": Line(places, ends, colour=0),
+        "interval": _intervals(list(enumerate(shown.values())), colour=0),
     }
     # Ten names side by side have room for an initial only.
     ticks = {float(place): name[:2] + name[2:3].upper() for place, name in enumerate(shown)}
@@ -118,17 +112,15 @@ def metrics_figure(of_metrics: Mapping[str, Exponents]) -> Html:
     """Returns c and each s across metrics with their profile intervals (Fig. 5); open ends as in `exponents_figure`."""
     by_name: dict[str, list[Exponent]] = {}
     for found in of_metrics.values():
-        for name, one in {"c": found.c, **{f"s {name}": one for name, one in found.s.items()}}.items():
+        for name, one in found.named("s").items():
             by_name.setdefault(name, []).append(one)
-    lines, places, ends = {}, [], []
+    lines, drawn = {}, []
     for colour, (name, exponents) in enumerate(by_name.items()):
         # Side by side, so that the intervals of one metric do not overlap.
         x = [number + 0.1 * (colour - (len(by_name) - 1) / 2) for number in range(1, len(exponents) + 1)]
         lines[name] = Line(x, [one.value for one in exponents], colour=colour, joined=False)
-        for place, one in zip(x, exponents, strict=True):
-            places += [place, place, math.nan]
-            ends += [*_ends(one), math.nan]
-    lines["interval"] = Line(places, ends, colour=None)
+        drawn += zip(x, exponents, strict=True)
+    lines["interval"] = _intervals(drawn, colour=None)
     names = "; ".join(f"{number}: {name}" for number, name in enumerate(of_metrics, 1))
     missing = ", ".join(
         f"{name} of {number}"
@@ -219,9 +211,14 @@ def times_figure(times: Sequence[tuple[float, float]]) -> Html:
     )
 
 
-def _ends(one: Exponent) -> tuple[float, float]:
-    low, high = one.profile or (one.value, one.value)
-    return 0.0 if low is None else low, 2 * one.value if high is None else high
+def _intervals(shown: Sequence[tuple[float, Exponent]], colour: int | None) -> Line:
+    """Returns one line for all profile intervals, with gaps between them."""
+    x, y = [], []
+    for place, one in shown:
+        low, high = one.profile or (one.value, one.value)
+        x += [place, place, math.nan]
+        y += [0.0 if low is None else low, 2 * one.value if high is None else high, math.nan]
+    return Line(x, y, colour=colour)
 
 
 def _unidentified(shown: Mapping[str, Exponent]) -> str:
