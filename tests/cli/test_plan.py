@@ -150,7 +150,7 @@ def test_operations_are_shown_with_and_without_dispatch(capsys, monkeypatch):
         monkeypatch.setattr(report, "plan", lambda *_, made=made: made)
         report.report(config, jax.devices(), 32)
         told = capsys.readouterr().out
-        shown = re.search(r"without dispatch\s+│.*│\s+(\S+) │", told)
+        shown = re.search(r"without dispatch +\S+ +\S+ +(\S+)", told)
         if case == "fsdp":
             assert shown is None
             assert "Dispatch:" not in told
