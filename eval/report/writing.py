@@ -32,7 +32,7 @@ def write_benchmark(output: Path, page: Html, tables: Sequence[Table], sources: 
     Raises:
         UserError: a file cannot be written.
     """
-    parts = [*(table.markdown() for table in tables), *(f"- {source}" for source in sources)]
+    parts = [*(table.markdown() for table in tables), *(f"- {source}" for source in sources), ""]
     write_files({output: page, output.with_suffix(".md"): "\n".join(parts)})
     print_results(*tables, width_of_files=160)
     message(f"{output}, and its figures in {output.stem}.json and .md beside it")
