@@ -29,7 +29,7 @@ from bench_tools import GIB, Program, Report, assert_close, plot, ratio, seconds
 from jaxtyping import Array, Float
 from rich.console import Console
 
-from lit_het.heads.contrastive import unit
+from lit_het.heads.base import unit
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples, Queries
 

@@ -1,51 +1,184 @@
-"""The protocols of heads, and what their configurations say of them."""
+"""Heads without noise, from which all others are derived, and what configurations of heads say of them."""
 
-from typing import Any, Protocol, runtime_checkable
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.types import EmbeddingSamples, LogitSamples
+from lit_het.errors import UserError
+from lit_het.heads.covariance import Covariance
+from lit_het.heads.logits import LogitsLayer, logits_layer
+from lit_het.heads.sampling import noiseless_samples
+from lit_het.heads.temperature import TemperatureConfig
+from lit_het.types import EmbeddingSamples, LogitSamples, Params
 
 
-@runtime_checkable
-class ClassificationHead(Protocol):
-    """Maps features to samples of logits divided by the temperature."""
+def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
+    """Divides every row by its norm (plus 1e-8, as big_vision does)."""
+    return embedding / (jnp.linalg.norm(embedding, axis=-1, keepdims=True) + 1e-8)
+
+
+class HeadOptions:
+    """What the configuration of any head says of it; here, of a head without noise.
+
+    Attributes:
+        temperature: τ.
+        has_noise: whether it has noise.
+        sampled: of what a noise sample of a prediction is: of "examples", each for itself, of "weights", which all
+            examples share, or of "nothing", where the prediction is in closed form.
+        is_fitted: whether it is fitted to a finished model (`ContrastiveHead.fitted`), and has nothing to train.
+    """
+
+    temperature: Any
+    has_noise: Any = False
+    sampled: Any = "examples"
+    is_fitted: Any = False
+
+
+class ClassificationOptions(HeadOptions):
+    """What the configuration of a classification head says of it; here, of a head without noise.
+
+    Attributes:
+        initial_bias: initial value of the biases of the logits.
+        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
+        sampling: number of noise samples, and how they are computed; None without noise.
+    """
+
+    initial_bias: Any = 0.0
+    zero_kernel: Any = False
+    sampling: Any = None
+
+    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "ClassificationHead":
+        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
+        return ClassificationHead(self, feature_size, num_classes, rngs)
+
+
+class ClassificationHead(nnx.Module):
+    """Maps features to samples of logits divided by τ; without noise ``(Wᵀ φ + bias) / τ`` (HET-XL Eq. 1).
+
+    Attributes:
+        covariance: of the noise; None without noise.
+    """
+
+    covariance: Any = None
+
+    def __init__(self, config: ClassificationOptions, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        self.logits: LogitsLayer = logits_layer(
+            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
+        )
+        self.temperature = config.temperature.build()
 
     def __call__(
         self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
     ) -> LogitSamples:
         """Returns S noise samples, by default as many as in training; without a key one sample without noise."""
-        ...
-
-    def temperature(self) -> Float[Array, ""]:
-        """Returns τ."""
-        ...
+        temperature = self.temperature()
+        return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns the root mean square norm of the noise, sqrt(tr Σ(x)); zeros without noise."""
-        ...
+        """Returns the root mean square norm of the noise, ``sqrt(tr Σ(x))``; zeros without noise."""
+        return jnp.zeros(features.shape[0]) if self.covariance is None else self.covariance.noise_norm(features)
 
     def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns standard deviations of the noise along its principal axes, descending; none without noise."""
-        ...
+        """Returns the roots of the largest eigenvalues of the covariance, in descending order; none without noise."""
+        return jnp.zeros((features.shape[0], 0)) if self.covariance is None else self.covariance.spectrum(features)
 
 
-@runtime_checkable
-class ContrastiveHead(Protocol):
-    """Maps image and text embeddings to keys and noisy queries.
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """What the towers return for image-text pairs, which a head is fitted to.
+
+    Attributes:
+        count: most pairs.
+        batches: number of pairs of a batch to all batches, each of the towers' outputs for images and for texts.
+        hessian: of the loss, see `lit_het.losses.contrastive.SoftmaxLoss.hessian`.
+        towers: configurations of the towers, by "image" and "text".
+        params: parameters of the towers, by "image_tower" and "text_tower".
+        mesh: devices to compute on.
+    """
+
+    count: int
+    batches: Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
+    hessian: Callable[..., Float[Array, "d d"]]
+    towers: dict[str, Any]
+    params: Params
+    mesh: Mesh
+
+
+class ContrastiveOptions(HeadOptions):
+    """What the configuration of a contrastive head says of it; here, of a head without noise.
+
+    Attributes:
+        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
+        num_samples: S, noise samples per example in training; 0 for losses that need none.
+        antithetic: whether they come in pairs with noise ε and -ε; None for pairs wherever S is even.
+        has_image_noise: whether image queries have noise.
+        normalize_before_noise, normalize_after_noise: when queries with noise are scaled to norm 1.
+        text_variances: keys of texts to their variances, which a key holds where embeddings are Gaussians; None where
+            they are not.
+        extends_keys: whether keys go on behind the unit embedding with what predictions without noise do not need.
+        takes_members: whether an image may have several keys.
+    """
+
+    initial_bias: Any = None
+    num_samples: Any = 1
+    antithetic: Any = None
+    has_image_noise: Any = False
+    normalize_before_noise: Any = True
+    normalize_after_noise: Any = False
+    text_variances: Callable[[Float[np.ndarray, "*n key"]], Float[np.ndarray, "*n"]] | None = None
+    extends_keys = False
+    takes_members = False
+
+    def tower_of(self, tower: Any) -> Any:
+        """Returns the tower of a finished model, as this head reads it."""
+        return tower
+
+    def check_tower(self, tower: Any, field: str) -> None:
+        """Checks that a tower returns what the head reads: here, plain embeddings.
+
+        Raises:
+            UserError: it does not, with the field of the tower.
+        """
+        if tower.appended:
+            raise UserError(
+                f"{field}.{tower.appended} does not fit task.head, which reads plain embeddings; set it to False"
+            )
+
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "ContrastiveHead":
+        """Returns the head for embeddings ``[b d]``."""
+        return ContrastiveHead(self.temperature, self.initial_bias)
+
+    def build_on(self, image_tower: Any, text_tower: Any, rngs: nnx.Rngs) -> "ContrastiveHead":
+        """Returns the head for the embeddings of two towers, given by their configurations."""
+        return self.build(image_tower.embedding_size, rngs)
+
+
+class ContrastiveHead(nnx.Module):
+    """Maps image and text embeddings to keys and queries; here, both are the unit embeddings.
 
     Attributes:
         bias: added to logits by the sigmoid loss; None for none.
+        image_covariance: of the noise that is added to keys of images; None without noise, or with another one.
     """
 
-    bias: nnx.Param | None
+    image_covariance: Covariance | None = None
+
+    def __init__(self, temperature: TemperatureConfig, initial_bias: float | None):
+        self.temperature = temperature.build()
+        self.bias = None if initial_bias is None else nnx.Param(jnp.float32(initial_bias))
 
     def __call__(
         self, image: Float[Array, "n d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
         """Returns keys and queries; without a random key queries have no noise."""
-        ...
+        bias = None if self.bias is None else self.bias[...]
+        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
 
     def logits(
         self,
@@ -55,72 +188,49 @@ class ContrastiveHead(Protocol):
         num_samples: int,
     ) -> LogitSamples:
         """Returns S samples of ``(α + ε) · β / τ`` for class embeddings β; without a key one sample without noise."""
-        ...
+        temperature = self.temperature()
+        return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns the noiseless image embeddings, which queries are compared with."""
-        ...
+        return unit(image)
 
     def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns the noiseless text embeddings, which queries are compared with."""
-        ...
+        return unit(text)
 
     def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
         """Returns the key of each class name from the keys of its t prompts."""
-        ...
+        return unit(keys.mean(axis=1))
 
     def auxiliary_losses(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> dict[str, Float[Array, " b"]]:
         """Returns losses of each example to add to that of the batch, such as a regularization of the noise."""
-        ...
-
-    def temperature(self) -> Float[Array, ""]:
-        """Returns τ."""
-        ...
+        return {}
 
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns sqrt(tr Σ(a)) for image embeddings; zeros without noise."""
-        ...
+        return jnp.zeros(image.shape[0])
 
     def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns sqrt(tr Σ(b)) for text embeddings; zeros without noise."""
-        ...
+        return jnp.zeros(text.shape[0])
 
     def noise_metrics(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
     ) -> dict[str, Float[Array, " b"]]:
         """Returns values for each example that show the form of the noise in training; none without noise."""
-        ...
+        return {}
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns standard deviations of the noise along its principal axes, descending; none without noise."""
-        ...
+        return jnp.zeros((image.shape[0], 0))
 
+    def fitted(self, pairs: Pairs) -> Params:
+        """Returns parameters that are fitted to pairs, of a head whose configuration says so.
 
-class ContrastiveOptions:
-    """What the configuration of a contrastive head says of it; here, of a head without noise.
-
-    Attributes:
-        num_samples: S, noise samples per example in training; 0 for losses that need none.
-        antithetic: whether they come in pairs with noise ε and -ε; None for pairs wherever S is even.
-        has_image_noise: whether image queries have noise.
-        reads_variances: whether its inputs are ``[mean, log σ²]``, from uncertainty tokens of both towers.
-        reads_layer_inputs: whether its inputs may be followed by those of the towers' last layers; so are its keys.
-        takes_members: whether an image may have several keys.
-    """
-
-    num_samples: Any = 1
-    antithetic: Any = None
-    has_image_noise: Any = False
-    reads_variances: Any = False
-    reads_layer_inputs = False
-    takes_members = False
-
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> ContrastiveHead:
-        """Returns the head for embeddings ``[b d]``."""
+        Raises:
+            UserError: there are too few pairs, or they say nothing.
+        """
         raise NotImplementedError
-
-    def build_on(self, image_tower: Any, text_tower: Any, rngs: nnx.Rngs) -> ContrastiveHead:
-        """Returns the head for the embeddings of two towers, given by their configurations."""
-        return self.build(image_tower.embedding_size, rngs)

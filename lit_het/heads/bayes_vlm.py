@@ -1,7 +1,7 @@
 """BayesVLM: a posterior of the last layer of both towers, which is fitted to a finished model without training it.
 
 Each tower ends with a linear layer ``g = φ P + b`` (to which attention pooling adds a residual), and its output tells φ
-too (``layer_input``). The Laplace posterior of P and b (`lit_het.heads.laplace`) makes an embedding the Gaussian ``N(g,
+too. The Laplace posterior of P and b (`lit_het.heads.laplace`) makes an embedding the Gaussian ``N(g,
 (φᵀ A⁻¹ φ) B⁻¹)``, of whose covariance the diagonal is kept; predictions without noise are those of the model. A tower
 that ends otherwise has the layer ``g = g I``. ProbCosine is the mean and the variance of the cosine of two such
 embeddings, in closed form, with the norms replaced by their root mean squares (Baumann et al. 2024).
@@ -16,12 +16,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import FieldError, require_at_least, require_choice
-from lit_het.heads.base import ContrastiveOptions
-from lit_het.heads.contrastive import DeterministicContrastive, unit
+from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, Pairs, unit
 from lit_het.heads.covariance import standard_normals
 from lit_het.heads.sampling import in_pairs, noiseless_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
-from lit_het.types import LogitSamples
+from lit_het.types import LogitSamples, Params
 
 # Numbers that the samples of a block share or hold at a time: weights, embeddings or logits.
 _BLOCK = 2**24
@@ -75,13 +74,27 @@ class BayesVLMContrastiveConfig(ContrastiveOptions):
     num_negatives: int = 32768
     pseudo_data_count: float = 100.0
 
-    has_image_noise = reads_layer_inputs = True
+    has_noise = has_image_noise = extends_keys = is_fitted = True
 
     def __post_init__(self) -> None:
         require_choice(self, "prediction")
         require_at_least(2, self, "num_negatives")
         if not 0 < self.pseudo_data_count < math.inf:
             raise FieldError(self, "pseudo_data_count", f"{self.pseudo_data_count} must be positive and finite")
+
+    @property
+    def sampled(self) -> str:
+        """All examples share the weights of a sample."""
+        return "weights" if self.prediction == "samples" else "nothing"
+
+    def tower_of(self, tower: Any) -> Any:
+        """Returns the tower that tells the input of its last linear layer too, if it ends with one."""
+        return tower.with_last_input()
+
+    def check_tower(self, tower: Any, field: str) -> None:
+        """Checks that nothing but this input follows the embedding."""
+        if not tower.input_size:
+            super().check_tower(tower, field)
 
     def build(
         self, embedding_size: int, rngs: nnx.Rngs, *, image_input_size: int = 0, text_input_size: int = 0
@@ -135,7 +148,7 @@ class LayerPosterior(nnx.Module):
         return layer.outputs[None] + noise * jnp.sqrt(self.output_variance[...])[None, None]
 
 
-class BayesVLMContrastive(DeterministicContrastive):
+class BayesVLMContrastive(ContrastiveHead):
     """The head of a `BayesVLMContrastiveConfig`; keys are longer than embeddings where a text tower tells its φ.
 
     The key of a text is ``[g, φ, 1] / |g|``, that of an image ``[g / |g|, 0]``: their product is the cosine.
@@ -222,6 +235,12 @@ class BayesVLMContrastive(DeterministicContrastive):
     def image_spectrum(self, image: Float[Array, "b d_plus_p"]) -> Float[Array, "b d"]:
         """Returns the standard deviations in descending order."""
         return jnp.sort(jnp.sqrt(self.image_posterior(self._scaled(image)).variance), axis=1, descending=True)
+
+    def fitted(self, pairs: Pairs) -> Params:
+        """Returns the posteriors of both sides."""
+        from lit_het.heads.bayes_vlm_fit import posteriors  # needs SciPy's optimizers
+
+        return posteriors(self, pairs)
 
     def _unit(self, tower_output: Float[Array, "b d_plus_p"]) -> Float[Array, "b d"]:
         return unit(tower_output[:, : self.embedding_size])

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.heads.base import ContrastiveOptions
+from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
 from lit_het.heads.covariance import Covariance, CovarianceConfig, Noise, standard_normals
 from lit_het.heads.sampling import (
     Order,
@@ -30,11 +30,6 @@ EVALUATED_LOGITS = 2**22
 """Logits that exist at a time on a device when images are compared with class names."""
 
 
-def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
-    """Divides every row by its norm (plus 1e-8, as big_vision does)."""
-    return embedding / (jnp.linalg.norm(embedding, axis=-1, keepdims=True) + 1e-8)
-
-
 @dataclasses.dataclass(frozen=True)
 class DeterministicContrastiveConfig(ContrastiveOptions):
     """Unit-normalised embeddings without noise.
@@ -49,75 +44,9 @@ class DeterministicContrastiveConfig(ContrastiveOptions):
 
     takes_members = True
 
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "DeterministicContrastive":
-        """Returns the head."""
-        return DeterministicContrastive(self.temperature, self.initial_bias)
-
-
-class DeterministicContrastive(nnx.Module):
-    """The head of a `DeterministicContrastiveConfig`; others add noise to it."""
-
-    def __init__(self, temperature: TemperatureConfig, initial_bias: float | None):
-        self.temperature = temperature.build()
-        self.bias = None if initial_bias is None else nnx.Param(jnp.float32(initial_bias))
-
-    def __call__(
-        self, image: Float[Array, "n d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
-    ) -> EmbeddingSamples:
-        """Returns deterministic embeddings, used as queries and as keys; the random key is unused."""
-        bias = None if self.bias is None else self.bias[...]
-        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
-
-    def logits(
-        self,
-        image: Float[Array, "b d"],
-        classes: Float[Array, "k d"],
-        key: Key[Array, ""] | None,
-        num_samples: int,
-    ) -> LogitSamples:
-        """Returns one sample ``α · β / τ``; ``key`` and ``num_samples`` are unused."""
-        temperature = self.temperature()
-        return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
-
-    def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns unit image embeddings."""
-        return unit(image)
-
-    def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns unit text embeddings."""
-        return unit(text)
-
-    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
-        """Returns the unit mean over prompts."""
-        return unit(keys.mean(axis=1))
-
-    def auxiliary_losses(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
-    ) -> dict[str, Float[Array, " b"]]:
-        """Returns nothing."""
-        return {}
-
-    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns zeros."""
-        return jnp.zeros(image.shape[0])
-
-    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns zeros."""
-        return jnp.zeros(text.shape[0])
-
-    def noise_metrics(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
-    ) -> dict[str, Float[Array, " b"]]:
-        """Returns nothing."""
-        return {}
-
-    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b zero"]:
-        """Returns an empty array, as there is no noise."""
-        return jnp.zeros((image.shape[0], 0))
-
 
 def key_logits(
-    head: DeterministicContrastive,
+    head: ContrastiveHead,
     image: Float[Array, "b d"],
     classes: Float[Array, "k key"],
     key: Key[Array, ""] | None,
@@ -179,7 +108,7 @@ class HetXLContrastiveConfig(ContrastiveOptions):
     noisy: Literal["both", "image", "text"] = "both"
     initial_bias: float | None = None
 
-    takes_members = True
+    takes_members = has_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "num_samples")
@@ -202,7 +131,7 @@ class HetXLContrastiveConfig(ContrastiveOptions):
         return HetXLContrastive(self, embedding_size, rngs)
 
 
-class HetXLContrastive(DeterministicContrastive):
+class HetXLContrastive(ContrastiveHead):
     """The head of a `HetXLContrastiveConfig`."""
 
     def __init__(self, config: HetXLContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):

@@ -9,7 +9,7 @@ An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The m
 import dataclasses
 import functools
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.heads.base import ContrastiveOptions
-from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
+from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
+from lit_het.heads.contrastive import key_logits
 from lit_het.heads.covariance import Noise
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
@@ -57,12 +57,22 @@ class GaussianContrastiveConfig(ContrastiveOptions):
     bottleneck: float = 1e-4
     inclusion: float = 1e-7
 
-    has_image_noise = True
+    has_noise = has_image_noise = True
 
-    @property
-    def reads_variances(self) -> bool:
-        """Whether log σ² comes from the towers."""
-        return self.variances == "towers"
+    @staticmethod
+    def text_variances(keys: Float[np.ndarray, "*n key"]) -> Float[np.ndarray, "*n"]:
+        """Returns ``|ς|²`` of texts, from their keys."""
+        return -2 * keys[..., -1]
+
+    def check_tower(self, tower: Any, field: str) -> None:
+        """Checks that the tower has log σ² where it is to come from there."""
+        if self.variances == "head":
+            super().check_tower(tower, field)
+        elif not tower.has_variances:
+            raise UserError(
+                f"task.head.variances = 'towers' needs uncertainty tokens of both towers, and {field} has none; set "
+                "--task.head.variances head to learn log σ² from the embedding"
+            )
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "bottleneck", "inclusion")
@@ -75,7 +85,7 @@ class GaussianContrastiveConfig(ContrastiveOptions):
         return GaussianContrastive(self, embedding_size, rngs)
 
 
-class GaussianContrastive(DeterministicContrastive):
+class GaussianContrastive(ContrastiveHead):
     """The head of a `GaussianContrastiveConfig`; its keys have two entries more than the embeddings."""
 
     def __init__(self, config: GaussianContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
@@ -185,11 +195,6 @@ class GaussianContrastive(DeterministicContrastive):
 
 def _noise(log_variance: Float[Array, "b d"]) -> Noise:
     return Noise(jnp.exp(log_variance / 2), None, None, None, is_diagonal=True)
-
-
-def variances_of_texts(keys: Float[np.ndarray, "*n d"]) -> Float[np.ndarray, "*n"]:
-    """Returns ``|ς|²`` of texts, from their keys."""
-    return -2 * keys[..., -1]
 
 
 def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, " b"]:

@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError, require_at_least
+from lit_het.heads.base import ClassificationHead, ClassificationOptions
 from lit_het.heads.covariance import CovarianceConfig, Noise
-from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import (
     SamplingConfig,
     check_order,
@@ -27,7 +27,7 @@ GATHER_COST = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class HetHConfig:
+class HetHConfig(ClassificationOptions):
     """A classifier whose classes share H coordinates of noise.
 
     Attributes:
@@ -50,6 +50,8 @@ class HetHConfig:
     sampling: SamplingConfig = SamplingConfig()
     initial_bias: float = 0.0
     zero_kernel: bool = False
+
+    has_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_buckets")
@@ -81,17 +83,14 @@ def hash_classes(num_classes: int, num_buckets: int, seed: int) -> Int[np.ndarra
     return np.array([bucket(number) for number in range(num_classes)])
 
 
-class HetHClassifier(nnx.Module):
+class HetHClassifier(ClassificationHead):
     """The head of a `HetHConfig`."""
 
     def __init__(self, config: HetHConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        super().__init__(config, feature_size, num_classes, rngs)
         self.config = config
-        self.logits = logits_layer(
-            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
-        )
         # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, config.num_buckets, feature_size**0.5, rngs)
-        self.temperature = config.temperature.build()
 
     @property
     def bucket_of_class(self) -> Int[np.ndarray, " k"]:
@@ -140,11 +139,3 @@ class HetHClassifier(nnx.Module):
         return noisy_samples(
             features, key, num_samples, sampling.block_size, prepare, logits, antithetic=sampling.antithetic
         )
-
-    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ''(x))``, over buckets."""
-        return self.covariance.noise_norm(features)
-
-    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
-        return self.covariance.spectrum(features)

@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het.errors import require_at_least
+from lit_het.heads.base import ClassificationHead, ClassificationOptions
 from lit_het.heads.covariance import CovarianceConfig, Noise
-from lit_het.heads.logits import LogitsLayer, logits_layer
 from lit_het.heads.sampling import (
     SamplingConfig,
     check_order,
@@ -24,7 +24,7 @@ from lit_het.types import LogitSamples
 
 
 @dataclasses.dataclass(frozen=True)
-class HetXLConfig:
+class HetXLConfig(ClassificationOptions):
     """A classifier with noise in its features; about 2d² + rd more parameters, independent of the number of classes.
 
     Attributes:
@@ -46,6 +46,8 @@ class HetXLConfig:
     initial_bias: float = 0.0
     zero_kernel: bool = False
 
+    has_noise = True
+
     def __post_init__(self) -> None:
         if self.unshared_size is not None:
             require_at_least(1, self, "unshared_size")
@@ -56,20 +58,17 @@ class HetXLConfig:
         return HetXLClassifier(self, feature_size, num_classes, rngs)
 
 
-class HetXLClassifier(nnx.Module):
+class HetXLClassifier(ClassificationHead):
     """The head of a `HetXLConfig`."""
 
     def __init__(self, config: HetXLConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        super().__init__(config, feature_size, num_classes, rngs)
         self.config = config
-        self.logits: LogitsLayer = logits_layer(
-            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
-        )
         self.noise_size = config.unshared_size or feature_size
         shares = config.unshared_size is None
         self.unshared = None if shares else nnx.Linear(self.noise_size, num_classes, use_bias=False, rngs=rngs)
         # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, self.noise_size, feature_size**0.5, rngs)
-        self.temperature = config.temperature.build()
 
     def __call__(
         self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
@@ -110,14 +109,6 @@ class HetXLClassifier(nnx.Module):
         return noisy_samples(
             features, key, num_samples, sampling.block_size, prepare_direct, logits, antithetic=sampling.antithetic
         )
-
-    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ'(x))``."""
-        return self.covariance.noise_norm(features)
-
-    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
-        return self.covariance.spectrum(features)
 
     def _prepare_factored(self, phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
         kernel = (self.logits if self.unshared is None else self.unshared).kernel[...]

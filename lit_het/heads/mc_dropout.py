@@ -14,8 +14,8 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import FieldError, require_at_least
-from lit_het.heads.base import ContrastiveOptions
-from lit_het.heads.contrastive import EVALUATED_LOGITS, DeterministicContrastive, unit
+from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
+from lit_het.heads.contrastive import EVALUATED_LOGITS
 from lit_het.heads.covariance import Noise, standard_normals
 from lit_het.heads.sampling import noisy_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
@@ -42,7 +42,7 @@ class McDropoutContrastiveConfig(ContrastiveOptions):
     initial_bias: float | None = None
     dropout: float = 0.1
 
-    has_image_noise = True
+    has_noise = has_image_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "dropout")
@@ -54,7 +54,7 @@ class McDropoutContrastiveConfig(ContrastiveOptions):
         return McDropoutContrastive(self)
 
 
-class McDropoutContrastive(DeterministicContrastive):
+class McDropoutContrastive(ContrastiveHead):
     """The head of a `McDropoutContrastiveConfig`."""
 
     def __init__(self, config: McDropoutContrastiveConfig):

@@ -18,8 +18,8 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import FieldError, UserError, require_at_least
-from lit_het.heads.base import ContrastiveOptions
-from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
+from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
+from lit_het.heads.contrastive import key_logits
 from lit_het.heads.covariance import Noise
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
@@ -75,7 +75,7 @@ class ProbVLMContrastiveConfig(ContrastiveOptions):
     dropout: float = 0.1
     cross_modal: float = 1e-4
 
-    has_image_noise = True
+    has_noise = has_image_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "hidden_size")
@@ -130,7 +130,7 @@ class Adapter(nnx.Module):
         return kept / (1 - self.dropout)
 
 
-class ProbVLMContrastive(DeterministicContrastive):
+class ProbVLMContrastive(ContrastiveHead):
     """The head of a `ProbVLMContrastiveConfig`."""
 
     def __init__(self, config: ProbVLMContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):

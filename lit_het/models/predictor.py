@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from lit_het import distributed, sharding
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.gaussian import GaussianContrastiveConfig, variances_of_texts
 from lit_het.heads.sampling import in_pairs
 from lit_het.models.writer import Writer
 from lit_het.programs import shared
@@ -154,8 +153,7 @@ class Programs:
         def join(prompts: np.ndarray) -> np.ndarray:
             return np.asarray(self._call("prompts", mean_text_key, params, self._split(prompts)))
 
-        is_gaussian = isinstance(self.task.config.head, GaussianContrastiveConfig)
-        variances = variances_of_texts if is_gaussian else None
+        variances = self.task.config.head.text_variances
         return TextEncoder(embed, self._tokenizer or _no_tokenizer, join, tower, variances)
 
     def _split(self, rows: Any) -> Any:

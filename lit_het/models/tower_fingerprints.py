@@ -12,40 +12,12 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.tasks.translation import TranslationConfig
+from lit_het.towers.base import EXECUTION_FIELDS, LATER_FIELDS
 from lit_het.types import Params
 from lit_het.weights.native import checksums
 
-# Fields that change how a model is computed or where it comes from, but not the model.
-EXECUTION_FIELDS = (
-    "encoder.unrolled",
-    "encoder.remat",
-    "encoder.compute_type",
-    "encoder.experts.initial_noise",
-    "encoder.experts.permutation",
-    "compute_type",
-    "weights",
-    "members",
-    "patch_sizes",
-)
-# Fields that towers and tokenizers gained after embeddings had been stored, with the value that changes nothing:
-# embeddings of an earlier version stay valid.
-_LATER_FIELDS: Mapping[str, Any] = {
-    "uncertainty_token": False,
-    "uncertainty_from": "token",
-    "norm_twice": False,
-    "layer_input": False,
-    "padding_token": None,
-    "scaled_embedding": False,
-    "dropout": 0.0,
-    "num_inputs": 1,
-    "class_token": False,
-    "encoder.experts.tiled": True,
-    "encoder.experts.overlap": 0,
-    "encoder.experts.multi_pred": False,
-    "encoder.experts.dropout_samples": 1,
-    "encoder.experts.rank_one": None,
-    "split_underscores": False,
-}
+# Of towers and of tokenizers: embeddings of an earlier version stay valid.
+_LATER_FIELDS = {**LATER_FIELDS, "split_underscores": False}
 
 
 def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None = None) -> str:

@@ -58,10 +58,10 @@ class CaptionerConfig(Objective):
                 does not fit the decoder, or adds a prompt.
         """
         tower = setup.task.image_tower
-        if not tower.pools_tokens or tower.num_members > 1 or tower.uncertainty_token:
+        if not tower.pools_tokens or tower.without_pooling() is None:
             raise UserError(
                 "task.captioner attends to the tokens of an image: it needs a ViT with a pooling, without ensembles of "
-                "experts and uncertainty_token"
+                "experts and uncertainty tokens"
             )
         if setup.task.microbatches > 1:
             raise UserError("task.captioner needs the tokens of a whole batch; set task.microbatches to 1")

@@ -94,12 +94,9 @@ class DistillationConfig(Objective):
             raise UserError("the teacher of task.distillation is the moving average: set average_decay, such as 0.996")
 
     def _check_tower(self, tower: Any) -> None:
-        has_more = not tower.pools_tokens or tower.uncertainty_token or tower.input_size
-        if has_more or tower.num_inputs > 1 or tower.experts is not None:
-            raise UserError(
-                "task.distillation needs a ViT with pooling, without experts, uncertainty_token, layer_input and "
-                "num_inputs"
-            )
+        if not tower.pools_tokens or tower.appended or tower.num_inputs > 1 or tower.experts is not None:
+            without = ", ".join(("experts", "num_inputs", *filter(None, [tower.appended])))
+            raise UserError(f"task.distillation needs a ViT with pooling, without {without}")
         if tower.patch_sizes:
             raise UserError("task.distillation has views of its own: leave out task.image_tower.patch_sizes")
         if not tower.patch_size <= self.view_size <= tower.image_size:

@@ -10,7 +10,7 @@ from lit_het import sharding
 from lit_het.errors import UserError
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het_xl import HetXLClassifier, HetXLConfig
+from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.logits import TiedLogits
 from lit_het.heads.sampling import logits_at_once
 from lit_het.losses import blocks
@@ -77,7 +77,7 @@ def token_loss(
     samples = in_blocks(head(features.reshape(-1, features.shape[-1]), keys("noise")), decoder.config.vocabulary_size)
     result = loss(samples, batch.text.reshape(-1), counted.reshape(-1), weight)
     metrics = {"top1": result.top1, "temperature": head.temperature(), "tokens": jnp.sum(counted)}
-    if isinstance(head, HetXLClassifier):
+    if head.covariance is not None:
         metrics["token_noise_norm"] = masked_mean(head.noise_norm(samples.features), counted.reshape(-1))
     return result.loss, metrics
 

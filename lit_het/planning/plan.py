@@ -117,7 +117,7 @@ class Step:
         text = stored_text = target = ids = label = None
         if isinstance(task, ContrastiveConfig):
             if self.config.data.text_embeddings is not None:
-                stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
+                stored_text = of(task.text_tower.output_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
             if any(objective.reads_targets for objective in task.objectives.values()):
                 target = of(task.text_tower.length, dtype=jnp.bool_)

@@ -43,13 +43,10 @@ class CaptioningConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
-        tower = self.image_tower
-        layers = tower.representation_size or tower.projection_size or tower.uncertainty_token or tower.layer_input
-        if tower.pooling != "none" or layers or tower.num_members > 1:
+        if self.image_tower.without_pooling() != self.image_tower:
             raise UserError(
                 "a decoder attends to the tokens of one image tower: set task.image_tower.pooling to 'none', and leave "
-                "out its further layers (representation_size, projection_size, uncertainty_token, layer_input) and "
-                "ensembles of experts"
+                "out its further layers (such as a projection), uncertainty tokens and ensembles of experts"
             )
         check_tied(self.decoder, self.head, "task")
 
@@ -70,7 +67,7 @@ def captioning_of(config: ContrastiveConfig) -> CaptioningConfig | None:
     """Returns the image tower and the decoder of an image-text model as a model that writes text; None without one."""
     if config.captioner is None:
         return None
-    assert isinstance(config.image_tower, ViTConfig)
     tower, captioner = config.image_tower.without_pooling(), config.captioner
+    assert tower is not None, "checked by the captioner"
     # Nothing is locked: patterns of the text tower would match nothing.
     return CaptioningConfig(tower, captioner.decoder, captioner.head, captioner.loss, locked=())

@@ -91,9 +91,7 @@ class ClassificationConfig:
                 "training has none; set members to 'apart'"
             )
         if tower.input_size:
-            raise UserError(
-                "task.image_tower.layer_input is for the head bayes_vlm of image-text models; set it to False"
-            )
+            raise UserError(f"task.image_tower.{tower.appended} is for heads of image-text models; set it to False")
 
     @property
     def objectives(self) -> dict[str, Objective]:

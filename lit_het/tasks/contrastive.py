@@ -57,7 +57,7 @@ class ContrastiveConfig:
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
 
     Raises:
-        UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
+        UserError: the towers' embeddings differ in size or do not fit the head, members of an ensemble
             have separate embeddings for another loss than the softmax loss, the loss needs other samples than the head
             draws, images are mixed for a softmax loss, or masking, a captioner or distillation does not fit the head,
             the towers or other fields.
@@ -81,13 +81,7 @@ class ContrastiveConfig:
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
         for name, tower in (("image_tower", self.image_tower), ("text_tower", self.text_tower)):
-            if tower.uncertainty_token != self.head.reads_variances:
-                raise UserError(
-                    f"task.{name}.uncertainty_token = {tower.uncertainty_token} does not fit task.head: uncertainty "
-                    "tokens of both towers and the Gaussian head with variances = 'towers' need each other"
-                )
-            if tower.input_size and not self.head.reads_layer_inputs:
-                raise UserError(f"task.{name}.layer_input is for the head bayes_vlm; set it to False")
+            self.head.check_tower(tower, f"task.{name}")
         if (self.loss.likelihood != "samples") != (self.head.num_samples == 0):
             raise UserError(
                 f"task.loss.likelihood = {self.loss.likelihood!r} does not fit task.head.num_samples = "
@@ -99,7 +93,7 @@ class ContrastiveConfig:
                 "image_tower.members = 'apart' gives an image several keys, which need the head 'deterministic' or "
                 "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
             )
-        if self.text_tower.pooling == "none":
+        if not self.text_tower.pools_tokens:
             raise UserError("task.text_tower.pooling = 'none' is for decoders; choose how texts are pooled")
         for objective in self.objectives.values():
             objective.check(Setup(self))

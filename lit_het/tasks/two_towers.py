@@ -137,8 +137,7 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
 
         Those of Gaussian embeddings stay: scores are made of them.
         """
-        is_longer = self.config.head.reads_layer_inputs
-        return keys[..., : self.config.image_tower.embedding_size] if is_longer else keys
+        return keys[..., : self.config.image_tower.embedding_size] if self.config.head.extends_keys else keys
 
     def _embeddings(
         self, model: TwoTowers, batch: Batch, keys: Keys

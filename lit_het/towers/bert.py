@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2018) as a text tower: words, positions and segments, norms after layers, first token."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -9,16 +9,14 @@ from jaxtyping import Array, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.towers.base import TowerOptions
 from lit_het.towers.layers import layer_norm, linear
-from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
-from lit_het.types import Params, TowerOutput
-
-# Parameters of the tower before its encoder.
-_INPUTS = ("tokens", "positions", "segments", "input_norm")
+from lit_het.towers.transformer import Encoder, EncoderConfig
+from lit_het.types import TowerOutput
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig:
+class BertConfig(TowerOptions):
     """A BERT text tower.
 
     Attributes:
@@ -30,7 +28,7 @@ class BertConfig:
         num_segments: number of segment embeddings; all texts here are segment 0.
         padding_id: token id of padding, which is masked in attention.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
-        layer_input: whether the embedding is followed by the input of the projection, for BayesVLM's head.
+        layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
 
     Raises:
         UserError: a size below 1, norms before layers, or ``layer_input`` without a projection.
@@ -46,8 +44,7 @@ class BertConfig:
     pooler: bool = False
     layer_input: bool = False
 
-    uncertainty_token: ClassVar[bool] = False
-    pooling: ClassVar[str] = "first"
+    first_parameters = ("tokens", "positions", "segments", "input_norm")
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "num_segments")
@@ -68,18 +65,13 @@ class BertConfig:
         """Path of the parameters of the projection; None without one."""
         return None if self.projection_size is None else "projection"
 
-    @property
-    def input_size(self) -> int:
-        """Size of the input of the projection, where it follows the embedding; 0 otherwise."""
-        return self.encoder.width if self.layer_input else 0
+    def file_options(self) -> dict[str, Any]:
+        """Returns its length too."""
+        return {**super().file_options(), "text_length": self.length}
 
     def build(self, rngs: nnx.Rngs) -> "Bert":
         """Returns the tower with fresh parameters."""
         return Bert(self, rngs)
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
-        return layers_above(self.encoder, _INPUTS, params)
 
 
 class Bert(nnx.Module):

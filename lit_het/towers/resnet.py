@@ -1,7 +1,7 @@
 """BiT's ResNet-v2 (Kolesnikov et al. 2020): uint8 pixels in, one embedding per image out."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, UInt8
 
 from lit_het.errors import UserError, require_at_least
+from lit_het.towers.base import ImageTowerOptions
 from lit_het.towers.layers import ComputeType
 from lit_het.types import Params, TowerOutput
 
@@ -17,7 +18,7 @@ _BLOCKS: dict[int, tuple[int, int, int, int]] = {50: (3, 4, 6, 3), 101: (3, 4, 2
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(ImageTowerOptions):
     """A BiT ResNet; ResNet152x2 is ``depth = 152`` with ``width_multiplier = 2``.
 
     Attributes:
@@ -30,19 +31,9 @@ class ResNetConfig:
     depth: Literal[50, 101, 152] = 50
     width_multiplier: int = 1
     image_size: int = 224
-    compute_type: ComputeType = "float32"
+    compute_type: ComputeType = "float32"  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    # No fields: only a Transformer can be an ensemble (e3).
-    num_members: ClassVar[int] = 1
-    members: ClassVar[str] = "mean"
-    uncertainty_token: ClassVar[bool] = False
-    pools_tokens: ClassVar[bool] = False
-    experts: ClassVar[None] = None
-    num_inputs: ClassVar[int] = 1
-    patch_sizes: ClassVar[tuple[int, ...]] = ()
-    # No linear layer is at its end, whose input could follow the embedding.
-    last_layer: ClassVar[None] = None
-    input_size: ClassVar[int] = 0
+    pools_tokens = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "width_multiplier", "image_size")
@@ -52,18 +43,9 @@ class ResNetConfig:
         """Size of the embedding."""
         return 2048 * self.width_multiplier
 
-    @property
-    def member_size(self) -> int:
-        """Size of the embedding of its only member."""
-        return self.embedding_size
-
-    def all_members(self) -> "ResNetConfig":
-        """Returns the tower itself, as it is no ensemble."""
-        return self
-
-    def join_members(self, by_image: Float[Array, "b one d"]) -> Float[Array, "b d"]:
-        """Returns the embeddings of the one member."""
-        return by_image[:, 0]
+    def in_float32(self) -> "ResNetConfig":
+        """Returns the tower that computes in float32."""
+        return dataclasses.replace(self, compute_type="float32")
 
     def build(self, rngs: nnx.Rngs) -> "ResNet":
         """Returns the tower with fresh parameters."""

@@ -4,7 +4,7 @@ With masked padding and dropout it is the encoder of the original Transformer (V
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,16 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
+from lit_het.towers.base import TowerOptions
 from lit_het.towers.layers import layer_dropout, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sinusoidal_positions
-from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
-from lit_het.types import Params, TowerOutput
-
-# Parameters of the tower before its encoder.
-_INPUTS = ("tokens", "positions", "class_token", "uncertainty_token")
+from lit_het.towers.transformer import Encoder, EncoderConfig
+from lit_het.types import TowerOutput
 
 
 @dataclasses.dataclass(frozen=True)
-class TextConfig:
+class TextConfig(TowerOptions):
     """A text Transformer.
 
     Attributes:
@@ -44,7 +42,7 @@ class TextConfig:
         uncertainty_token: whether one more learned token is encoded behind the text, whose output gives log σ² of the
             embedding (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``.
         uncertainty_from: what the layer of log σ² reads: that token, or the mean, as in ProLIP's published code.
-        layer_input: whether the embedding is followed by the input of its projection, for BayesVLM's head.
+        layer_input: whether the embedding is followed by the input of its projection, for a posterior of it.
         padding_token: its id, if no token attends to padding; None where the tower learns to ignore it, as in LiT.
         scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
         dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
@@ -69,6 +67,8 @@ class TextConfig:
     padding_token: int | None = None
     scaled_embedding: bool = False
     dropout: float = 0.0
+
+    first_parameters = ("tokens", "positions", "class_token", "uncertainty_token")
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "embedding_size")
@@ -100,17 +100,18 @@ class TextConfig:
         return None if self.uncertainty_token or self.pooling == "none" else "projection"
 
     @property
-    def input_size(self) -> int:
-        """Size of the input of the projection, where it follows the embedding; 0 otherwise."""
-        return self.encoder.width if self.layer_input else 0
+    def pools_tokens(self) -> bool:
+        """Whether its tokens can be read beside an embedding."""
+        return self.pooling != "none"
+
+    def file_options(self) -> dict[str, Any]:
+        """Returns its length too, and a pooling that a file may not record."""
+        pooling = {} if self.pooling == "attention" else {"text_pooling": self.pooling}
+        return {**super().file_options(), "text_length": self.length, **pooling}
 
     def build(self, rngs: nnx.Rngs) -> "TextTransformer":
         """Returns the tower with fresh parameters."""
         return TextTransformer(self, rngs)
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
-        return layers_above(self.encoder, _INPUTS, params)
 
 
 class TextTransformer(nnx.Module):

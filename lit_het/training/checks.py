@@ -10,7 +10,6 @@ from lit_het.console import message
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.objectives.base import Setup
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.captioning_task import CaptioningTask
@@ -18,9 +17,7 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.every_task import AnyTask
-from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.towers.vit import ViTConfig
 from lit_het.training.directory import config_path, load_config
 
 if TYPE_CHECKING:
@@ -105,12 +102,12 @@ def check_is_trained(config: ExperimentConfig) -> None:
     """Checks that the head learns by gradients.
 
     Raises:
-        UserError: it is a posterior, which is fitted to a finished model.
+        UserError: it is fitted to a finished model.
     """
-    if isinstance(config.task, ContrastiveConfig) and isinstance(config.task.head, BayesVLMContrastiveConfig):
+    if config.task.head.is_fitted:
         raise UserError(
-            "--task.head bayes_vlm has nothing to train: train with --task.head deterministic, then fit the posterior "
-            "with lit-het add-noise --model RUN --task.head bayes_vlm"
+            "this --task.head has nothing to train: train with --task.head deterministic, then fit this head with "
+            "lit-het add-noise --model RUN --task.head ..."
         )
 
 
@@ -218,17 +215,6 @@ def report_reused(config: ExperimentConfig) -> None:
                     f"{evaluation.data.name} has images that are held out to train τ ({one.shards[0]}): its figures "
                     "are no test; evaluate other images for one"
                 )
-
-
-def unseen_pixels(tower: ImageTowerConfig) -> str | None:
-    """Returns what a ViT does with images that its patches do not divide, and what to choose; None if they do."""
-    if not isinstance(tower, ViTConfig) or not (rest := tower.image_size % tower.patch_size):
-        return None
-    below = tower.image_size - rest
-    return (
-        f"patches of {tower.patch_size} pixels do not divide images of {tower.image_size}: the last {rest} rows and "
-        f"columns are not seen; choose an image size of {below} or {below + tower.patch_size} to use all pixels"
-    )
 
 
 def check_embeddings(

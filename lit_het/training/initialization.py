@@ -12,7 +12,6 @@ from lit_het.errors import UserError
 from lit_het.models.pretrained import load_pretrained, load_weights
 from lit_het.programs import shared
 from lit_het.tasks.every_task import AnyTask
-from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 
@@ -37,7 +36,7 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
         raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
 
     image_tower = vars(config.task).get("image_tower")
-    experts = image_tower.encoder.experts if isinstance(image_tower, ViTConfig) else None
+    experts = None if image_tower is None else image_tower.experts
     if experts is not None and experts.permutation is not None and not any("/router/" in path for path in loaded):
         raise UserError(
             "experts.permutation orders the experts of a trained image tower, and none is loaded; set "

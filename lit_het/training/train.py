@@ -43,7 +43,6 @@ from lit_het.training.checks import (
     check_source,
     report_copies,
     report_reused,
-    unseen_pixels,
     with_saved_rule,
 )
 from lit_het.training.directory import checkpoint_dir, config_path
@@ -118,7 +117,7 @@ def _train_on(
     check_data(config, loader, tokenizer)
     report_copies(config, loader.num_samples if isinstance(loader, Loader) else config.data.batch_size)
     report_reused(config)
-    if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
+    if not isinstance(config.task, TranslationConfig) and (remark := config.task.image_tower.unseen_pixels()):
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)

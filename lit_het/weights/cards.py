@@ -11,7 +11,6 @@ from lit_het.data_pipelines.texts.captions import QUESTION
 from lit_het.errors import counted
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.report.tables import in_markdown, markdown_table
-from lit_het.heads.het_xl import HetXLConfig
 from lit_het.models.opening import Run
 from lit_het.models.pretrained import TOWERS
 from lit_het.tasks.captioning import CaptioningConfig
@@ -167,9 +166,7 @@ def _use(name: str, library: str, config: ExperimentConfig) -> str:
     task, opened = _KINDS[type(config.task)], _OPENED[config.data.preprocessing.transparency]
     if library == "transformers":
         if isinstance(config.task, CaptioningConfig):
-            return _use_of_decoder(
-                name, opened, config.data.prompts, has_noise=isinstance(config.task.head, HetXLConfig)
-            )
+            return _use_of_decoder(name, opened, config.data.prompts, has_noise=config.task.head.has_noise)
         labels = ', candidate_labels=["a cat", "a dog"], hypothesis_template="{}"' if task.startswith("zero") else ""
         lines = ("from PIL import Image", "from transformers import pipeline", "")
         made = f'classify = pipeline("{task}", model={_quoted(name)})'

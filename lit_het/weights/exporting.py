@@ -14,9 +14,6 @@ from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.models.opening import Run, open_run
 from lit_het.models.writer import writable_tokens
@@ -141,7 +138,7 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
         return
     if "head" not in run.params:
         raise UserError("an imported image tower has no classes; export with --to npz or --to lit-het")
-    if not isinstance(run.task.config.head, DeterministicConfig):
+    if run.task.config.head.has_noise:
         raise UserError("transformers has classifiers of one dense layer without noise only; export with --to lit-het")
     temperature = float(run.task.temperature(run.params))
     if fitted and not is_sigmoid:
@@ -171,7 +168,7 @@ def _class_names(run: Run) -> tuple[str, ...]:
 
 def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
     assert isinstance(run.task, ContrastiveTask)
-    if isinstance(run.task.config.head, GaussianContrastiveConfig):
+    if run.task.config.head.text_variances is not None:
         raise UserError(
             f"--to {to} has no variances, which Gaussian embeddings are compared by; export with --to lit-het"
         )
@@ -207,7 +204,7 @@ def _export_decoder(run: Run, task: CaptioningTask, output: Path, *, calibrated:
 
     special = SpecialTokens(START_TOKEN, tokenizer.end_id, tokenizer.padding_id, tuple(unwritten.tolist()))
     write_image_decoder(output, tower, decoder, run.params, temperature, tokenizer, special, processor)
-    if isinstance(task.config.head, HetXLConfig):
+    if task.config.head.has_noise:
         message(WITHOUT_NOISE)
 
 

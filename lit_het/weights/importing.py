@@ -27,7 +27,6 @@ from lit_het.models.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training import directory
-from lit_het.training.checks import unseen_pixels
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.durations import Duration
 from lit_het.types import Params
@@ -137,7 +136,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         message(
             f"{source} has no tokenizer that lit-het reads: captions need one, import it again with --tokenizer FILE"
         )
-    if remark := unseen_pixels(task.image_tower):
+    if remark := task.image_tower.unseen_pixels():
         message(remark)
     shapes = task.build().shapes
     if isinstance(task, ClassificationConfig) and found.num_classes is None:
@@ -195,7 +194,7 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
             tower = dataclasses.replace(tower, members="apart")
         return ClassificationConfig(image_tower=tower, head=DeterministicConfig(), **head)
     bias = 0.0 if found.has_bias else None
-    is_gaussian = found.text_tower.uncertainty_token
+    is_gaussian = found.text_tower.has_variances
     return ContrastiveConfig(
         image_tower=found.image_tower,
         text_tower=found.text_tower,

@@ -10,8 +10,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
-from lit_het.heads.base import ContrastiveOptions
-from lit_het.heads.contrastive import DeterministicContrastive
+from lit_het.heads.base import ContrastiveHead, ContrastiveOptions
 from lit_het.heads.covariance import Covariance, CovarianceConfig
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
@@ -77,7 +76,7 @@ class InputTemperatureConfig(ContrastiveOptions):
         return InputTemperature(self, embedding_size, rngs)
 
 
-class InputTemperature(DeterministicContrastive):
+class InputTemperature(ContrastiveHead):
     """The head of an `InputTemperatureConfig`; images and texts have parameters of their own."""
 
     def __init__(self, config: InputTemperatureConfig, embedding_size: int, rngs: nnx.Rngs):

@@ -28,7 +28,6 @@ from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
-from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, Params
 
 # Maps a batch of the loader to the embeddings of its rows.
@@ -96,7 +95,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
         num_crops=options.num_crops,
         dtype=options.dtype,
         seed=data.seed,
-        num_tokens=tower.num_tokens if options.tokens and isinstance(tower, ViTConfig) else 0,
+        num_tokens=tower.num_tokens if options.tokens else 0,
     )
     folder = EmbeddingFolder(output, recipe)
     missing, num_samples = missing_shards(folder, addresses, IMAGE)
@@ -123,22 +122,23 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
 def _check_tower(tower: ImageTowerConfig, options: EmbedOptions) -> None:
     """Checks that tokens are stored exactly where they are asked for, and that the tower has them."""
     if not options.tokens:
-        if isinstance(tower, ViTConfig) and tower.pooling == "none":
+        if tower.num_tokens and not tower.pools_tokens:
             raise UserError(
                 f"the tower has no pooling: its embedding of an image would be all of its {tower.num_tokens} tokens; "
                 "store them with --tokens"
             )
-    elif not isinstance(tower, ViTConfig) or tower.num_members > 1 or tower.uncertainty_token:
-        raise UserError("--tokens needs a ViT without ensembles of experts and uncertainty_token")
+    elif tower.without_pooling() is None:
+        raise UserError("--tokens needs a ViT without ensembles of experts and uncertainty tokens")
 
 
 def _without_pooling(config: ExperimentConfig, params: Params) -> tuple[ExperimentConfig, Params]:
     """Returns a decoder on the image tower, whose embedding of an image is all of its tokens, and its parameters."""
-    assert isinstance(config.task.image_tower, ViTConfig)
-    task = CaptioningConfig(config.task.image_tower.without_pooling())
+    tower = config.task.image_tower.without_pooling()
+    assert tower is not None, "checked"
+    task = CaptioningConfig(tower)
     names = task.build().shapes["image_tower"]
-    tower = {name: tree for name, tree in params["image_tower"].items() if name in names}
-    return dataclasses.replace(config, task=task), {"image_tower": tower}
+    kept = {name: tree for name, tree in params["image_tower"].items() if name in names}
+    return dataclasses.replace(config, task=task), {"image_tower": kept}
 
 
 def _disk_space(recipe: Recipe, num_images: int) -> str:

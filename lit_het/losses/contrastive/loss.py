@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.losses.base import weights
-from lit_het.losses.contrastive import dense, normalizers, pseudo_positives, sample_free
+from lit_het.losses.contrastive import dense, gauss_newton, normalizers, pseudo_positives, sample_free
 from lit_het.losses.contrastive.blocks import Form, Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import Examples, Pairs
 from lit_het.mixtures import MixedImages
@@ -82,6 +82,17 @@ class SoftmaxLoss:
         """
         return _mean(_softmax, _symmetric_softmax, self, samples, _Rows(valid, tuple(ids), weight))
 
+    def hessian(
+        self,
+        queries: Float[Array, "b d"],
+        keys: Float[Array, "k d"],
+        counted: Float[Array, " b"],
+        temperature: Float[Array, ""],
+        bias: Float[Array, ""],
+    ) -> Float[Array, "d d"]:
+        """Returns the Gauss-Newton Hessian of one direction without noise, see `gauss_newton.softmax_hessian`."""
+        return gauss_newton.softmax_hessian(queries, keys, counted, temperature)
+
 
 @dataclasses.dataclass(frozen=True)
 class SigmoidLoss:
@@ -142,6 +153,17 @@ class SigmoidLoss:
             return _sigmoid(self, pairs, layout, symmetric=weight is not None or self.pseudo_positives > 0)
 
         return _mean(direction, both_directions, self, samples, _Rows(valid, tuple(ids), weight, mixed))
+
+    def hessian(
+        self,
+        queries: Float[Array, "b d"],
+        keys: Float[Array, "k d"],
+        counted: Float[Array, " b"],
+        temperature: Float[Array, ""],
+        bias: Float[Array, ""],
+    ) -> Float[Array, "d d"]:
+        """Returns the Gauss-Newton Hessian without noise, see `gauss_newton.sigmoid_hessian`."""
+        return gauss_newton.sigmoid_hessian(queries, keys, counted, temperature, bias)
 
 
 class _Rows(NamedTuple):

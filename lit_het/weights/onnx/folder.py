@@ -28,14 +28,13 @@ from lit_het.data_pipelines.images.decoding import Filter
 from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
+from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.covariance import Covariance
 from lit_het.models.opening import Run
 from lit_het.tasks import quantities
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.towers.resnet import ResNetConfig
 from lit_het.types import Calibration, Params
 from lit_het.weights.onnx.graph import save
 from lit_het.weights.onnx.tracing import convert
@@ -89,13 +88,10 @@ def _in_float32(task: ContrastiveTask | ClassificationTask) -> ContrastiveTask |
     towers = {}
     for name in ("image_tower", "text_tower"):
         tower: Any = getattr(task.config, name, None)
-        if isinstance(tower, ResNetConfig):
-            towers[name] = dataclasses.replace(tower, compute_type="float32")
-        elif tower is not None:
-            if tower.encoder.experts is not None:
+        if tower is not None:
+            if tower.experts is not None:
                 raise UserError(f"experts in {name} cannot be exported to ONNX; export with --to lit-het")
-            encoder = dataclasses.replace(tower.encoder, compute_type="float32", remat="none")
-            towers[name] = dataclasses.replace(tower, encoder=encoder)
+            towers[name] = tower.in_float32()
     return dataclasses.replace(task.config, **towers).build()
 
 
@@ -113,15 +109,15 @@ def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]
         "text": convert(embed_text, {"text": ((text.length,), np.int32)}),
     }
     head = nnx.merge(task.graph, params).head
-    if isinstance(head, HetXLContrastive) and head.image_covariance is not None:
-        found["covariance"] = _covariance(head, head.image_covariance, task.config.image_tower.embedding_size)
+    if head.image_covariance is not None:
+        found["covariance"] = _covariance(task.config.head, head.image_covariance, image.embedding_size)
     elif task.has_image_noise:
         message("exported without its noise: ONNX has that of HET-XL only")
     return found
 
 
-def _covariance(head: HetXLContrastive, covariance: Covariance, size: int) -> onnx.ModelProto:
-    if head.config.normalize_after_noise and not head.config.normalize_before_noise:
+def _covariance(config: ContrastiveOptions, covariance: Covariance, size: int) -> onnx.ModelProto:
+    if config.normalize_after_noise and not config.normalize_before_noise:
         # Σ would depend on the norm of the tower's output, which the exported embedding has lost.
         raise UserError(
             "task.head.normalize_after_noise without normalize_before_noise cannot be exported to ONNX; export with "
@@ -184,9 +180,8 @@ def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
     found: dict[str, Any] = {"temperature": float(task.temperature(params))}
     if task.has_class_probabilities:
         found["bias"] = float(task.image_classifier(params).pair_bias)
-    is_noisy = isinstance(config, HetXLContrastiveConfig)
-    found["noise_is_left_out"] = task.has_image_noise and not is_noisy
-    return {**found, "normalize_after_noise": is_noisy and config.normalize_after_noise}
+    found["noise_is_left_out"] = task.has_image_noise and task.model(params).head.image_covariance is None
+    return {**found, "normalize_after_noise": config.normalize_after_noise}
 
 
 def _temperatures(calibration: Calibration | None) -> dict[str, float]:
