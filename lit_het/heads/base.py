@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -11,11 +12,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError
-from lit_het.heads.covariance import Covariance
+from lit_het.heads.covariance import Covariance, Noise
 from lit_het.heads.logits import LogitsLayer, logits_layer
-from lit_het.heads.sampling import noiseless_samples
+from lit_het.heads.sampling import noiseless_samples, noisy_samples
 from lit_het.heads.temperature import TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples, Params
+
+EVALUATED_LOGITS = 2**22
+"""Logits that exist at a time on a device when images are compared with class names."""
 
 
 def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
@@ -183,13 +187,28 @@ class ContrastiveHead(nnx.Module):
     def logits(
         self,
         image: Float[Array, "b d"],
-        classes: Float[Array, "k d"],
+        classes: Float[Array, "k key"],
         key: Key[Array, ""] | None,
         num_samples: int,
     ) -> LogitSamples:
-        """Returns S samples of ``(α + ε) · β / τ`` for class embeddings β; without a key one sample without noise."""
+        """Returns S samples of ``(α + ε) · β / τ`` for class embeddings β; without a key one sample without noise.
+
+        Keys may be longer than the noise: only as many of their first entries meet it.
+        """
         temperature = self.temperature()
-        return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
+        # Asked whether there is noise: that of all images at once is not used, and compilers leave it out.
+        if key is None or self.image_noise(image) is None:
+            return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
+
+        def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Any]:
+            return self.image_key(image) @ classes.T, self.image_noise(image)
+
+        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
+            samples = noise.apply(normals)
+            return (base[:, None] + samples @ classes[:, : samples.shape[2]].T) / temperature
+
+        block_size = max(len(image), EVALUATED_LOGITS // len(classes))
+        return noisy_samples(image, key, num_samples, block_size, prepare, logits)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns the noiseless image embeddings, which queries are compared with."""
@@ -209,23 +228,35 @@ class ContrastiveHead(nnx.Module):
         """Returns losses of each example to add to that of the batch, such as a regularization of the noise."""
         return {}
 
+    def image_noise(self, image: Float[Array, "b d"]) -> Noise | None:
+        """Returns Σ(a) of the noise that is added to keys of images; None without."""
+
+    def text_noise(self, text: Float[Array, "b d"]) -> Noise | None:
+        """Returns Σ(b) of the noise that is added to keys of texts; None without."""
+
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns sqrt(tr Σ(a)) for image embeddings; zeros without noise."""
-        return jnp.zeros(image.shape[0])
+        """Returns ``sqrt(tr Σ(a))`` for image embeddings; zeros without noise."""
+        return _norm(self.image_noise(image), image)
 
     def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns sqrt(tr Σ(b)) for text embeddings; zeros without noise."""
-        return jnp.zeros(text.shape[0])
+        """Returns ``sqrt(tr Σ(b))`` for text embeddings; zeros without noise."""
+        return _norm(self.text_noise(text), text)
 
     def noise_metrics(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
     ) -> dict[str, Float[Array, " b"]]:
-        """Returns values for each example that show the form of the noise in training; none without noise."""
-        return {}
+        """Returns what shows the form of the noise in training, here its effective rank; nothing without noise.
+
+        Without gradients: they are only logged.
+        """
+        sides = {"image": self.image_noise(image), "text": self.text_noise(text)}
+        found = {f"{side}_noise_rank": noise.effective_rank() for side, noise in sides.items() if noise is not None}
+        return jax.lax.stop_gradient(found)
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns standard deviations of the noise along its principal axes, descending; none without noise."""
-        return jnp.zeros((image.shape[0], 0))
+        """Returns standard deviations of diagonal noise along its principal axes, descending; none without noise."""
+        noise = self.image_noise(image)
+        return jnp.zeros((len(image), 0)) if noise is None else jnp.sort(noise.scale, axis=1, descending=True)
 
     def fitted(self, pairs: Pairs) -> Params:
         """Returns parameters that are fitted to pairs, of a head whose configuration says so.
@@ -234,3 +265,7 @@ class ContrastiveHead(nnx.Module):
             UserError: there are too few pairs, or they say nothing.
         """
         raise NotImplementedError
+
+
+def _norm(noise: Noise | None, embedding: Float[Array, "b d"]) -> Float[Array, " b"]:
+    return jnp.zeros(len(embedding)) if noise is None else jnp.sqrt(noise.trace())

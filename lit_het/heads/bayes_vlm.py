@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import FieldError, require_at_least, require_choice
 from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, Pairs, unit
-from lit_het.heads.covariance import standard_normals
+from lit_het.heads.covariance import Noise, standard_normals
 from lit_het.heads.sampling import in_pairs, noiseless_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import LogitSamples, Params
@@ -224,17 +224,13 @@ class BayesVLMContrastive(ContrastiveHead):
         mean = keys.mean(axis=1)
         return mean / (jnp.linalg.norm(mean[:, : self.embedding_size], axis=1, keepdims=True) + 1e-8)
 
-    def image_noise_norm(self, image: Float[Array, "b d_plus_p"]) -> Float[Array, " b"]:
-        """Returns the root of the summed variances of unit embeddings."""
-        return jnp.sqrt(jnp.sum(self.image_posterior(self._scaled(image)).variance, axis=1))
+    def image_noise(self, image: Float[Array, "b d_plus_p"]) -> Noise:
+        """Returns the variances of unit embeddings."""
+        return Noise.diagonal(jnp.sqrt(self.image_posterior(self._scaled(image)).variance))
 
-    def text_noise_norm(self, text: Float[Array, "b d_plus_p"]) -> Float[Array, " b"]:
-        """Returns the root of the summed variances of unit embeddings."""
-        return jnp.sqrt(jnp.sum(self.text_posterior(self._scaled(text)).variance, axis=1))
-
-    def image_spectrum(self, image: Float[Array, "b d_plus_p"]) -> Float[Array, "b d"]:
-        """Returns the standard deviations in descending order."""
-        return jnp.sort(jnp.sqrt(self.image_posterior(self._scaled(image)).variance), axis=1, descending=True)
+    def text_noise(self, text: Float[Array, "b d_plus_p"]) -> Noise:
+        """Returns the variances of unit embeddings."""
+        return Noise.diagonal(jnp.sqrt(self.text_posterior(self._scaled(text)).variance))
 
     def fitted(self, pairs: Pairs) -> Params:
         """Returns the posteriors of both sides."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -11,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
+from lit_het.heads.base import EVALUATED_LOGITS, ContrastiveHead, ContrastiveOptions, unit
 from lit_het.heads.covariance import Covariance, CovarianceConfig, Noise, standard_normals
 from lit_het.heads.sampling import (
     Order,
@@ -25,9 +24,6 @@ from lit_het.heads.sampling import (
 )
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples, Queries
-
-EVALUATED_LOGITS = 2**22
-"""Logits that exist at a time on a device when images are compared with class names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,39 +39,6 @@ class DeterministicContrastiveConfig(ContrastiveOptions):
     initial_bias: float | None = None
 
     takes_members = True
-
-
-def key_logits(
-    head: ContrastiveHead,
-    image: Float[Array, "b d"],
-    classes: Float[Array, "k key"],
-    key: Key[Array, ""] | None,
-    num_samples: int,
-    noise: Callable[[Float[Array, "n d"]], Noise],
-) -> LogitSamples:
-    """Returns S samples ``(key + ε) · classes / τ`` of a head whose training has no noisy queries; without a key ε = 0.
-
-    Args:
-        head: has the keys and τ.
-        image: image embeddings.
-        classes: keys of the classes; only as many of their first entries meet noise as it has.
-        key: random key, or None.
-        num_samples: S.
-        noise: image embeddings to the noise of the first entries of their keys.
-    """
-    temperature = head.temperature()
-    if key is None:
-        return noiseless_samples(image, lambda image: head.image_key(image) @ classes.T / temperature)
-
-    def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
-        return head.image_key(image) @ classes.T, noise(image)
-
-    def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-        samples = noise.apply(normals)
-        return (base[:, None] + samples @ classes[:, : samples.shape[2]].T) / temperature
-
-    block_size = max(len(image), EVALUATED_LOGITS // len(classes))
-    return noisy_samples(image, key, num_samples, block_size, prepare, logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,28 +179,23 @@ class HetXLContrastive(ContrastiveHead):
         """Returns noiseless text embeddings."""
         return self._after(self._before(text))
 
-    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(a))``."""
-        return self._noise_norm(image, self.image_covariance)
+    def image_noise(self, image: Float[Array, "b d"]) -> Noise | None:
+        """Returns Σ(a), or None."""
+        return None if self.image_covariance is None else self.image_covariance(self._before(image))
 
-    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(b))``."""
-        return self._noise_norm(text, self.text_covariance)
+    def text_noise(self, text: Float[Array, "b d"]) -> Noise | None:
+        """Returns Σ(b), or None."""
+        return None if self.text_covariance is None else self.text_covariance(self._before(text))
 
     def noise_metrics(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
     ) -> dict[str, Float[Array, " b"]]:
-        """Returns, for each noisy side, the alignment of its noise with the other side's keys, and its effective rank.
-
-        Without gradients: they are only logged, see `Noise.alignment` and `Noise.effective_rank`.
-        """
-        found = {}
-        sides = (("image", image, self.image_covariance, text), ("text", text, self.text_covariance, image))
-        for name, embedding, covariance, other in sides:
-            if covariance is not None:
-                noise, keys = covariance(self._before(embedding)), self._after(self._before(other))
-                found[f"{name}_noise_alignment"] = noise.alignment(keys, valid)
-                found[f"{name}_noise_rank"] = noise.effective_rank()
+        """Returns the effective rank, and the alignment of each side's noise with the other side's keys."""
+        found = super().noise_metrics(image, text, valid)
+        sides = ("image", self.image_noise(image), text), ("text", self.text_noise(text), image)
+        for name, noise, other in sides:
+            if noise is not None:
+                found[f"{name}_noise_alignment"] = noise.alignment(self._after(self._before(other)), valid)
         return jax.lax.stop_gradient(found)
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
@@ -268,11 +226,6 @@ class HetXLContrastive(ContrastiveHead):
         rows = noise.rows()
         scale = 1 / _norms(embedding, rows, normals) if self.config.normalize_after_noise else None
         return Queries(embedding[:, None], rows, normals, scale)
-
-    def _noise_norm(self, embedding: Float[Array, "b d"], covariance: Covariance | None) -> Float[Array, " b"]:
-        if covariance is None:
-            return jnp.zeros(embedding.shape[0])
-        return covariance.noise_norm(self._before(embedding))
 
     def _before(self, embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
         return unit(embedding) if self.config.normalize_before_noise else embedding

@@ -89,7 +89,7 @@ class McDropoutContrastive(ContrastiveHead):
 
         def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Noise]:
             # Of the noise only its normals are used, one for each entry: they choose the mask.
-            return image, Noise(jnp.ones_like(image), None, None, None, is_diagonal=True)
+            return image, Noise.diagonal(jnp.ones_like(image))
 
         def logits(image: Float[Array, "n d"], _: Noise, normals: Float[Array, "n t d"]) -> Float[Array, "n t k"]:
             return unit(image[:, None] * self._is_kept(normals)) @ classes.T / temperature
