@@ -67,9 +67,11 @@ class ClassificationHead(nnx.Module):
 
     Attributes:
         covariance: of the noise; None without noise.
+        kernel_alignment: features to the alignment of the noise with the kernel (`HetClassifier`); None elsewhere.
     """
 
     covariance: Any = None
+    kernel_alignment: Any = None
 
     def __init__(self, config: ClassificationOptions, feature_size: int, num_classes: int, rngs: nnx.Rngs):
         self.logits: LogitsLayer = logits_layer(

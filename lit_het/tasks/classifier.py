@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lit_het.errors import UserError
 from lit_het.heads import sampling
 from lit_het.heads.base import ClassificationHead
-from lit_het.heads.het import HetClassifier
 from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import LossAndTop1, SigmoidCrossEntropy
@@ -126,7 +125,7 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             embeddings=lambda inputs: inputs.mean(axis=1),
             noise_norm=head.noise_norm,
             noise_spectrum=head.spectrum,
-            kernel_alignment=head.kernel_alignment if isinstance(head, HetClassifier) else None,
+            kernel_alignment=head.kernel_alignment,
         )
 
     def temperature(self, params: Params) -> Float[Array, ""]:
