@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from lit_het.configs.flags import with_flags
 from lit_het.errors import UserError
 from lit_het.models.opening import Run
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.union import TaskConfig
 from lit_het.towers.vit import ViTConfig
 
 # Others have no effect outside training, or belong to the parameters.
@@ -41,14 +38,10 @@ def with_experts(run: Run, fields: Sequence[str]) -> Run:
     experts = with_flags(tower.encoder.experts, _flags(fields), "--experts", flat=True)
     encoder = dataclasses.replace(tower.encoder, experts=experts)
     changed = dataclasses.replace(tower, encoder=encoder)
-    if changed.num_members > tower.num_members == 1 and _takes_members(task):
+    if changed.num_members > tower.num_members == 1 and task.takes_members:
         changed = dataclasses.replace(changed, members="apart")
     config = dataclasses.replace(task, image_tower=changed)
     return dataclasses.replace(run, config=dataclasses.replace(run.config, task=config), task=config.build())
-
-
-def _takes_members(task: TaskConfig) -> bool:
-    return isinstance(task, ClassificationConfig) or (isinstance(task, ContrastiveConfig) and task.takes_keys)
 
 
 def _flags(fields: Sequence[str]) -> list[str]:

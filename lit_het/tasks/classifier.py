@@ -41,6 +41,8 @@ class Classifier(nnx.Module):
 class ClassificationTask(Task[ClassificationConfig, Classifier]):
     """The task of a `ClassificationConfig`."""
 
+    may_lack_head = True
+
     def __init__(self, config: ClassificationConfig):
         super().__init__(config, Classifier, {"image_tower": config.image_tower})
         self.num_classes = config.num_classes
@@ -110,7 +112,7 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             valid, target, weight = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), rows)
         return self.config.loss(samples, target, valid, weight, joint=joint)
 
-    def image_classifier(self, params: Params, classes: None = None) -> ImageClassifier:
+    def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
         """Returns the model as an image classifier; it has its own classes."""
         head = self.model(params).head
 
@@ -129,9 +131,9 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             kernel_alignment=head.kernel_alignment if isinstance(head, HetClassifier) else None,
         )
 
-    def temperature(self, params: Params) -> Float[Array, ""]:
-        """Returns τ."""
-        return self.model(params).head.temperature()
+    def check_batch(self, batch: Batch) -> None:
+        """Checks labels, see `check_labels`."""
+        self.check_labels(np.asarray(batch.label))
 
     def check_label_shape(self, shape: tuple[int, ...]) -> None:
         """Checks the shape of labels.

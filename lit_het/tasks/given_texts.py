@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lit_het.losses import blocks
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.objectives.tokens import in_blocks, shifted
-from lit_het.tasks.every_task import WritingTask
+from lit_het.tasks.writing import WritingTask
 from lit_het.towers.decoder import Source
 from lit_het.types import LogitSamples, Params
 
