@@ -28,8 +28,6 @@ from lit_het.types import Calibration, ImageFeatures, Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64
-# The standard error of a probability is then at most 0.005, and a token takes as many heads.
-
 
 # Computes a function of parameters, rows that the devices share, and arguments that each device has. The first argument
 # identifies the function, which is compiled once; the result is in NumPy.

@@ -136,9 +136,9 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Calla
     for factor in (2, 4, 8):
         wider = dataclasses.replace(mesh, data=-1, fsdp=factor * mesh.fsdp)
         yield f"--mesh.fsdp {wider.fsdp}", lambda config, wider=wider: dataclasses.replace(config, mesh=wider)
-    if (cheaper := task.cheaper_loss()) is not None:
-        flag, loss = cheaper
-        yield flag, lambda config: _with_task(config, loss=loss)
+    if vars(task.loss).get("form", "ring") != "ring":
+        loss: Any = dataclasses.replace(task.loss, **{"form": "ring"})
+        yield "--task.loss.form ring", lambda config: _with_task(config, loss=loss)
     for part in ("text_tower", "decoder", "image_tower"):
         tower: Any = vars(task).get(part)
         if made.counts.get(part, (0, 0))[1] and (encoder := getattr(tower, "encoder", None)) is not None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError
 from lit_het.heads import sampling
@@ -131,10 +131,6 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             kernel_alignment=head.kernel_alignment if isinstance(head, HetClassifier) else None,
         )
 
-    def check_batch(self, batch: Batch) -> None:
-        """Checks labels, see `check_labels`."""
-        self.check_labels(np.asarray(batch.label))
-
     def check_label_shape(self, shape: tuple[int, ...]) -> None:
         """Checks the shape of labels.
 
@@ -148,12 +144,13 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
                 "check the task's loss, --task.num-classes and the data's labels"
             )
 
-    def check_labels(self, label: Int[np.ndarray, " b"] | Float[np.ndarray, "b k"]) -> None:
+    def check_batch(self, batch: Batch) -> None:
         """Checks the shape and the values of labels, on the host.
 
         Raises:
             UserError: a wrong shape, a class that does not exist, or a target outside [0, 1].
         """
+        label = np.asarray(batch.label)
         self.check_label_shape(label.shape)
         least, most = label.min(), label.max()
         if label.ndim == 1 and not 0 <= least <= most < self.config.num_classes:

@@ -173,12 +173,6 @@ class ContrastiveConfig(TaskOptions):
         # One loss after the other: the largest counts.
         return max(pairs, *(objective.largest_array(self, rows) for objective in self.objectives.values()), 0)
 
-    def cheaper_loss(self) -> tuple[str, Any] | None:
-        """Returns the loss as a ring of devices, see `TaskOptions`."""
-        return (
-            ("--task.loss.form ring", dataclasses.replace(self.loss, form="ring")) if self.loss.form != "ring" else None
-        )
-
     def decoder_beside(self) -> CaptioningConfig | None:
         """Returns the image tower and the captioner, see `TaskOptions`."""
         if (captioner := self.captioner) is None:

@@ -23,6 +23,7 @@ class TaskOptions:
 
     Attributes:
         image_tower, text_tower: configurations of the towers; None where there is none.
+        temperature_gradient: how held-out rows train τ; None without them.
         writes_text: whether a decoder writes text about what is read.
         embeds_texts: whether images are compared with texts.
         takes_members: whether an image may have several embeddings, of members of its tower.
@@ -32,7 +33,7 @@ class TaskOptions:
         exports: formats of ``lit-het export``.
     """
 
-    image_tower = text_tower = None
+    image_tower = text_tower = temperature_gradient = None
     writes_text = embeds_texts = takes_members = False
     calibrated_on: Literal["captions", "labels"] | None = None
     summary: Any
@@ -116,9 +117,6 @@ class TaskOptions:
             batch_size: on all devices.
         """
         raise NotImplementedError
-
-    def cheaper_loss(self) -> tuple[str, Any] | None:
-        """Returns a form of the loss that needs less memory, with its flag; None without one."""
 
     def decoder_beside(self) -> Any:
         """Returns the configuration of the model that writes text with this one's image tower; None without one."""

@@ -107,11 +107,7 @@ def check_is_trained(config: ExperimentConfig) -> None:
 
 
 def check_source(config: ExperimentConfig) -> None:
-    """Checks that there are texts to translate where the model translates.
-
-    Raises:
-        UserError: there are none, or a model of images has some.
-    """
+    """Raises a `UserError` if a model that translates has no texts to translate, or a model of images has some."""
     translates = config.task.reads == "text"
     if translates and config.data.source is None:
         raise UserError("a translation model needs texts to translate: set --data.source, such as json/FIELD")
@@ -120,11 +116,7 @@ def check_source(config: ExperimentConfig) -> None:
 
 
 def report_copies(config: ExperimentConfig, num_samples: int) -> None:
-    """Says so if a batch of image-text pairs is larger than the training data.
-
-    Raises:
-        UserError: it has one pair only, without a negative.
-    """
+    """Says so if a batch is larger than the training data; errors are those of `TaskOptions.check_copies`."""
     size = config.data.batch_size
     if consequence := config.task.check_copies(size, num_samples):
         message(

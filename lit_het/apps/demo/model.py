@@ -171,12 +171,11 @@ def open_model(
         raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower, or a decoder")
     if task.reads == "text":
         raise UserError(f"{checkpoint} translates texts, and the demo shows images; use lit-het translate")
-    if task.embeds_texts:
-        model = run.model(calibrated=calibrated)
-        return DemoModel(run, model, None if texts is None else index_captions(model, texts))
-    if texts is not None:
+    if task.writes_text and texts is not None:
         raise UserError(f"{checkpoint} is a decoder, which writes captions and searches none; leave out --captions")
     model = run.model(calibrated=calibrated)
+    if task.embeds_texts:
+        return DemoModel(run, model, None if texts is None else index_captions(model, texts))
     assert model.writer is not None, "a decoder writes"
     return DemoDecoder(run, model, model.writer)
 
