@@ -209,9 +209,8 @@ def _exported_head(run: Run, *, calibrated: bool) -> Params:
     trained = run.params.get("head", {})  # a head without noise and with a fixed τ has no parameters
     learned = trained.get("temperature", {}).get("log_temperature")
     # The formats store log τ alone: one that is fixed or bounded is exported by its value.
-    head = {
-        "temperature": {"log_temperature": jnp.log(run.task.temperature(run.params)) if learned is None else learned}
-    }
+    log_temperature = jnp.log(run.task.temperature(run.params)) if learned is None else learned
+    head = {"temperature": {"log_temperature": log_temperature}}
     head |= {name: value for name, value in trained.items() if name == "bias"}
     if not calibrated or run.calibration is None:
         return head
