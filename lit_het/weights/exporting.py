@@ -220,7 +220,7 @@ def _exported_head(run: Run, *, calibrated: bool) -> Params:
         message(f"exported as trained, without the fitted factor {fitted}: it is not that of a sigmoid with a bias")
         return head
     message(_MULTIPLIED.format(fitted))
-    return {"temperature": {"log_temperature": head["temperature"]["log_temperature"] + math.log(fitted.temperature)}}
+    return {"temperature": {"log_temperature": log_temperature + math.log(fitted.temperature)}}
 
 
 def _vit(tower: ImageTowerConfig) -> ViTConfig:
