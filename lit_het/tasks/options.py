@@ -66,15 +66,12 @@ class TaskOptions:
         return self.image_tower
 
     def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:
-        """Checks, before anything is compiled, that data fit the model.
+        """Raises a `UserError` if data do not fit the model, before anything is compiled.
 
         Args:
             run: configuration of the run.
             loader: of its data.
             tokenizer: of texts; None without.
-
-        Raises:
-            UserError: they do not.
         """
         if self.image_tower is not None and run.data.image_size != self.image_tower.image_size:
             raise UserError(
@@ -90,11 +87,7 @@ class TaskOptions:
         """
 
     def check_stored(self, stored: Any) -> None:
-        """Checks that stored embeddings can replace what a tower reads.
-
-        Raises:
-            UserError: the task needs what they were computed from, or others.
-        """
+        """Raises a `UserError` if stored embeddings cannot replace what a tower reads."""
 
     def columns(self, data: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the arrays of one example of a batch, by the fields of `Batch`, for plans.
@@ -123,11 +116,7 @@ class TaskOptions:
 
 
 def check_text_tower(tower: Any, tokenizer: Any) -> None:
-    """Checks that a text tower has the length of a tokenizer, and its tokens.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raises a `UserError` if a text tower does not have the length of a tokenizer, and its tokens."""
     if tokenizer.length != tower.length or tokenizer.vocabulary_size > tower.vocabulary_size:
         raise UserError(
             f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the text tower has "

@@ -3,6 +3,7 @@
 Beyer et al. 2023 and SoViT Sec. 4.2, App. C; Vaswani et al. 2017.
 """
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Real
 
@@ -14,7 +15,7 @@ from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.options import WritingOptions
 from lit_het.towers.decoder import Decoder, Source
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, Metrics, Params, TowerOutput
 
 
 class EncoderDecoder(nnx.Module):
@@ -51,14 +52,12 @@ class WritingTask(Task[WritingOptions, EncoderDecoder]):
             # A locked tower neither drops nor routes by chance.
             key = keys(config.tower_key) if self._tower in self.trained else None
             output = microbatches.apply(getattr(model, self._tower), batch.view, key, config.microbatches)
-            embedding, auxiliary_losses, metrics = output.embedding, output.auxiliary_losses, output.metrics
         else:
-            assert self.features is not None
-            embedding, auxiliary_losses, metrics = self.features(params, batch.image_embedding), {}, {}
-        source = self._source(embedding, batch.source)
-        loss, found = token_loss(model.decoder, model.head, config.loss, source, batch, keys)
-        metrics = {f"{config.reads}_{name}": value for name, value in metrics.items()} | found
-        return loss + sum(auxiliary_losses.values()), metrics
+            output = TowerOutput(self.features(params, batch.image_embedding), jnp.zeros((0, 0, 0)), {}, {})
+        source = self._source(output.embedding, batch.source)
+        loss, metrics = token_loss(model.decoder, model.head, config.loss, source, batch, keys)
+        metrics |= {f"{config.reads}_{name}": value for name, value in output.metrics.items()}
+        return loss + sum(output.auxiliary_losses.values()), metrics
 
     def source(self, params: Params, rows: Real[Array, "b _"]) -> Source:
         """Returns the tokens that the decoder attends to.

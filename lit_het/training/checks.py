@@ -148,10 +148,7 @@ def unseen_pixels(tower: ImageTowerConfig | None) -> str | None:
 
 
 def check_embeddings(
-    loader: "Loader | Stream",
-    task: AnyTask,
-    tower: Callable[[], str],
-    text_tower: Callable[[], str],
+    loader: "Loader | Stream", task: AnyTask, tower: Callable[[], str], text_tower: Callable[[], str]
 ) -> None:
     """Checks that stored embeddings are those of the locked towers, given by their fingerprints."""
     if not isinstance(loader, Loader):
