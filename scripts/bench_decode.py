@@ -25,8 +25,8 @@ from rich.console import Console
 
 from lit_het import parameters
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.captioning_task import CaptioningTask
 from lit_het.tasks.generation import Prompt, generate
+from lit_het.tasks.writing import WritingTask
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderConfig, Source
 from lit_het.towers.transformer import EncoderConfig
@@ -75,7 +75,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _task(options: argparse.Namespace) -> CaptioningTask:
+def _task(options: argparse.Namespace) -> WritingTask:
     heads = options.width // 64
     encoder = EncoderConfig(
         width=options.width, depth=options.depth, mlp_width=4 * options.width, num_heads=heads, unrolled=True
@@ -88,7 +88,7 @@ def _task(options: argparse.Namespace) -> CaptioningTask:
     return CaptioningConfig(tower, decoder).build()
 
 
-def _measure(batch: int, task: CaptioningTask, params: Params, options: argparse.Namespace, report: Report) -> None:
+def _measure(batch: int, task: WritingTask, params: Params, options: argparse.Namespace, report: Report) -> None:
     source = jax.random.normal(jax.random.key(1), (batch, options.source, options.width))
     prompt = Prompt(jnp.zeros((batch, 0), jnp.int32), jnp.zeros(batch, jnp.int32))
     how = GenerationConfig(num_tokens=options.tokens)
@@ -121,7 +121,7 @@ def _measure(batch: int, task: CaptioningTask, params: Params, options: argparse
     report.data[f"batch {batch}"] = seconds
 
 
-def _whole(task: CaptioningTask, params: Params, source: Float[Array, "b n width"], count: int) -> Int[Array, "b n"]:
+def _whole(task: WritingTask, params: Params, source: Float[Array, "b n width"], count: int) -> Int[Array, "b n"]:
     """Writes greedily, with all earlier tokens computed anew for each."""
     model = task.model(params)
     state = model.decoder.start(source)
@@ -151,7 +151,7 @@ def _limits(batch: int, params: Params, options: argparse.Namespace, seconds: fl
 
 
 def _transformers(
-    task: CaptioningTask, params: Params, source: np.ndarray, options: argparse.Namespace
+    task: WritingTask, params: Params, source: np.ndarray, options: argparse.Namespace
 ) -> Callable[[], Any]:
     """Returns GPT-2's greedy generation with the decoder's parameters."""
     assert torch is not None

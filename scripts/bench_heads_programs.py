@@ -13,10 +13,10 @@ from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import GATHER_COST, HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import is_factored
+from lit_het.heads.sampling import is_factored, logits_at_once
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.planning import costs
-from lit_het.planning.plan import class_logits
+from lit_het.planning.plan import COPIES_OF_LOGITS
 from lit_het.types import LogitSamples
 
 NoisyConfig: TypeAlias = HetConfig | HetHConfig | HetXLConfig
@@ -86,7 +86,8 @@ class Head:
 
         values = costs.intermediate_bytes(self._loss, params, rest, self._size.batch)
         # A block does not grow with the batch, so that it is not among the intermediate values.
-        block = 0 if self._at_once else 4 * class_logits(self._config, self._size.batch, self._size.classes)
+        logits = logits_at_once(self._config.sampling, self._size.batch, self._size.classes)
+        block = 0 if self._at_once else 4 * COPIES_OF_LOGITS * logits
         return 2 * costs.tree_bytes((params, features)) + values.saved + values.working + block
 
     def _inputs(self) -> tuple[Any, jax.Array, jax.Array, jax.Array]:

@@ -206,6 +206,20 @@ def test_whatever_uses_towers_and_heads_asks_them_and_not_for_their_class():
             assert not classes_asked_for(tree_of(name)) & theirs, name
 
 
+def test_tasks_are_asked_and_not_told_by_their_classes():
+    """`lit_het.tasks.options` has the questions."""
+    classes = re.compile(r"\b(Contrastive|Classification|Captioning|Translation|Writing)(Config|Options|Task)\b")
+    asking = {
+        name: ast.unparse(node)
+        for name, tree in trees()
+        if package_of(name) in ("tasks", "training", "models", "planning")
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance") or isinstance(node, ast.MatchClass)
+        if classes.search(ast.unparse(node))
+    }
+    assert not asking
+
+
 def test_importing_the_package_imports_next_to_nothing():
     assert loaded_with("lit_het") == {"lit_het", "lit_het.errors", "lit_het.moved"}
     assert "lit_het.api" in ours("lit_het")  # when a name is used

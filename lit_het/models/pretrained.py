@@ -14,8 +14,7 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.every_task import AnyTask
+from lit_het.tasks.base import AnyTask
 from lit_het.tasks.union import TaskConfig
 from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS
 from lit_het.training.directory import check_chain, checkpoint_dir, find_pretrained, load_config
@@ -65,7 +64,7 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     origin = config.pretrained.run
     source = load_config(origin)
     check_chain(origin)
-    theirs, ours = source.task.image_tower, config.task.image_tower
+    theirs, ours = source.task.require_image_tower(), config.task.require_image_tower()
     if "image_tower" not in like or not adapting.is_adapted(theirs, ours):
         return _load_run(config, source, ours, like)
     form = adapting.source_form(theirs, ours)
@@ -80,9 +79,9 @@ def _load_run(config: ExperimentConfig, source: ExperimentConfig, ours: Any, lik
     """Returns the parameters that a run has for our image tower and text tower, see `load_pretrained`."""
     assert config.pretrained is not None
     origin = config.pretrained.run
-    theirs: Any = source.task.image_tower
+    theirs: Any = source.task.require_image_tower()
     ends = _check_same_tower(theirs, ours, origin)
-    if "text_tower" in like and isinstance(config.task, ContrastiveConfig):
+    if "text_tower" in like:
         _check_same_text_tower(source.task, config.task.text_tower, origin)
     wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
     as_saved = {**wanted, **_resampled(source, wanted)}
@@ -232,7 +231,7 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
 
 
 def _check_same_text_tower(source: TaskConfig, ours: Any, origin: Path) -> None:
-    if not isinstance(source, ContrastiveConfig):
+    if source.text_tower is None:
         raise UserError(f"{origin} has no text tower; lock that of an image-text model")
     for field, (before, now) in _differences(source.text_tower, ours).items():
         raise UserError(

@@ -11,7 +11,6 @@ from lit_het import parameters
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
-from lit_het.tasks.translation import TranslationConfig
 from lit_het.towers.base import EXECUTION_FIELDS, LATER_FIELDS
 from lit_het.types import Params
 from lit_het.weights.native import checksums
@@ -28,8 +27,7 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Token
         params: its parameters, at least those of the tower.
         tokenizer: of the text tower; None for the image tower, or the encoder of texts to translate.
     """
-    is_image = tokenizer is None and not isinstance(config.task, TranslationConfig)
-    part = "image_tower" if is_image else "text_tower"
+    part = f"{config.task.reads}_tower" if tokenizer is None else "text_tower"
     tower = getattr(config.task, part)
     fields = _earlier({k: v for k, v in experiment.fields(tower).items() if k not in EXECUTION_FIELDS})
     compute_type = config.task.compute_type

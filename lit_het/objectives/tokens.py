@@ -1,4 +1,4 @@
-"""The loss of the next token, of models that write text and of captioners beside another loss."""
+"""The loss of the next token, of models that write text, also beside another loss."""
 
 import dataclasses
 

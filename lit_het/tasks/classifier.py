@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError
 from lit_het.heads import sampling
@@ -39,6 +39,8 @@ class Classifier(nnx.Module):
 
 class ClassificationTask(Task[ClassificationConfig, Classifier]):
     """The task of a `ClassificationConfig`."""
+
+    may_lack_head = True
 
     def __init__(self, config: ClassificationConfig):
         super().__init__(config, Classifier, {"image_tower": config.image_tower})
@@ -109,7 +111,7 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             valid, target, weight = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), rows)
         return self.config.loss(samples, target, valid, weight, joint=joint)
 
-    def image_classifier(self, params: Params, classes: None = None) -> ImageClassifier:
+    def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
         """Returns the model as an image classifier; it has its own classes."""
         head = self.model(params).head
 
@@ -128,10 +130,6 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             kernel_alignment=head.kernel_alignment,
         )
 
-    def temperature(self, params: Params) -> Float[Array, ""]:
-        """Returns τ."""
-        return self.model(params).head.temperature()
-
     def check_label_shape(self, shape: tuple[int, ...]) -> None:
         """Checks the shape of labels.
 
@@ -145,12 +143,13 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
                 "check the task's loss, --task.num-classes and the data's labels"
             )
 
-    def check_labels(self, label: Int[np.ndarray, " b"] | Float[np.ndarray, "b k"]) -> None:
+    def check_batch(self, batch: Batch) -> None:
         """Checks the shape and the values of labels, on the host.
 
         Raises:
             UserError: a wrong shape, a class that does not exist, or a target outside [0, 1].
         """
+        label = np.asarray(batch.label)
         self.check_label_shape(label.shape)
         least, most = label.min(), label.max()
         if label.ndim == 1 and not 0 <= least <= most < self.config.num_classes:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from lit_het import distributed, parameters, sharding, stopping
@@ -29,14 +28,11 @@ from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.calibration.split import Split, split, split_samples
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
-from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.every_task import AnyTask
-from lit_het.tasks.translation import TranslationConfig
+from lit_het.tasks.base import AnyTask
 from lit_het.training import loop, preemption
 from lit_het.training.build import build
 from lit_het.training.cadence import Cadence
 from lit_het.training.checks import (
-    check_data,
     check_embeddings,
     check_is_trained,
     check_run_dir,
@@ -114,10 +110,10 @@ def _train_on(
     loader, samples = open_data(config, tokenizer, allow_commands)
     if samples.problem:
         message(f"nothing is held out to calibrate on: {samples.problem}")
-    check_data(config, loader, tokenizer)
+    config.task.check_data(config, loader, tokenizer)
     report_copies(config, loader.num_samples if isinstance(loader, Loader) else config.data.batch_size)
     report_reused(config)
-    if not isinstance(config.task, TranslationConfig) and (remark := config.task.image_tower.unseen_pixels()):
+    if (tower := config.task.image_tower) is not None and (remark := tower.unseen_pixels()):
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
@@ -361,6 +357,5 @@ class _Saver:
 
 def _to_devices(batches: Iterator[Batch], task: AnyTask, mesh: Mesh) -> Iterator[Batch]:
     for batch in batches:
-        if isinstance(task, ClassificationTask):
-            task.check_labels(np.asarray(batch.label))
+        task.check_batch(batch)
         yield distributed.to_global(batch, mesh)

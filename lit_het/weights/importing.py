@@ -132,14 +132,14 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         tokenizer=_tokenizer(task, tokenizer, found.tokenizer_fields) if tokenizer else None,
         calibration=None,
     )
-    if isinstance(task, ContrastiveConfig) and not tokenizer:
+    if task.embeds_texts and not tokenizer:
         message(
             f"{source} has no tokenizer that lit-het reads: captions need one, import it again with --tokenizer FILE"
         )
     if remark := task.image_tower.unseen_pixels():
         message(remark)
     shapes = task.build().shapes
-    if isinstance(task, ClassificationConfig) and found.num_classes is None:
+    if not task.embeds_texts and found.num_classes is None:
         shapes = {"image_tower": shapes["image_tower"]}
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
         params = rename.load(found.arrays, found.parameter_sources, shapes, advance=bar.advance)
@@ -214,13 +214,13 @@ def _tokenizer(
     Raises:
         UserError: the file is not a tokenizer of the model's kind, or its vocabulary is larger than the tower's.
     """
-    if isinstance(task, ClassificationConfig):
+    if (tower := task.text_tower) is None:
         return None
-    config = tokenizer_config(model, task.text_tower.length)
+    config = tokenizer_config(model, tower.length)
     if missing := [name for name in fields if not hasattr(config, name)]:
         raise UserError(f"{model} has no {missing[0]}, which the model needs; give its SentencePiece model")
     config = dataclasses.replace(config, **fields)
-    size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
+    size, most = config.build().vocabulary_size, tower.vocabulary_size
     if size > most:
         raise UserError(f"{model} has {size} tokens, the text tower {most}; give the tokenizer of this model")
     return config

@@ -75,7 +75,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     Raises:
         UserError: the tower, the shards or the output cannot be used.
     """
-    _check_tower(config.task.image_tower, options)
+    _check_tower(config.task.require_image_tower(), options)
     data = whole_data(config, options)
     if options.num_crops and data.crop is None and not data.augmentations:
         raise UserError(
@@ -87,7 +87,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     params = tower_params(source, config, "image_tower")
     if options.tokens:
         config, params = _without_pooling(config, params)
-    tower = config.task.image_tower
+    tower = config.task.require_image_tower()
     recipe = Recipe(
         tower=tower_fingerprint(config, params),
         inputs=describe(data.training, data.image_size, random=options.num_crops > 0),
@@ -133,7 +133,7 @@ def _check_tower(tower: ImageTowerConfig, options: EmbedOptions) -> None:
 
 def _without_pooling(config: ExperimentConfig, params: Params) -> tuple[ExperimentConfig, Params]:
     """Returns a decoder on the image tower, whose embedding of an image is all of its tokens, and its parameters."""
-    tower = config.task.image_tower.without_pooling()
+    tower = config.task.require_image_tower().without_pooling()
     assert tower is not None, "checked"
     task = CaptioningConfig(tower)
     names = task.build().shapes["image_tower"]
@@ -195,7 +195,7 @@ def tower_params(source: Path | None, config: ExperimentConfig, part: str) -> Pa
 
 def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
     """Returns the compiled tower, with its parameters on the devices of the mesh."""
-    tower = config.task.image_tower
+    tower = config.task.require_image_tower()
     weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
     placed = jax.device_put(weights, sharding.tree_shardings(weights, mesh))
     features = _features(tower)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from lit_het.heads.base import Pairs
 from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.training.checks import check_data, check_embeddings, check_run_dir
+from lit_het.training.checks import check_embeddings, check_run_dir
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.files import write_run_files
 from lit_het.training.initialization import initial_params
@@ -67,9 +68,8 @@ def _fit(config: ExperimentConfig) -> None:
     mesh, tokenizer = config.mesh.build(), config.tokenizer.build() if config.tokenizer else None
     loader, _ = open_data(config, tokenizer, allow_commands=False)
     assert isinstance(loader, Loader)
-    check_data(config, loader, tokenizer)
-    task = config.task.build()
-    assert isinstance(task, ContrastiveTask)
+    config.task.check_data(config, loader, tokenizer)
+    task: Any = config.task.build()  # of an image-text model, as its head says
     frozen, head = initial_params(config, task, mesh)
     check_embeddings(
         loader, task, lambda: tower_fingerprint(config, frozen), lambda: tower_fingerprint(config, frozen, tokenizer)

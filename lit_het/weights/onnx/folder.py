@@ -32,8 +32,8 @@ from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.covariance import Covariance
 from lit_het.models.opening import Run
 from lit_het.tasks import quantities
+from lit_het.tasks.base import AnyTask
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.types import Calibration, Params
 from lit_het.weights.onnx.graph import save
@@ -60,16 +60,15 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
     Raises:
         UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow.
     """
-    assert not isinstance(run.task, WritingTask), "refused by `exporting.export`"
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
     # All models are converted before the first file is written: one may be refused.
-    models = _towers(task, params) if isinstance(task, ContrastiveTask) else _classifier(task, params)
+    models = _towers(task, params) if task.config.embeds_texts else _classifier(task, params)
     settings = {
         "preprocessing": preprocessing_settings(run.config.data.preprocessing, task.config.image_tower.image_size),
         "calibration": _temperatures(run.calibration if calibrated else None),
     }
-    if isinstance(task, ContrastiveTask):
+    if task.config.embeds_texts:
         settings |= {"tokenizer": tokenizer_settings(run.tokenizer), **_head(task, params)}
     elif class_names:
         settings["classes"] = list(class_names)
@@ -83,7 +82,7 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
     (folder / "classify.py").write_text(script, "utf-8")
 
 
-def _in_float32(task: ContrastiveTask | ClassificationTask) -> ContrastiveTask | ClassificationTask:
+def _in_float32(task: AnyTask) -> Any:
     """Returns the task with towers that compute in float32, as few runtimes have bfloat16 on a CPU."""
     towers = {}
     for name in ("image_tower", "text_tower"):
