@@ -1,0 +1,70 @@
+"""The studies of ensembles: their runs can be built, and their tables follow from the measured figures."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from scripts.studies import study_ensembles, study_keys_of_members
+from scripts.studies.ensembles.methods import METHODS, ORDERINGS, downstream
+
+TRAINED = [name for name, method in METHODS.items() if not method.runs]
+FIGURES = dict.fromkeys(study_ensembles.FIGURES, 0.5)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_method_is_a_run_that_can_be_built(tmp_path, name):
+    config = downstream(name, tmp_path / "data", tmp_path / "upstream", tmp_path / name, 3, 10, 1e-3)
+    assert config.task.build().num_predictions == {"e3_1_4": 4}.get(name, 2 if _has_two(name) else 1)
+    assert config.seed == config.data.seed == 3
+
+
+def _has_two(name):
+    return name.startswith(("e3", "tiling", "overlap", "batch", "multi", "heads", "mimo", "joint", "permuted"))
+
+
+@pytest.mark.parametrize("form", study_keys_of_members.FORMS, ids=lambda form: form.title)
+@pytest.mark.parametrize("head", study_keys_of_members.HEADS)
+def test_every_form_of_a_locked_e3_is_a_run_that_can_be_built(tmp_path, form, head):
+    config = study_keys_of_members.configuration(form, head, tmp_path, tmp_path / "data", 3, 10)
+    assert config.task.build().num_predictions == (2 if form.members == "apart" else 1)
+
+
+def test_noise_is_averaged_within_each_member():
+    # Two members with the probabilities 0.1 and 0.9, and as much more or less in their two samples.
+    p = np.array([[[0.05], [0.85], [0.15], [0.95]]])
+    found = np.exp(study_ensembles.over_noise(np.log(p), 2))
+    np.testing.assert_allclose(found, [[[0.1], [0.9]]])
+
+
+def write(tmp_path, seed, found):
+    path = tmp_path / f"seed{seed}" / "figures.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({name: {**FIGURES, "joint_nll": nll} for name, nll in found.items()}))
+
+
+def test_tables_have_differences_from_the_v_moe_and_the_papers_pairs(tmp_path):
+    for seed, noise in enumerate((-0.002, -0.001, 0.001, 0.002)):
+        found = {"vmoe_2": 1.0 + noise, "e3_1_2": 0.9 - noise, "vmoe_upstream": 0.8 + noise, "vit": 2.0 * seed}
+        write(tmp_path, seed, found if seed else {**found, "e3_het": 0.5})
+    study_ensembles.conclude(tmp_path)
+    table = (tmp_path / "table.md").read_text()
+    assert "| e3, K = 1, M = 2 | 0.900 ± 0.001 (-0.100 ± 0.002 * W)" in table
+    assert "| V-MoE, K = 1, 2 upstream runs | 0.800 |" in table, "every run is in two of them"
+    assert "HET-XL" not in table, "not measured for every seed"
+    assert "| Table 5 | e3, K = 1, M = 2 - V-MoE, K = 2 | -0.016 | -0.100 ± 0.002 W |" in table
+    assert "| Table 5 | V-MoE, K = 2 - ViT | -0.050 |" in table
+    assert "partitioning" not in table
+
+
+def test_pairs_are_of_methods_that_are_measured():
+    names = {name for _, *pair, printed in ORDERINGS for name in pair if not math.isnan(printed)}
+    assert names <= {name for name, method in METHODS.items() if method.title}
+
+
+def test_other_methods_are_measured_beside_those_that_are(tmp_path, monkeypatch):
+    write(tmp_path, 0, {"vmoe_2": 1.0})
+    monkeypatch.setattr(study_ensembles, "measure", lambda *_: {"vit": FIGURES})
+    assert study_ensembles.main(["--output", str(tmp_path), "--table", "--seeds", "0", "--methods", "vit"]) == 0
+    assert json.loads((tmp_path / "seed0" / "figures.json").read_text()).keys() == {"vmoe_2", "vit"}
