@@ -6,7 +6,7 @@ The glyph classifier with HET is trained, and the cosines of the smallest angles
 images of another typeface: of all noise, and without what moves all logits alike, the mean of each row of Q.
 """
 
-import dataclasses
+import argparse
 import io
 import itertools
 import sys
@@ -20,38 +20,28 @@ from PIL import Image
 
 import lit_het
 from lit_het import parameters
-from lit_het.configs import glyph_classifier
+from lit_het.apps.quickstart.running import write_data
+from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
 from lit_het.data_pipelines.shards.writing import expand
 from lit_het.eval.evaluators.zero_shot import SPECTRUM_IMAGES
 from lit_het.eval.metrics.significance import estimate
-from lit_het.files import write_atomically
 from lit_het.heads.covariance import MINIMUM_SCALE
 from lit_het.heads.het import HetConfig
 from lit_het.heads.temperature import BoundedTemperature
-from lit_het.search import grid
-from lit_het.training.durations import Duration
-from lit_het.training.train import train_unless_done
-from scripts.studies.harness import run_seeds, study_parser
+from scripts.studies import harness
 from scripts.studies.noise.pairs import samples_of
 
 _HET_XL = glyph_classifier.HEAD
 HEAD = HetConfig(_HET_XL.covariance, BoundedTemperature(initial=1.0), _HET_XL.sampling)
+KERNELS = ("learned", "random")
 COLUMNS = ("all noise", "rows less their mean", "constant vector")
 
 
 def configuration(root: Path, data: Path, seed: int, steps: int) -> ExperimentConfig:
     """Returns the run of a seed."""
-    base = glyph_classifier.get_config(root, HEAD)
-    shards = (str(data / "train"),)
-    return dataclasses.replace(
-        base,
-        run_dir=root / "het",
-        data=dataclasses.replace(base.data, shards=shards, seed=seed),
-        seed=seed,
-        length=Duration(steps),
-    )
+    return harness.run_of(glyph_classifier.get_config(root, HEAD), root / "het", data, seed, steps=steps)
 
 
 def cosines(params: Mapping[str, np.ndarray], inputs: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n 3"]]:
@@ -67,9 +57,8 @@ def cosines(params: Mapping[str, np.ndarray], inputs: Float[np.ndarray, "n d"]) 
     rows = np.concatenate([factors, (np.logaddexp(diagonal, 0) + MINIMUM_SCALE)[:, None]], axis=1)  # Q(x)
     without_mean = rows - rows.mean(axis=2, keepdims=True)
     learned = params["head/logits/kernel"]
-    kernels = {"learned": learned, "random": np.random.default_rng(0).normal(size=learned.shape)}
     found = {}
-    for name, kernel in kernels.items():
+    for name, kernel in zip(KERNELS, (learned, np.random.default_rng(0).normal(size=learned.shape)), strict=True):
         basis = np.linalg.qr(kernel.T)[0]
         constant = np.linalg.norm(basis.sum(axis=0)) / np.sqrt(len(basis))
         columns = [[_cosine(basis, one) for one in part] for part in (rows, without_mean)]
@@ -83,38 +72,42 @@ def _cosine(basis: Float[np.ndarray, "k d"], rows: Float[np.ndarray, "r k"]) -> 
     return float(np.linalg.norm(basis.T @ scipy.linalg.orth(rows.T, rcond=1e-6), 2))
 
 
-def train(root: Path, data: Path, seed: int, steps: int) -> None:
-    """Trains the run of a seed, unless it is done."""
-    train_unless_done(configuration(root, data, seed, steps))
-
-
-def conclude(output: Path, data: Path, seeds: Sequence[int], _: int) -> None:
-    """Writes and prints the table."""
+def measure(config: ExperimentConfig, data: Path) -> dict[str, float]:
+    """Trains a run, and returns the means over images of its cosines, such as ``learned/all noise``."""
+    harness.trained(config)
     samples = itertools.chain.from_iterable(map(samples_of, expand(data / TYPEFACE)))
     first = itertools.islice(samples, SPECTRUM_IMAGES)
     images = [np.asarray(Image.open(io.BytesIO(sample["image"])).convert("RGB")) for sample in first]
-    means: dict[str, list[np.ndarray]] = {"learned": [], "random": []}
-    for seed in seeds:
-        model = lit_het.load(output / f"seed{seed}" / "het")
-        inputs = np.asarray(model.encode_images(images), np.float64)
-        params = {path: np.asarray(x, np.float64) for path, x in parameters.flatten(model.run.params).items()}
-        for name, found in cosines(params, inputs).items():
-            means[name].append(found.mean(axis=0))
-    lines = [f"| W | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
-    for name, of_seeds in means.items():
-        cells = (estimate(column.tolist()).shown(3) for column in np.transpose(of_seeds))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    text = "\n".join(lines) + "\n"
-    write_atomically(output / "alignment.md", text)
-    print(text)
+    model = lit_het.load(config.run_dir)
+    inputs = np.asarray(model.encode_images(images), np.float64)
+    params = {path: np.asarray(x, np.float64) for path, x in parameters.flatten(model.run.params).items()}
+    return {
+        f"{kernel}/{column}": float(mean)
+        for kernel, found in cosines(params, inputs).items()
+        for column, mean in zip(COLUMNS, found.mean(axis=0), strict=True)
+    }
+
+
+def study(options: argparse.Namespace) -> None:
+    """Trains and measures what is not finished, and writes the table."""
+
+    def measure_seed(_: str, seed: int) -> dict[str, float]:
+        write_data(options.data, quickstart_upstream.glyphs())
+        config = configuration(options.output / f"seed{seed}", options.data, seed, options.steps)
+        return measure(config, options.data)
+
+    [found] = harness.run_cells({"HET": {"steps": options.steps}}, measure_seed, options).values()
+    rows = [
+        (kernel, *(estimate([of[f"{kernel}/{column}"] for of in found.values()]).shown(3) for column in COLUMNS))
+        for kernel in KERNELS
+    ]
+    harness.write_tables(options.output / "alignment.md", harness.markdown(("W", *COLUMNS), rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; user errors are printed as one line, with exit code 1."""
-    parser = study_parser(__doc__, steps=3000)
-    parser.set_defaults(output=Path("runs/alignment"), seeds=[0, 1, 2])
-    options = parser.parse_args(arguments)
-    return grid.run_main("study_alignment", lambda: run_seeds(options, train, conclude))
+    """Runs the study."""
+    parser = harness.study_parser(__doc__, "runs/alignment", data=True, steps=3000, seeds=(0, 1, 2))
+    return harness.run_study("study_alignment", study, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -8,30 +8,26 @@ All are evaluated on the characters of training in another typeface, and on char
 runs are skipped.
 """
 
+import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.apps.embed.images import EmbedOptions, embed
+from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import quickstart_decoder, quickstart_lit_deterministic, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
-from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
-from lit_het.files import write_atomically
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.search import grid
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.training.durations import Duration
-from lit_het.training.train import train_unless_done
-from scripts.studies.harness import last_figures, run_seeds, study_parser
-from scripts.studies.noise.paired import cells_of
+from scripts.studies import harness
 
 SETS = (TYPEFACE, CHARACTERS)
 DETERMINISTIC, NOISY, CONTRASTIVE = "decoder", "decoder_het_xl", "contrastive"
@@ -55,105 +51,91 @@ CAPTIONS = {
     "ECE of names": "ece",
     "AURC": "aurc",
 }
+CONTRASTIVE_FIGURES = {"exact match": "top1", "ECE of names": "ece", "AURC": "aurc"}
 FIGURES = (*CAPTIONS, "questions")
 
 
 def configuration(name: str, root: Path, data: Path, seed: int, steps: int) -> ExperimentConfig:
     """Returns the run of a decoder or of the contrastive model, on stored embeddings."""
-    base = quickstart_lit_deterministic.get_config(root)
-    if name == CONTRASTIVE:
-        sets = [ImageSet(one, str(data / one), split=".", embeddings=str(root / "embeddings")) for one in SETS]
-        names = ClassNamesConfig(candidates=data / "names.txt")
-        evaluations = tuple(ZeroShotConfig(images, names) for images in sets)
-    else:
-        base = quickstart_decoder.get_config(root)
+    is_decoder = name != CONTRASTIVE
+    base = (quickstart_decoder if is_decoder else quickstart_lit_deterministic).get_config(root)
+    embeddings = str(root / ("tokens" if is_decoder else "embeddings"))
+    sets = [ImageSet(one, str(data / one), split=".", embeddings=embeddings, labelled=not is_decoder) for one in SETS]
+    if is_decoder:
         assert isinstance(base.task, CaptioningConfig)
         if name == NOISY:
             base = dataclasses.replace(base, task=dataclasses.replace(base.task, head=NOISE))
         base = dataclasses.replace(base, length=Duration(steps))
-        sets = [
-            ImageSet(one, str(data / one), split=".", embeddings=str(root / "tokens"), labelled=False) for one in SETS
-        ]
         samples = 32 if name == NOISY else 0
         evaluations = (
             *(WriteCaptionsConfig(images, prompt="", samples=samples) for images in sets),
             *(AnswerQuestionsConfig(images, figure="exact_match", samples=samples) for images in sets),
         )
-    embeddings = str(root / ("embeddings" if name == CONTRASTIVE else "tokens"))
+    else:
+        evaluations = tuple(ZeroShotConfig(images, ClassNamesConfig(candidates=data / "names.txt")) for images in sets)
     assert base.tokenizer is not None
-    return dataclasses.replace(
+    mixture = tuple(dataclasses.replace(one, shards=(str(data / "train"),)) for one in base.data.mixture)
+    return harness.run_of(
         base,
-        run_dir=root / name,
-        data=_on(base.data, data, embeddings, seed),
+        root / name,
+        data,
+        seed,
+        loader=dataclasses.replace(base.data, mixture=mixture, embeddings=embeddings),
         tokenizer=dataclasses.replace(base.tokenizer, model=data / "tokenizer.model"),
         pretrained=PretrainedConfig(root / "upstream"),
-        seed=seed,
         cadence=dataclasses.replace(base.cadence, log_steps=100, save_steps=10_000),
         evaluations=evaluations,
     )
 
 
-def _on(config: LoaderConfig, data: Path, embeddings: str | None, seed: int) -> LoaderConfig:
-    shards = (str(data / "train"),)
-    mixture = tuple(dataclasses.replace(one, shards=shards) for one in config.mixture)
-    return dataclasses.replace(config, shards=shards, mixture=mixture, embeddings=embeddings, seed=seed)
-
-
-def train(root: Path, data: Path, seed: int, steps: int) -> None:
-    """Trains and embeds with the tower of a seed, and trains what is compared, unless it is finished."""
-    upstream = quickstart_upstream.get_config(root)
-    task = dataclasses.replace(upstream.task, num_classes=len(read_lines(str(data / "words.txt"))))
-    shards = dataclasses.replace(upstream.data, shards=(str(data / "train"),), seed=seed)
-    upstream = dataclasses.replace(upstream, task=task, data=shards, seed=seed)
-    train_unless_done(upstream)
+def prepare(root: Path, data: Path, seed: int, steps: int) -> None:
+    """Trains the tower of a seed and embeds with it, unless that is done."""
+    write_data(data, quickstart_upstream.glyphs())
+    tower = harness.upstream(root, data, seed)
+    harness.trained(tower)
     folders = EmbedOptions(tuple(str(data / name) for name in ("train", *SETS)))
-    embed(upstream.run_dir, upstream, str(root / "embeddings"), folders)
+    embed(tower.run_dir, tower, str(root / "embeddings"), folders)
     decoder = configuration(DETERMINISTIC, root, data, seed, steps)
-    images = dataclasses.replace(decoder, data=_on(decoder.data, data, None, seed))
+    images = dataclasses.replace(decoder, data=dataclasses.replace(decoder.data, embeddings=None))
     embed(None, images, str(root / "tokens"), dataclasses.replace(folders, tokens=True))
-    for name in (DETERMINISTIC, NOISY, CONTRASTIVE):
-        train_unless_done(configuration(name, root, data, seed, steps))
 
 
-def conclude(output: Path, data: Path, seeds: Sequence[int], steps: int) -> None:
-    """Writes a table for each set; differences are from the decoder, seed by seed."""
-    lines = []
+def study(options: argparse.Namespace) -> None:
+    """Trains what is not finished, and writes a table for each set; differences are from the decoder, seed by seed."""
+
+    def measure(name: str, seed: int) -> harness.Figures:
+        settings = (options.output / f"seed{seed}", options.data, seed, options.steps)
+        prepare(*settings)
+        return harness.trained(configuration(name, *settings))
+
+    runs = (DETERMINISTIC, NOISY, CONTRASTIVE)
+    found = harness.run_cells({name: {"steps": options.steps} for name in runs}, measure, options)
+    tables = []
     for images in SETS:
-        found = {
-            title: {seed: _figures(images, *row, output / f"seed{seed}", data, seed, steps) for seed in seeds}
-            for title, row in ROWS.items()
+        by_row = {
+            title: {seed: _figures(images, name, part, of) for seed, of in found.get(name, {}).items()}
+            for title, (name, part) in ROWS.items()
         }
-        columns = [
-            cells_of(
-                {
-                    title: {seed: of[figure] for seed, of in by_seed.items() if figure in of}
-                    for title, by_seed in found.items()
-                }
-            )
-            for figure in FIGURES
-        ]
-        lines += [f"| {images}, {len(seeds)} seeds | {' | '.join(FIGURES)} |", f"| --- |{' --- |' * len(FIGURES)}"]
-        for row, title in enumerate(ROWS):
-            lines.append(f"| {title} | {' | '.join(cells[row] for cells in columns)} |")
-        lines.append("")
-    write_atomically(output / "decoder.md", "\n".join(lines))
-    print(f"table: {output / 'decoder.md'}")
+        tables.append(
+            harness.markdown((f"{images}, {len(options.seeds)} seeds", *FIGURES), harness.rows_of(by_row, FIGURES))
+        )
+    harness.write_tables(options.output / "decoder.md", *tables)
 
 
-def _figures(images: str, name: str, part: str, root: Path, data: Path, seed: int, steps: int) -> Mapping[str, float]:
-    """Returns the figures of the last evaluation of a finished run."""
-    logged = last_figures(configuration(name, root, data, seed, steps).run_dir)
+def _figures(images: str, name: str, part: str, logged: harness.Figures) -> harness.Figures:
+    """Returns the figures of a row of the table."""
     if name == CONTRASTIVE:
-        names = {"exact match": "top1", "ECE of names": "ece", "AURC": "aurc"}
-        return {title: logged[f"zero_shot/{images}/{figure}"] for title, figure in names.items()}
-    found = {title: logged[f"captioning/{images}/{part}{figure}"] for title, figure in CAPTIONS.items()}
-    return found | {"questions": logged[f"question_answering/{images}/{part}exact_match"]}
+        paths = {title: f"zero_shot/{images}/{one}" for title, one in CONTRASTIVE_FIGURES.items()}
+    else:
+        paths = {title: f"captioning/{images}/{part}{one}" for title, one in CAPTIONS.items()}
+        paths["questions"] = f"question_answering/{images}/{part}exact_match"
+    return {title: logged[path] for title, path in paths.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; user errors are printed as one line, with exit code 1."""
-    options = study_parser(__doc__, steps=1500).parse_args(arguments)
-    return grid.run_main("study_decoder", lambda: run_seeds(options, train, conclude))
+    """Runs the study."""
+    parser = harness.study_parser(__doc__, "runs/ensembles", data=True, steps=1500)
+    return harness.run_study("study_decoder", study, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

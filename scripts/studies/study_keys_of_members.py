@@ -8,28 +8,25 @@ text tower and covariances of twice the size, and two keys M S instead of S nois
 `scripts.studies.study_ensembles`, which may share the folder; finished runs are skipped.
 """
 
+import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from lit_het.apps.embed.images import EmbedOptions, embed
-from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl
+from lit_het.apps.quickstart.running import write_data
+from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
-from lit_het.files import write_atomically
-from lit_het.search import grid
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.durations import Duration
-from lit_het.training.train import train_unless_done
+from scripts.studies import harness
 from scripts.studies.ensembles.methods import METHODS, upstream
-from scripts.studies.harness import last_figures, run_seeds, study_parser
-from scripts.studies.noise.paired import cells_of
 
+SETS = ("held_out_typeface", "held_out_characters")
 FIGURES = {
     "NLL": "zero_shot/held_out_typeface/nll",
     "fitted NLL": "zero_shot/held_out_typeface/calibrated/nll",
@@ -79,67 +76,62 @@ def configuration(form: Form, head: str, root: Path, data: Path, seed: int, step
     """Returns the run of a form with a head, on stored embeddings."""
     base, tower = HEADS[head].get_config(root), form.image_tower
     assert isinstance(base.task, ContrastiveConfig)
-    text_tower = dataclasses.replace(base.task.text_tower, embedding_size=tower.embedding_size)
-    embeddings, sets = str(root / f"{form.source}_embeddings"), {}
-    for name in ("held_out_typeface", "held_out_characters"):
-        sets[name] = ImageSet(name, str(data / name), split=".", embeddings=embeddings)
-    names = ClassNamesConfig(candidates=data / "names.txt")
-    typeface = dataclasses.replace(sets["held_out_typeface"], labelled=False)
     assert base.tokenizer is not None
-    return dataclasses.replace(
+    text_tower = dataclasses.replace(base.task.text_tower, embedding_size=tower.embedding_size)
+    embeddings = str(root / f"{form.source}_embeddings")
+    typeface, characters = (ImageSet(name, str(data / name), split=".", embeddings=embeddings) for name in SETS)
+    names = ClassNamesConfig(candidates=data / "names.txt")
+    return harness.run_of(
         base,
-        run_dir=root / "lit" / f"{form.tower}_{form.members}_{head}",
+        root / "lit" / f"{form.tower}_{form.members}_{head}",
+        data,
+        seed,
+        steps=steps,
         task=dataclasses.replace(base.task, image_tower=tower, text_tower=text_tower),
-        data=dataclasses.replace(base.data, shards=(str(data / "train"),), embeddings=embeddings, seed=seed),
+        loader=dataclasses.replace(base.data, embeddings=embeddings),
         tokenizer=dataclasses.replace(base.tokenizer, model=data / "tokenizer.model"),
         pretrained=PretrainedConfig(root / form.source),
-        length=Duration(steps),
-        seed=seed,
         cadence=dataclasses.replace(base.cadence, log_steps=100, save_steps=10_000),
-        evaluations=(*(ZeroShotConfig(images, names) for images in sets.values()), RetrievalConfig(typeface)),
+        evaluations=(
+            ZeroShotConfig(typeface, names),
+            ZeroShotConfig(characters, names),
+            RetrievalConfig(dataclasses.replace(typeface, labelled=False)),
+        ),
     )
 
 
-def train(root: Path, data: Path, seed: int, steps: int) -> None:
-    """Trains and embeds with the towers of a seed, and trains the text towers, unless they are finished."""
-    num_words = len(read_lines(str(data / "words.txt")))
-    for form in FORMS:
-        config = upstream("vmoe", data, root / form.source, seed, num_words)
-        tower = dataclasses.replace(form.image_tower, members="apart")
-        config = dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower))
-        train_unless_done(config)
-        shards = tuple(str(data / name) for name in ("train", "held_out_typeface", "held_out_characters"))
-        embed(config.run_dir, config, str(root / f"{form.source}_embeddings"), EmbedOptions(shards))
-        for head in HEADS:
-            train_unless_done(configuration(form, head, root, data, seed, steps))
+def prepare(form: Form, root: Path, data: Path, seed: int) -> None:
+    """Trains the tower of a form and embeds with it, unless that is done."""
+    write_data(data, quickstart_upstream.glyphs())
+    config = upstream("vmoe", data, root / form.source, seed)
+    tower = dataclasses.replace(form.image_tower, members="apart")
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower))
+    harness.trained(config)
+    shards = tuple(str(data / name) for name in ("train", *SETS))
+    embed(config.run_dir, config, str(root / f"{form.source}_embeddings"), EmbedOptions(shards))
 
 
-def conclude(output: Path, data: Path, seeds: Sequence[int], steps: int) -> None:
-    """Writes the table; differences are from the V-MoE with the same head, seed by seed."""
-    lines = [f"| {len(seeds)} seeds | {' | '.join(FIGURES)} |", f"| --- |{' --- |' * len(FIGURES)}"]
+def study(options: argparse.Namespace) -> None:
+    """Trains what is not finished, and writes the table; differences are from the V-MoE with the same head."""
+    runs = {f"{form.title}, {head}": (form, head) for head in HEADS for form in FORMS}
+
+    def measure(title: str, seed: int) -> harness.Figures:
+        (form, head), root = runs[title], options.output / f"seed{seed}"
+        prepare(form, root, options.data, seed)
+        return harness.trained(configuration(form, head, root, options.data, seed, options.steps))
+
+    found = harness.run_cells({title: {"steps": options.steps} for title in runs}, measure, options)
+    rows = []
     for head in HEADS:
-        found = {
-            form.title: {seed: _figures(form, head, output, data, seed, steps) for seed in seeds} for form in FORMS
-        }
-        columns = {
-            name: cells_of({title: {seed: of[key] for seed, of in by_seed.items()} for title, by_seed in found.items()})
-            for name, key in FIGURES.items()
-        }
-        for row, title in enumerate(found):
-            lines.append(f"| {title}, {head} | {' | '.join(cells[row] for cells in columns.values())} |")
-    write_atomically(output / "keys_of_members.md", "\n".join(lines) + "\n")
-    print(f"table: {output / 'keys_of_members.md'}")
-
-
-def _figures(form: Form, head: str, output: Path, data: Path, seed: int, steps: int) -> Mapping[str, float]:
-    """Returns the figures of the last evaluation of a finished run."""
-    return last_figures(configuration(form, head, output / f"seed{seed}", data, seed, steps).run_dir)
+        rows += harness.rows_of({title: of for title, of in found.items() if runs[title][1] == head}, FIGURES.values())
+    titles = (f"{len(options.seeds)} seeds", *FIGURES)
+    harness.write_tables(options.output / "keys_of_members.md", harness.markdown(titles, rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; user errors are printed as one line, with exit code 1."""
-    options = study_parser(__doc__, steps=800).parse_args(arguments)
-    return grid.run_main("study_keys_of_members", lambda: run_seeds(options, train, conclude))
+    """Runs the study."""
+    parser = harness.study_parser(__doc__, "runs/ensembles", data=True, steps=800)
+    return harness.run_study("study_keys_of_members", study, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -32,12 +32,11 @@ from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import FixedTemperature, LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.search import grid
 from lit_het.training.durations import Duration
+from scripts.studies import harness
 from scripts.studies.noise import pairs as noise
 from scripts.studies.noise import sources
 from scripts.studies.noise.classifiers import FeatureClassifierConfig
-from scripts.studies.noise.paired import cells_of
 from scripts.studies.noise.pairs import PairSet
 from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig, SmoothedSoftmaxLoss
 from scripts.studies.noise.sources import Data
@@ -191,31 +190,10 @@ def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, 
     return found
 
 
-def run(options: argparse.Namespace) -> None:
-    """Trains all runs that are not finished, and writes the tables."""
-    cells: list[tuple[str, float]] = []
-    cells += [("none", 0.0)] if 0.0 in options.levels and not options.noise_column else []
-    cells += [(options.noise_column, 1.0)] if options.noise_column else []
-    cells += [cell for cell in itertools.product(options.noise, options.levels) if cell[1]]
-    jobs = [(seed, cell, head) for seed in options.seeds for cell in cells for head in options.heads]
-    data = functools.lru_cache(maxsize=1)(lambda seed: prepare(options, seed))
-    _check_data(options)
-    if not options.table:
-        with Bar("study", len(jobs), "runs") as bar:
-            for seed, (kind, level), head in jobs:
-                path = options.output / "results" / f"{kind}_{level:g}_{head.replace(' ', '_')}_seed{seed}.json"
-                settings = {**_settings(options), "configuration": repr(HEADS[head])}
-                if path.exists():
-                    _check_settings(path, settings)
-                else:
-                    with bar.paused():
-                        found = _one(data(seed), head, kind, level, seed, options)
-                    noise.write_json(path, {"settings": settings, "figures": found})
-                bar.advance(1)
-    write_tables(options, cells)
-
-
-def _one(data: Data, head: str, kind: str, level: float, seed: int, options: argparse.Namespace) -> dict[str, float]:
+def train_and_measure(
+    data: Data, kind: str, level: float, head: str, seed: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Returns the figures of a run of the study."""
     if kind == options.noise_column:
         pairs, wrong = data.train, noise.wrong_by_column(data.train, kind)
     elif kind in noise.NOISES:
@@ -232,67 +210,51 @@ def _one(data: Data, head: str, kind: str, level: float, seed: int, options: arg
     return found
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("data", "steps", "temperature", "temperature_factor")}
-
-
-def _check_data(options: argparse.Namespace) -> None:
+def check_data(options: argparse.Namespace) -> None:
     """Checks that an output folder, which also holds features, is of the same data."""
     path = options.output / "data.json"
     names = ("data", "fonts", "run", "shards", "evaluation_shards", "noise_column")
     wanted = {name: json.loads(json.dumps(getattr(options, name), default=str)) for name in names}
     if not path.exists():
-        noise.write_json(path, wanted)
+        harness.write_json(path, wanted)
     elif (found := untrusted.read_json(path)) != wanted:
         raise UserError(f"{path} says that the folder is of {found}, not {wanted}; give another --output")
 
 
-def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    found = untrusted.read_json(path)["settings"]
-    # Results of earlier versions have no configuration.
-    if {**settings, **found} != settings:
-        raise UserError(f"{path} was measured with {found}, not {settings}; give another --output")
+def study(options: argparse.Namespace) -> None:
+    """Trains and measures what is not finished, and writes a table for each kind and level of noise."""
+    check_data(options)
+    noises = [("none", 0.0)] if 0.0 in options.levels and not options.noise_column else []
+    noises += [(options.noise_column, 1.0)] if options.noise_column else []
+    noises += [(kind, level) for kind, level in itertools.product(options.noise, options.levels) if level]
+    runs = {f"{kind}_{level:g}_{head}": (kind, level, head) for kind, level in noises for head in options.heads}
+    settings = {name: getattr(options, name) for name in ("data", "steps", "temperature", "temperature_factor")}
+    data = functools.lru_cache(maxsize=1)(lambda seed: prepare(options, seed))
+    found = harness.run_cells(
+        {name: {**settings, "configuration": repr(HEADS[head])} for name, (*_, head) in runs.items()},
+        lambda name, seed: train_and_measure(data(seed), *runs[name], seed, options),
+        options,
+    )
+    tables = []
+    for noise_and_level in noises:
+        by_head = {
+            head: found[name] for name, (*of, head) in runs.items() if (*of,) == noise_and_level and name in found
+        }
+        if by_head:
+            tables.append(table(*noise_and_level, by_head, options.show))
+    harness.write_tables(options.output / "table.md", *tables)
 
 
-def write_tables(options: argparse.Namespace, cells: Sequence[tuple[str, float]]) -> None:
-    """Writes ``table.md``: a table for each kind and level of noise, with a row per figure and a column per head.
-
-    A cell is the mean over seeds with its standard error, and in parentheses the mean difference from the first head,
-    seed by seed: seeds differ in names, typeface and tower much more than heads do. A star marks a significant
-    difference: a paired t-test, and ``W`` Welch's test, both with Holm's correction over the heads of a row, at 5 %.
-    """
-    parts = []
-    for kind, level in cells:
-        by_head = {head: _results(options.output, kind, level, head) for head in options.heads}
-        by_head = {head: results for head, results in by_head.items() if results}
-        if not by_head:
-            continue
-        columns = [f"{head} ({len(results)})" for head, results in by_head.items()]
-        lines = [f"| {kind} {level:.0%} | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
-        for figure in options.show:
-            values = {
-                head: {seed: value for seed, one in results.items() if (value := _value(one, figure)) is not None}
-                for head, results in by_head.items()
-            }
-            if any(values.values()):
-                lines.append(f"| {figure} | {' | '.join(cells_of(values))} |")
-        parts.append("\n".join(lines))
-    text = "\n\n".join(parts) + "\n"
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "table.md").write_text(text)
-    print(text)
-
-
-def _value(figures: Mapping[str, float], name: str) -> float | None:
-    """Returns a figure; heads without noise predict by samples as they do without."""
-    return figures.get(name, figures.get(name.replace("/sampled/", "/mean/")))
-
-
-def _results(output: Path, kind: str, level: float, head: str) -> dict[int, dict[str, float]]:
-    """Returns the figures of the finished runs by seed."""
-    stem = f"{kind}_{level:g}_{head.replace(' ', '_')}_seed"
-    paths = (output / "results").glob(f"{stem}*.json")
-    return {int(path.stem.removeprefix(stem)): json.loads(path.read_text())["figures"] for path in sorted(paths)}
+def table(kind: str, level: float, by_head: harness.Found, shown: Sequence[str]) -> str:
+    """Returns a table with a row for each figure and a column for each head."""
+    rows = []
+    for figure in shown:
+        # Heads without noise predict by samples as they do without.
+        means = harness.of_figure(by_head, figure.replace("/sampled/", "/mean/"))
+        values = {head: means[head] | of for head, of in harness.of_figure(by_head, figure).items()}
+        if any(values.values()):
+            rows.append((figure, *harness.cells_of(values)))
+    return harness.markdown((f"{kind} {level:.0%}", *(f"{head} ({len(of)})" for head, of in by_head.items())), rows)
 
 
 DEFAULT_NOISE = {
@@ -320,11 +282,8 @@ SHOWN += [
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; user errors are printed as one line, with exit code 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--output", type=Path, default=Path("runs/noise"), metavar="DIR")
+    """Runs the study."""
+    parser = harness.study_parser(__doc__, "runs/noise", steps=1500)
     parser.add_argument("--data", choices=("characters", "icons", "shards"), default="characters")
     parser.add_argument(
         "--fonts", type=Path, metavar="DIR", help="icons: unpacked fonts, see scripts/studies/noise/icons.py"
@@ -333,15 +292,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shards", nargs="+", default=[], metavar="SHARDS", help="shards: training pairs")
     parser.add_argument("--evaluation-shards", nargs="+", default=[], metavar="SHARDS", help="shards: other pairs")
     parser.add_argument("--noise-column", default="", metavar="NAME", help="JSON column of 0 and 1: wrong captions")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--noise", nargs="*", choices=list(noise.NOISES), default=None, help="whose captions")
     parser.add_argument("--levels", type=float, nargs="+", default=[0.0, 0.2, 0.4], help="replaced captions")
     parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), metavar="HEAD")
-    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--temperature", type=float, default=LogTemperature().initial, help="the initial τ")
     parser.add_argument("--temperature-factor", type=float, default=LogTemperature().learning_rate_factor)
     parser.add_argument("--show", nargs="+", default=SHOWN, metavar="FIGURE", help="figures of the table")
-    parser.add_argument("--table", action="store_true", help="only write the tables of the finished runs")
     options = parser.parse_args(arguments)
     if options.noise is None:
         options.noise = [] if options.noise_column else DEFAULT_NOISE[options.data]
@@ -352,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--levels are fractions of the captions, between 0 and 1")
     if options.noise_column and options.data != "shards":
         parser.error("--noise-column is for --data shards")
-    return grid.run_main("study_noise", lambda: run(options))
+    return harness.run_study("study_noise", study, options)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ steps with random sizes, and evaluated on another typeface at these sizes, a lar
 skipped.
 """
 
+import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,30 +20,28 @@ import jax.numpy as jnp
 from flax import nnx
 from matplotlib.figure import Figure
 
-from lit_het.configs import glyph_classifier
+from lit_het.apps.quickstart.running import write_data
+from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
 from lit_het.data_pipelines.shards.storage import read_lines
-from lit_het.eval.metrics.significance import estimate
+from lit_het.eval.metrics.significance import Estimate, estimate
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.files import write_atomically
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.models.evaluation import evaluate
 from lit_het.models.sizes import Sizes
 from lit_het.planning.costs import product_flops
-from lit_het.search import grid
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
-from lit_het.training.train import train_unless_done
-from scripts.studies.harness import run_seeds, study_parser
+from scripts.studies import harness
 
 IMAGE_SIZE, PATCH_SIZE = 48, 12
 TRAINED_SIZES = (24, 16, 12)
-# 1, 4, 9, 16 and 36 patches: the first and the last are never trained.
+# 1, 4, 9, 16 and 36 patches: the first and the last are never harness.trained.
 PATCH_SIZES = (48, *TRAINED_SIZES, 8)
 SHAPES = {
     # ViT-B's MLP is 4 times as wide as its tokens; that of SoViT-150m (880 wide, 18 deep, 2,320) 2.6 times.
@@ -52,7 +50,6 @@ SHAPES = {
 }
 # Sizes of patches in training; the second starts from the first.
 KINDS = {"one size": (), "flexified": TRAINED_SIZES}
-FIGURES = "sequence_length.json"
 
 
 def tower(shape: str, kind: str) -> ViTConfig:
@@ -70,18 +67,18 @@ def gflop(shape: str, patch_size: int) -> float:
 
 def configuration(shape: str, kind: str, root: Path, data: Path, seed: int, steps: int) -> ExperimentConfig:
     """Returns a run."""
-    base = glyph_classifier.get_config(root)
+    base, is_first = glyph_classifier.get_config(root), not KINDS[kind]
     num_classes = len(read_lines(str(data / "train" / "classnames.txt")))
-    is_first = not KINDS[kind]
     steps = steps if is_first else steps // 2
-    return dataclasses.replace(
+    return harness.run_of(
         base,
-        run_dir=root / _folder(shape, kind),
+        root / _folder(shape, kind),
+        data,
+        seed,
+        steps=steps,
         task=ClassificationConfig(tower(shape, kind), DeterministicConfig(), num_classes),
         pretrained=None if is_first else PretrainedConfig(root / _folder(shape, "one size"), "(image_tower|head)/.*"),
-        data=dataclasses.replace(base.data, shards=(str(data / "train"),), image_size=IMAGE_SIZE, seed=seed),
-        seed=seed,
-        length=Duration(steps),
+        loader=dataclasses.replace(base.data, image_size=IMAGE_SIZE),
         schedule=Schedule(learning_rate=2e-3 if is_first else 1e-3, warmup=Duration(steps // 10)),
         cadence=dataclasses.replace(base.cadence, save_steps=steps),
     )
@@ -91,57 +88,50 @@ def _folder(shape: str, kind: str) -> str:
     return f"{shape} {kind}".replace(" ", "_")
 
 
-def train(root: Path, data: Path, seed: int, steps: int) -> None:
-    """Trains the runs of a seed and evaluates them at every patch size, unless it is done."""
-    images = ZeroShotConfig(ImageSet(TYPEFACE, str(data / TYPEFACE), split="."))
-    for shape in SHAPES:
-        for kind in KINDS:
-            config = configuration(shape, kind, root, data, seed, steps)
-            train_unless_done(config)
-            found, path = {}, config.run_dir / FIGURES
-            for size in () if path.exists() else PATCH_SIZES:
-                [evaluation] = evaluate([config.run_dir], [images], sizes=Sizes(patch=size))
-                found[size] = evaluation.figures["top1"]
-            if found:
-                write_atomically(path, json.dumps(found) + "\n")
+def study(options: argparse.Namespace) -> None:
+    """Trains and measures what is not finished, writes a table and draws accuracy over sequence length."""
+    runs = {f"{shape}, {kind}": (shape, kind) for shape in SHAPES for kind in KINDS}
 
+    def measure(title: str, seed: int) -> dict[str, float]:
+        write_data(options.data, quickstart_upstream.glyphs())
+        config = configuration(*runs[title], options.output / f"seed{seed}", options.data, seed, options.steps)
+        harness.trained(config)
+        images = ZeroShotConfig(ImageSet(TYPEFACE, str(options.data / TYPEFACE), split="."))
+        found = {}
+        for size in PATCH_SIZES:
+            [evaluation] = evaluate([config.run_dir], [images], sizes=Sizes(patch=size))
+            found[str(size)] = evaluation.figures["top1"]
+        return found
 
-def conclude(output: Path, data: Path, seeds: Sequence[int], steps: int) -> None:
-    """Writes a table and draws accuracy over sequence length."""
-    found = {(shape, kind): _accuracies(output, shape, kind, seeds) for shape in SHAPES for kind in KINDS}
-    titles = [f"{shape}, {kind}" for shape, kind in found]
-    lines = [
-        f"| patch, pixels | tokens | GFLOP: {', '.join(SHAPES)} | {' | '.join(titles)} |",
-        f"| --- | --- | --- |{' --- |' * len(found)}",
+    found = harness.run_cells({title: {"steps": options.steps} for title in runs}, measure, options)
+    accuracies = {
+        title: {size: estimate([100 * of[str(size)] for of in by_seed.values()]) for size in PATCH_SIZES}
+        for title, by_seed in found.items()
+    }
+    rows = [
+        (
+            str(size),
+            str((IMAGE_SIZE // size) ** 2),
+            ", ".join(f"{gflop(shape, size):.4f}" for shape in SHAPES),
+            *(of[size].shown(1) for of in accuracies.values()),
+        )
+        for size in PATCH_SIZES
     ]
-    for size in PATCH_SIZES:
-        costs = ", ".join(f"{gflop(shape, size):.4f}" for shape in SHAPES)
-        cells = [estimate([100 * one for one in of[size]]).shown(1) for of in found.values()]
-        lines.append(f"| {size} | {(IMAGE_SIZE // size) ** 2} | {costs} | {' | '.join(cells)} |")
-    write_atomically(output / "sequence_length.md", "\n".join(lines) + "\n")
-    draw(found, output / "sequence_length.png")
-    print(f"table: {output / 'sequence_length.md'}")
+    titles = ("patch, pixels", "tokens", f"GFLOP: {', '.join(SHAPES)}", *found)
+    harness.write_tables(options.output / "sequence_length.md", harness.markdown(titles, rows))
+    draw({runs[title]: of for title, of in accuracies.items()}, options.output / "sequence_length.png")
 
 
-def _accuracies(output: Path, shape: str, kind: str, seeds: Sequence[int]) -> dict[int, list[float]]:
-    """Returns the accuracies of all seeds by patch size."""
-    figures = [json.loads((output / f"seed{seed}" / _folder(shape, kind) / FIGURES).read_text()) for seed in seeds]
-    return {size: [one[str(size)] for one in figures] for size in PATCH_SIZES}
-
-
-def draw(found: Mapping[tuple[str, str], Mapping[int, Sequence[float]]], path: Path) -> None:
+def draw(found: Mapping[tuple[str, str], Mapping[int, Estimate]], path: Path) -> None:
     """Draws accuracy over sequence length, with bars of one standard error."""
     figure = Figure(figsize=(7, 4.2), layout="constrained", dpi=140)
     axes = figure.subplots()
     tokens = [(IMAGE_SIZE // size) ** 2 for size in PATCH_SIZES]
     colours = dict(zip(SHAPES, ("#52708c", "#c8501e"), strict=True))
     for (shape, kind), by_size in found.items():
-        means = [estimate([100 * one for one in by_size[size]]) for size in PATCH_SIZES]
         style: dict[str, Any] = {"linestyle": "-" if KINDS[kind] else ":", "marker": "o" if KINDS[kind] else "s"}
-        errors = [one.error for one in means]
-        axes.errorbar(
-            tokens, [one.mean for one in means], errors, color=colours[shape], label=f"{shape}, {kind}", **style
-        )
+        means, errors = ([getattr(by_size[size], part) for size in PATCH_SIZES] for part in ("mean", "error"))
+        axes.errorbar(tokens, means, errors, color=colours[shape], label=f"{shape}, {kind}", **style)
     axes.set_xscale("log")
     axes.set_xticks(tokens, [str(number) for number in tokens])
     axes.minorticks_off()
@@ -153,11 +143,9 @@ def draw(found: Mapping[tuple[str, str], Mapping[int, Sequence[float]]], path: P
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; user errors are printed as one line, with exit code 1."""
-    parser = study_parser(__doc__, steps=2500)
-    parser.set_defaults(output=Path("runs/sequence_length"), seeds=[0, 1, 2])
-    options = parser.parse_args(arguments)
-    return grid.run_main("study_sequence_length", lambda: run_seeds(options, train, conclude))
+    """Runs the study."""
+    parser = harness.study_parser(__doc__, "runs/sequence_length", data=True, steps=2500, seeds=(0, 1, 2))
+    return harness.run_study("study_sequence_length", study, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

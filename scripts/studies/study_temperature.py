@@ -13,11 +13,12 @@ from pathlib import Path
 
 import jax
 
-from lit_het.search import grid
-from scripts.studies.temperature import parts, tables
+from lit_het.eval.metrics.significance import estimate
+from scripts.studies import harness
+from scripts.studies.temperature import parts
 from scripts.studies.temperature.data import counts_of, prepare
 from scripts.studies.temperature.methods import methods
-from scripts.studies.temperature.runs import Runner
+from scripts.studies.temperature.runs import Row, Runner
 
 # With the tables of the paper.
 PARTS = {
@@ -31,41 +32,49 @@ PARTS = {
 }
 
 
+def write(output: Path, name: str, rows: Sequence[Row], prefix: str = "") -> str:
+    """Writes a table of the test set; differences in NLL and accuracy are from the first row, seed by seed.
+
+    Args:
+        output: folder of the tables.
+        name: of the file.
+        rows: of the table.
+        prefix: of the figures, such as ``quiet/``.
+    """
+    found = {row.title: row.by_seed for row in rows}
+    measured = harness.rows_of(found, [f"{prefix}test/{figure}" for figure in ("nll", "top1")])
+    taus = [estimate([of["temperature"] for of in row.by_seed.values()]).shown(2) for row in rows]
+    lines = [(*cells, tau, row.nll, row.top1) for row, cells, tau in zip(rows, measured, taus, strict=True)]
+    titles = ("", "NLL", "Prec@1", "τ", "NLL, paper", "Prec@1, paper")
+    return harness.write_tables(output / f"{name}.md", harness.markdown(titles, lines))
+
+
 def study(options: argparse.Namespace) -> None:
     """Trains what is not finished and writes the tables of the chosen parts."""
-    # Heads of equal shapes share a program, and most seeds and temperatures do.
-    jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
+    # Heads of equal shapes share a program, which compiles fast.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     counts = counts_of(options.output) if options.table else prepare(options.output)
-    runner = Runner(options.output, counts, trains=not options.table)
+    runner = Runner(options, counts)
     for part in options.part:
-        if part == "methods":
-            rows = methods(runner, options.seeds, options.budget)
-        else:
-            rows = getattr(parts, part)(runner, options.seeds)
-        print(tables.write(options.output, part, rows))
+        rows = methods(runner) if part == "methods" else getattr(parts, part)(runner)
+        write(options.output, part, rows)
         if part == "pairs":
-            print(tables.write(options.output, "pairs_without_noise", rows, "quiet/"))
+            write(options.output, "pairs_without_noise", rows, "quiet/")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; user errors are printed as one line, with exit code 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--output", type=Path, default=Path("runs/temperature_study"), metavar="DIR")
+    """Runs the study."""
     # Not 0, that of the tower: its features were trained with the kernel from which a head with this seed starts.
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser = harness.study_parser(__doc__, "runs/temperature_study", seeds=(1, 2, 3, 4, 5))
     shown = "; ".join(f"{name}: Table {text}" for name, text in PARTS.items()).replace("%", "%%")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=shown)
     parser.add_argument(
         "--budget", type=int, default=30, help="trials of a Bayesian optimization; 0 for none; default: %(default)s"
     )
-    parser.add_argument("--table", action="store_true", help="train nothing; write the tables of finished runs")
     options = parser.parse_args(arguments)
     if options.budget < 0:
         parser.error(f"--budget {options.budget}: must be at least 0")
-    return grid.run_main("study_temperature", lambda: study(options))
+    return harness.run_study("study_temperature", study, options)
 
 
 if __name__ == "__main__":

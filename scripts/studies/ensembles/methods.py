@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_het.configs import glyph_classifier, quickstart_upstream
+from lit_het.configs import glyph_classifier
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
@@ -23,6 +23,7 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
+from scripts.studies import harness
 
 # Capacities, dropout and "last-2" are the paper's (Table 7).
 VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.1, capacity_factor=1.5)
@@ -36,6 +37,7 @@ TOWER = ViTConfig(
     positions="sine_cosine",
     members="apart",
 )
+CADENCE = Cadence(log_steps=100, save_steps=10_000)
 UPSTREAM: Mapping[str, ExpertsConfig | None] = {"vit": None, "vmoe": VMOE}
 
 
@@ -133,23 +135,16 @@ ORDERINGS = (
 """Pairs of methods that the paper compares: the table, both methods, and the printed difference of NLL."""
 
 
-def upstream(source: str, data: Path, run_dir: Path, seed: int, num_words: int) -> ExperimentConfig:
+def upstream(source: str, data: Path, run_dir: Path, seed: int) -> ExperimentConfig:
     """Returns the training of a tower on the words of names, several of each image."""
-    base = quickstart_upstream.get_config()
-    return dataclasses.replace(
-        base,
-        run_dir=run_dir,
-        task=ClassificationConfig(
-            image_tower=Method("", source).tower,  # pyright: ignore[reportArgumentType]
-            head=DeterministicConfig(initial_bias=-5.0),
-            num_classes=num_words,
-            loss=SigmoidCrossEntropy(),
-        ),
-        data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
-        length=Duration(2000),
-        seed=seed,
-        cadence=Cadence(log_steps=100, save_steps=10_000),
+    base = harness.upstream(run_dir, data, seed)
+    task = ClassificationConfig(
+        image_tower=Method("", source).tower,  # pyright: ignore[reportArgumentType]
+        head=DeterministicConfig(initial_bias=-5.0),
+        num_classes=base.task.num_classes,
+        loss=SigmoidCrossEntropy(),
     )
+    return harness.run_of(base, run_dir, data, seed, steps=2000, task=task, cadence=CADENCE)
 
 
 def downstream(
@@ -158,14 +153,14 @@ def downstream(
     """Returns the training of a method's classifier of names, from an upstream run."""
     method, base = METHODS[name], glyph_classifier.get_config(head=DeterministicConfig(zero_kernel=name != "heads"))
     assert isinstance(base.task, ClassificationConfig)
-    return dataclasses.replace(
+    return harness.run_of(
         base,
-        run_dir=run_dir,
+        run_dir,
+        data,
+        seed,
+        steps=steps,
         task=dataclasses.replace(base.task, image_tower=method.tower, **method.task),
-        data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
         pretrained=PretrainedConfig(upstream_run),
-        length=Duration(steps),
         schedule=Schedule(learning_rate=learning_rate, warmup=Duration(50)),
-        seed=seed,
-        cadence=Cadence(log_steps=100, save_steps=10_000),
+        cadence=CADENCE,
     )

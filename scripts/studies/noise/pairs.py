@@ -1,6 +1,7 @@
 """Image-text pairs in memory: features of a locked tower with captions, and the noise that is injected into these."""
 
 import dataclasses
+import itertools
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.data_pipelines.shards import writing
 from lit_het.errors import UserError
 from lit_het.eval.answers import features_of
-from lit_het.files import write_atomically
 from lit_het.types import ImageFeatures
 
 _BLOCK = 1024
@@ -95,22 +95,14 @@ def read_pairs(
 
 def samples_of(address: str) -> Iterator[dict[str, bytes]]:
     """Yields the members of every sample of a shard by extension; the image is under "image"."""
-    sample: dict[str, bytes] = {}
-    last = ""
     with tarfile.open(address) as file:
-        for member in file:
-            parts = writing.key_and_extension(member.name)
-            content = file.extractfile(member)
-            if parts is None or content is None:
-                continue
-            key, extension = parts
-            if key != last and sample:
-                yield sample
-                sample = {}
-            last = key
-            sample["image" if extension in writing.extensions("image") else extension] = content.read()
-    if sample:
-        yield sample
+        named = ((parts, member) for member in file if (parts := writing.key_and_extension(member.name)))
+        for _, members in itertools.groupby(named, key=lambda one: one[0][0]):
+            yield {
+                "image" if extension in writing.IMAGE_EXTENSIONS else extension: content.read()
+                for (_, extension), member in members
+                if (content := file.extractfile(member))
+            }
 
 
 def with_names(pairs: PairSet, names: tuple[str, ...]) -> PairSet:
@@ -207,9 +199,3 @@ def wrong_by_column(pairs: PairSet, name: str) -> Bool[np.ndarray, " n"]:
     if wrong.all() or not wrong.any():
         raise UserError(f"column {name!r} of the shards is {found[0]} everywhere; 1 must mark the wrong captions")
     return wrong
-
-
-def write_json(path: Path, content: object) -> None:
-    """Writes a JSON file, replaced atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n")

@@ -9,7 +9,7 @@ import numpy as np
 
 from lit_het import parameters
 from lit_het.apps.quickstart.running import write_data
-from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
+from lit_het.configs import quickstart_lit_deterministic
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
 from lit_het.data_pipelines.glyphs import GlyphConfig
@@ -18,8 +18,8 @@ from lit_het.data_pipelines.texts.tokenizers import Tokenizer, train_sentencepie
 from lit_het.errors import UserError
 from lit_het.models.opening import Run, open_run
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.training.train import train_unless_done
 from lit_het.types import Params
+from scripts.studies.harness import trained, upstream
 from scripts.studies.noise import pairs as noise
 from scripts.studies.noise.icons import write_icon_shards
 from scripts.studies.noise.pairs import PairSet
@@ -74,7 +74,10 @@ class Drawn:
     def prepare(self, root: Path, seed: int) -> Data:
         """Draws the names, trains the image tower and computes its features, unless that is done."""
         self.write(root / "data", seed, self.held_out[seed % len(self.held_out)])
-        run = _upstream(root, seed)
+        # The order of images is that of seed 0.
+        tower = dataclasses.replace(upstream(root, root / "data", 0), seed=seed)
+        trained(tower)
+        run = open_run(tower.run_dir)
         found = _features(run, {name: (str(root / "data" / name),) for name in _PARTS}, root)
         is_validation = found["train"].column("typeface") == self.validation
         training, unseen = found["train"].take(~is_validation), found["held_out_characters"]
@@ -161,14 +164,6 @@ def shards(run_dir: Path, training: tuple[str, ...], evaluation: tuple[str, ...]
         locked=parameters.partition(run.params, ("image_tower/.*",))[0],
         tokenizer=config.tokenizer.build(),
     )
-
-
-def _upstream(root: Path, seed: int) -> Run:
-    config = quickstart_upstream.get_config(root)
-    num_words = len(read_lines(str(root / "data" / "words.txt")))
-    task = dataclasses.replace(config.task, num_classes=num_words)
-    train_unless_done(dataclasses.replace(config, task=task, seed=seed))
-    return open_run(root / "upstream")
 
 
 def _features(run: Run, patterns: dict[str, tuple[str, ...]], root: Path) -> dict[str, PairSet]:

@@ -51,9 +51,7 @@ class Trained:
         """Unit embeddings of all names; None for a classifier, whose classes are the names."""
         if isinstance(self.task, FeatureClassifier):
             return None
-        embed = jax.jit(self.task.encode_text)
-        blocks = _padded(self.tokens, _BLOCK)
-        return jnp.concatenate([embed(self.params, block) for block in blocks])[: len(self.tokens)]
+        return jnp.asarray(_by_blocks(lambda block: self.task.encode_text(self.params, block), self.tokens))
 
     def predict(self, pairs: PairSet, names: Int[np.ndarray, " k"], num_samples: int = 0, seed: int = 0) -> Predictions:
         """Returns predictions of the captions among some names; with samples by Monte Carlo."""
@@ -65,7 +63,7 @@ class Trained:
 
         keys = jax.random.split(jax.random.key(seed), 1 + len(pairs.captions) // _BLOCK)
         classes = None if self.names is None else self.names[names]
-        blocks = zip(_padded(pairs.features, _BLOCK), keys, strict=False)
+        blocks = zip(_padded(pairs.features), keys, strict=False)
         log_p = np.concatenate([predict_block(block, classes, key) for block, key in blocks])[: len(pairs.captions)]
         place = {name: index for index, name in enumerate(names.tolist())}
         labels = np.array([place[caption] for caption in pairs.captions.tolist()])
@@ -77,23 +75,16 @@ class Trained:
         names = self.names
         assert names is not None
 
-        @jax.jit
         def block_similarity(features: Array, captions: Array) -> Array:
             images = quantities.embeddings(self.task.image_classifier(self.params), features)
             return jnp.sum(images * names[captions], axis=1)
 
-        blocks = zip(_padded(pairs.features, _BLOCK), _padded(pairs.captions, _BLOCK), strict=True)
-        return np.concatenate([block_similarity(*block) for block in blocks])[: len(pairs.captions)]
+        return _by_blocks(block_similarity, pairs.features, pairs.captions)
 
     def noise_norm(self, pairs: PairSet) -> Float[np.ndarray, " n"]:
         """Returns the noise norm of every image."""
-
-        @jax.jit
-        def block_norms(features: Array) -> Array:
-            return quantities.noise_norm(self.task.image_classifier(self.params), features)
-
-        found = [block_norms(block) for block in _padded(pairs.features, _BLOCK)]
-        return np.concatenate(found)[: len(pairs.captions)]
+        model = self.task.image_classifier
+        return _by_blocks(lambda block: quantities.noise_norm(model(self.params), block), pairs.features)
 
 
 def train(
@@ -155,7 +146,14 @@ def auroc(values: Float[np.ndarray, " n"], is_positive: Bool[np.ndarray, " n"]) 
     return detection_figures(values[~is_positive], values[is_positive])["auroc"]
 
 
-def _padded(rows: np.ndarray, size: int) -> list[np.ndarray]:
+def _by_blocks(function: Callable[..., Array], *rows: np.ndarray) -> np.ndarray:
+    """Returns the rows of a function of rows, compiled for blocks of equal size."""
+    blocks = zip(*map(_padded, rows), strict=True)
+    compiled = jax.jit(function)
+    return np.concatenate([compiled(*block) for block in blocks])[: len(rows[0])]
+
+
+def _padded(rows: np.ndarray) -> list[np.ndarray]:
     """Returns blocks of equal size; the last is padded with zeros."""
-    padding = np.zeros((-len(rows) % size, *rows.shape[1:]), rows.dtype)
-    return list(np.concatenate([rows, padding]).reshape(-1, size, *rows.shape[1:]))
+    padding = np.zeros((-len(rows) % _BLOCK, *rows.shape[1:]), rows.dtype)
+    return list(np.concatenate([rows, padding]).reshape(-1, _BLOCK, *rows.shape[1:]))

@@ -1,14 +1,15 @@
 """The methods of HET-XL Table 13: how τ is chosen, or trained."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 
 from lit_het.heads.temperature import BoundedTemperature
 from lit_het.search import space
 from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
+from scripts.studies.harness import Figures
 from scripts.studies.temperature.data import ALL, FIT
-from scripts.studies.temperature.runs import BATCH_SIZE, HEAD, Runner, Setting, fixed, with_temperature
-from scripts.studies.temperature.tables import Row
+from scripts.studies.temperature.runs import BATCH_SIZE, HEAD, Row, Runner, Setting, fixed, with_temperature
 
 # Those of App. G.1.
 GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)
@@ -35,19 +36,17 @@ ONLINE: dict[Method, tuple[str, Printed, Printed]] = {
     ),
 }
 
-# The figures of a run, with the temperature that it was trained with.
-Figures = Mapping[str, float]
 
-
-def of_temperature(runner: Runner, tau: float, shards: str, seed: int) -> Figures:
-    """Returns the figures of a run with a fixed τ."""
-    setting = Setting(f"tau{tau:g}_{shards}", with_temperature(HEAD, fixed(tau)), shards)
+def of_temperature(runner: Runner, tau: float, shards: str, seed: int, epochs: float = LEARNED.epochs) -> Figures:
+    """Returns the figures of a run with a fixed τ, and this τ."""
+    setting = Setting(f"tau{tau:g}_{shards}_{epochs:g}", with_temperature(HEAD, fixed(tau)), shards, epochs=epochs)
     return {**runner.figures(setting, seed), "temperature": tau}
 
 
-def search_grid(runner: Runner, shards: str, metric: str, seed: int) -> Figures:
+def search_grid(runner: Runner, shards: str, metric: str, seed: int, epochs: float = LEARNED.epochs) -> Figures:
     """Returns the run with the best τ of the grid, by a metric."""
-    return min((of_temperature(runner, tau, shards, seed) for tau in GRID), key=lambda found: found[metric])
+    found = (of_temperature(runner, tau, shards, seed, epochs) for tau in GRID)
+    return min(found, key=lambda of: of[metric])
 
 
 def search_bayes(runner: Runner, shards: str, metric: str, seed: int, budget: int) -> Figures:
@@ -68,62 +67,49 @@ def search_bayes(runner: Runner, shards: str, metric: str, seed: int, budget: in
     return min(found, key=lambda one: one[metric])
 
 
-def methods(runner: Runner, seeds: list[int], budget: int) -> list[Row]:
+def methods(runner: Runner) -> list[Row]:
     """Returns the rows of the table; the first, with which others are compared, is the paper's choice."""
+    seeds = runner.options.seeds
 
-    def searched(search: Callable[[str, str, int], Figures]) -> dict[str, dict[int, Figures]]:
-        chosen = {seed: search(FIT, "validation/nll", seed) for seed in seeds}
-        return {
+    def searched(title: str, search: Callable[..., Figures], nll: Printed, top1: Printed) -> list[Row]:
+        chosen = {seed: search(runner, FIT, "validation/nll", seed) for seed in seeds}
+        found = {
             "": chosen,
-            " (2 folds)": {seed: search(ALL, "test/nll", seed) for seed in seeds},
-            " (+ retrain)": {
-                seed: of_temperature(runner, found["temperature"], ALL, seed) for seed, found in chosen.items()
-            },
+            " (2 folds)": {seed: search(runner, ALL, "test/nll", seed) for seed in seeds},
+            " (+ retrain)": {seed: of_temperature(runner, of["temperature"], ALL, seed) for seed, of in chosen.items()},
         }
+        rows = zip(found.items(), nll, top1, strict=True)
+        return [Row(f"{title}{part}", one, other, by_seed) for (part, by_seed), one, other in rows]
 
-    of_grid = searched(lambda shards, metric, seed: search_grid(runner, shards, metric, seed))
-    rows = [
-        Row("Simple training", "5.99 ± 0.04", "0.435 ± 0.001", _trained(runner, LEARNED, seeds)),
-        *_rows("Grid search", of_grid, GRID_NLL, GRID_TOP1),
-    ]
+    rows = [runner.row("Simple training", LEARNED, "5.99 ± 0.04", "0.435 ± 0.001")]
+    rows += searched("Grid search", search_grid, GRID_NLL, GRID_TOP1)
     for method, (title, nll, top1) in ONLINE.items():
-        rows += _rows(title, _online(runner, method, seeds), nll, top1)
+        settings = zip(_online(method).items(), nll, top1, strict=True)
+        rows += [runner.row(f"{title}{part}", setting, *printed) for (part, setting), *printed in settings]
     slow = dataclasses.replace(LEARNED, name="simple_training_rate1", temperature_rate=1.0)
     less = dataclasses.replace(LEARNED, name="simple_training_fit", shards=FIT)
     rows += [
-        Row(f"Simple training, batches of {size}", "", "", _trained(runner, _smaller(size), seeds)) for size in (56, 48)
+        *(runner.row(f"Simple training, batches of {size}", _smaller(size)) for size in (56, 48)),
+        runner.row("Simple training, learning rate of τ that of the model", slow),
+        runner.row("Simple training on 14 typefaces", less),
     ]
-    rows += [
-        Row("Simple training, learning rate of τ that of the model", "", "", _trained(runner, slow, seeds)),
-        Row("Simple training on 14 typefaces", "", "", _trained(runner, less, seeds)),
-    ]
-    if not budget:
-        return rows
-    of_bayes = searched(lambda shards, metric, seed: search_bayes(runner, shards, metric, seed, budget))
-    return [*rows, *_rows("Bayesian optimization", of_bayes, BAYES_NLL, BAYES_TOP1)]
+    if budget := runner.options.budget:
+        search = functools.partial(search_bayes, budget=budget)
+        rows += searched("Bayesian optimization", search, BAYES_NLL, BAYES_TOP1)
+    return rows
 
 
-def _online(runner: Runner, method: Method, seeds: list[int]) -> dict[str, dict[int, Figures]]:
+def _online(method: Method) -> dict[str, Setting]:
     """Returns the runs whose τ learns from a validation set, and from two fractions of every batch."""
     head = LEARNED.head
-    settings = {
+    return {
         " (val)": Setting(f"{method}_val", head, FIT, TemperatureGradient(method, None), is_validated=True),
         " (12.5 %)": Setting(f"{method}_12", head, ALL, TemperatureGradient(method, 0.125)),
         " (25 %)": Setting(f"{method}_25", head, ALL, TemperatureGradient(method, 0.25)),
     }
-    return {part: _trained(runner, setting, seeds) for part, setting in settings.items()}
 
 
 def _smaller(size: int) -> Setting:
     """Returns simple training on as many rows and steps as the others have if some of 64 rows are held out."""
     epochs = LEARNED.epochs * (2 - size / BATCH_SIZE) * size / BATCH_SIZE
     return dataclasses.replace(LEARNED, name=f"simple_training_batch{size}", batch_size=size, epochs=epochs)
-
-
-def _trained(runner: Runner, setting: Setting, seeds: list[int]) -> dict[int, Figures]:
-    return {seed: runner.figures(setting, seed) for seed in seeds}
-
-
-def _rows(title: str, found: Mapping[str, Mapping[int, Figures]], nll: Printed, top1: Printed) -> list[Row]:
-    rows = zip(found.items(), nll, top1, strict=True)
-    return [Row(f"{title}{part}", one, other, by_seed) for (part, by_seed), one, other in rows]

@@ -1,7 +1,6 @@
 """The paper's other tables on τ and on the noise of a head: one function for each."""
 
 import dataclasses
-from collections.abc import Mapping
 
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
@@ -16,9 +15,8 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
 from scripts.studies.temperature.data import ALL, ENCODER, tower_config
-from scripts.studies.temperature.methods import GRID, LEARNED, RANGE, of_temperature
-from scripts.studies.temperature.runs import HEAD, NOISE, Runner, Setting, fixed, with_temperature
-from scripts.studies.temperature.tables import Row
+from scripts.studies.temperature.methods import LEARNED, RANGE, search_grid
+from scripts.studies.temperature.runs import HEAD, NOISE, Row, Runner, Setting, fixed, with_temperature
 
 # App. K: initial τ, τmin and τmax, with the figures of Tables 19 and 20.
 RANGES = {
@@ -41,9 +39,9 @@ SAMPLES = {
     256: ("5.79", "0.485"),
     512: ("5.70", "0.484"),
 }
-# Tables 15 and 16, with M as a fraction of the size of the features.
+# Tables 15 and 16: W shared, and M as a fraction of the size of the features.
+SHARED = ("5.71", "0.486")
 SIZES = {
-    None: ("5.71", "0.486"),
     1: ("5.62", "0.487"),
     2: ("5.74", "0.484"),
     4: ("5.66", "0.477"),
@@ -51,10 +49,9 @@ SIZES = {
     16: ("5.68", "0.468"),
     32: ("5.74", "0.465"),
 }
-_SAMPLING = HEAD.sampling
 
 
-def ranges(runner: Runner, seeds: list[int]) -> list[Row]:
+def ranges(runner: Runner) -> list[Row]:
     """Returns the rows of Tables 19 and 20: the start of a learned τ, and its bounds."""
     rows = []
     for (initial, low, high), printed in RANGES.items():
@@ -62,81 +59,62 @@ def ranges(runner: Runner, seeds: list[int]) -> list[Row]:
         is_base = temperature == dataclasses.replace(RANGE, initial=initial) and initial == 2.525
         name = f"range_{initial:g}_{low:g}_{high:g}"
         setting = LEARNED if is_base else Setting(name, with_temperature(HEAD, temperature))
-        rows.append(_row(runner, f"τ0 = {initial:g}, from {low:g} to {high:g}", printed, setting, seeds))
+        rows.append(runner.row(f"τ0 = {initial:g}, from {low:g} to {high:g}", setting, *printed))
     return rows
 
 
-def samples(runner: Runner, seeds: list[int]) -> list[Row]:
+def samples(runner: Runner) -> list[Row]:
     """Returns the rows of Table 14: S, in training and in evaluation."""
     rows = []
     for count, printed in SAMPLES.items():
         sampling = SamplingConfig(num_samples=count, num_eval_samples=count)
         setting = Setting(f"samples{count}", dataclasses.replace(HEAD, sampling=sampling, temperature=RANGE))
-        rows.append(_row(runner, f"S = {count}", printed, setting, seeds))
+        rows.append(runner.row(f"S = {count}", setting, *printed))
     return rows
 
 
-def sizes(runner: Runner, seeds: list[int]) -> list[Row]:
+def sizes(runner: Runner) -> list[Row]:
     """Returns the rows of Tables 15 and 16: M, the size of a noise space with a matrix of its own."""
-    rows = []
+    rows = [runner.row("W shared", LEARNED, *SHARED)]
     for part, printed in SIZES.items():
-        if part is None:
-            rows.append(_row(runner, "W shared", printed, LEARNED, seeds))
-            continue
         size = ENCODER.width // part
         setting = Setting(f"size{size}", dataclasses.replace(HEAD, unshared_size=size, temperature=RANGE))
-        rows.append(_row(runner, f"W', M = {size} (D / {part})", printed, setting, seeds))
+        rows.append(runner.row(f"W', M = {size} (D / {part})", setting, *printed))
     return rows
 
 
-def learning(runner: Runner, seeds: list[int]) -> list[Row]:
-    """Returns the rows of Table 8, printed ones those of ImageNet-21k: heads with τ = 1, and with a learned τ."""
-    heads = {"DET": DeterministicConfig(), "HET": HetConfig(NOISE, sampling=_SAMPLING), "HET-XL": HEAD}
-    printed = {
-        "DET": (("5.79", "0.461"), ("5.82", "0.458")),
-        "HET": (("5.72", "0.475"), ("5.72", "0.475")),
-        "HET-XL": (("5.72", "0.475"), ("5.71", "0.486")),
-    }
+# Table 8, of ImageNet-21k: heads with τ = 1, and with a learned τ; the first is the one to compare with.
+HEADS = {
+    "HET-XL": (HEAD, ("5.72", "0.475"), ("5.71", "0.486")),
+    "HET": (HetConfig(NOISE, sampling=HEAD.sampling), ("5.72", "0.475"), ("5.72", "0.475")),
+    "DET": (DeterministicConfig(), ("5.79", "0.461"), ("5.82", "0.458")),
+}
+
+
+def learning(runner: Runner) -> list[Row]:
+    """Returns the rows of Table 8."""
     rows = []
-    for title, head in heads.items():
-        one, learned = (
-            Setting(f"{title}_{name}", with_temperature(head, temperature))
-            for name, temperature in (("tau1", fixed(1.0)), ("learned", RANGE))
-        )
-        if title == "HET-XL":
-            learned = LEARNED
-        rows += [
-            _row(runner, f"{title}, τ = 1", printed[title][0], one, seeds),
-            _row(runner, f"{title}, τ learned", printed[title][1], learned, seeds),
-        ]
-    return rows[::-1]  # HET-XL with a learned τ first
+    for title, (head, of_one, of_learned) in HEADS.items():
+        learned = LEARNED if head is HEAD else Setting(f"{title}_learned", with_temperature(head, RANGE))
+        one = Setting(f"{title}_tau1", with_temperature(head, fixed(1.0)))
+        rows.append(runner.row(f"{title}, τ learned", learned, *of_learned))
+        rows.append(runner.row(f"{title}, τ = 1", one, *of_one))
+    return rows
 
 
-def epochs(runner: Runner, seeds: list[int]) -> list[Row]:
+# Table 9: by epochs, a learned τ and that of the grid.
+EPOCHS = {2.0: (("7.507", "0.274"), ("7.988", "0.232")), 8.0: (("5.78", "0.474"), ("5.80", "0.471"))}
+
+
+def epochs(runner: Runner) -> list[Row]:
     """Returns the rows of Table 9: a learned τ and the grid's, with a short and a long training."""
     rows = []
-    for count, printed in (
-        (2.0, (("7.507", "0.274"), ("7.988", "0.232"))),
-        (8.0, (("5.78", "0.474"), ("5.80", "0.471"))),
-    ):
-        name = f"epochs{count:g}"
-        learned = LEARNED if count == LEARNED.epochs else dataclasses.replace(LEARNED, name=name, epochs=count)
-        rows.append(_row(runner, f"{count:g} epochs, τ learned", printed[0], learned, seeds))
-        best: dict[int, Mapping[str, float]] = {}
-        for seed in seeds:
-            found = [
-                of_temperature(runner, tau, ALL, seed)
-                if count == LEARNED.epochs
-                else {
-                    **runner.figures(
-                        Setting(f"{name}_tau{tau:g}", with_temperature(HEAD, fixed(tau)), epochs=count), seed
-                    ),
-                    "temperature": tau,
-                }
-                for tau in GRID
-            ]
-            best[seed] = min(found, key=lambda one: one["test/nll"])
-        rows.append(Row(f"{count:g} epochs, τ of the grid", *printed[1], best))
+    for count, (of_learned, of_grid) in EPOCHS.items():
+        longer = dataclasses.replace(LEARNED, name=f"epochs{count:g}", epochs=count)
+        learned = LEARNED if count == LEARNED.epochs else longer
+        rows.append(runner.row(f"{count:g} epochs, τ learned", learned, *of_learned))
+        best = {seed: search_grid(runner, ALL, "test/nll", seed, count) for seed in runner.options.seeds}
+        rows.append(Row(f"{count:g} epochs, τ of the grid", *of_grid, best))
     return rows
 
 
@@ -146,19 +124,16 @@ PLACEMENTS = {(True, False): "84.37", (True, True): "84.65", (False, True): "84.
 TEST_SAMPLES = 22
 
 
-def pairs(runner: Runner, seeds: list[int]) -> list[Row]:
+def pairs(runner: Runner) -> list[Row]:
     """Returns the rows of Table 7, of image-text models: where embeddings are normalized."""
     rows = []
     for (before, after), printed in PLACEMENTS.items():
         name = f"pairs_{'before' if before else ''}{'after' if after else ''}"
         config = _pairs_config(runner, before=before, after=after)
-        found = {seed: runner.result_of(config, name, seed, "zero_shot") for seed in seeds}
-        rows.append(Row(f"before noise: {_said(before)}, after: {_said(after)}", "", printed, found))
+        found = {seed: runner.result_of(config, name, seed, "zero_shot") for seed in runner.options.seeds}
+        said = {True: "yes", False: "no"}
+        rows.append(Row(f"before noise: {said[before]}, after: {said[after]}", "", printed, found))
     return rows
-
-
-def _said(is_true: bool) -> str:
-    return "yes" if is_true else "no"
 
 
 def _pairs_config(runner: Runner, *, before: bool, after: bool) -> ExperimentConfig:
@@ -184,7 +159,3 @@ def _pairs_config(runner: Runner, *, before: bool, after: bool) -> ExperimentCon
         cadence=dataclasses.replace(base.cadence, log_steps=100, save_steps=100_000),
         evaluations=runner.evaluations(ALL, TEST_SAMPLES, names=names),
     )
-
-
-def _row(runner: Runner, title: str, printed: tuple[str, str], setting: Setting, seeds: list[int]) -> Row:
-    return Row(title, *printed, {seed: runner.figures(setting, seed) for seed in seeds})

@@ -1,5 +1,6 @@
 """Heads on stored embeddings of characters, trained by the runner of grids."""
 
+import argparse
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +19,13 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature, LogTemperature, TemperatureConfig
-from lit_het.search import grid, grid_runs
 from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
 from lit_het.tasks.temperature_gradient import TemperatureGradient
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
 from lit_het.training.optimizers import AdamW, Optimizer, ParameterGroup
 from lit_het.training.schedules import Schedule
+from scripts.studies.harness import Figures, measured, trained
 from scripts.studies.temperature.data import ALL, FIT, TEST, VALIDATION, tower_config
 
 BATCH_SIZE = 64
@@ -75,43 +76,67 @@ def with_temperature(head: ClassificationHeadConfig, temperature: TemperatureCon
 
 
 @dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        title: what was varied.
+        nll, top1: as printed in the paper; empty where it has no such row.
+        by_seed: figures of a run of each seed.
+    """
+
+    title: str
+    nll: str
+    top1: str
+    by_seed: Mapping[int, Figures]
+
+
+@dataclasses.dataclass(frozen=True)
 class Runner:
     """Trains settings with seeds, unless they are finished.
 
     Attributes:
-        root: folder of the data, the tower and the embeddings.
+        options: of the study; ``output`` is the folder of the data, the tower and the embeddings.
         counts: images of each set.
-        trains: whether to train what is not finished.
     """
 
-    root: Path
+    options: argparse.Namespace
     counts: Mapping[str, int]
-    trains: bool = True
 
-    def figures(self, setting: Setting, seed: int) -> dict[str, float]:
+    @property
+    def root(self) -> Path:
+        """The folder of the study."""
+        return self.options.output
+
+    def by_seed(self, setting: Setting) -> dict[int, Figures]:
+        """Returns the figures of a setting for all seeds; raises as `figures`."""
+        return {seed: self.figures(setting, seed) for seed in self.options.seeds}
+
+    def row(self, title: str, setting: Setting, nll: str = "", top1: str = "") -> Row:
+        """Returns the row of a setting, with the printed figures."""
+        return Row(title, nll, top1, self.by_seed(setting))
+
+    def figures(self, setting: Setting, seed: int) -> Figures:
         """Returns the figures of a run on both sets, such as ``test/nll``, and its τ.
 
         Raises:
-            UserError: the run is not finished, and is not to be trained or another process trains it.
+            UserError: the run is not finished, and is not to be trained.
         """
         return self.result_of(self.configuration(setting), setting.name, seed, "supervised")
 
-    def result_of(self, config: ExperimentConfig, name: str, seed: int, kind: str) -> dict[str, float]:
+    def result_of(self, config: ExperimentConfig, name: str, seed: int, kind: str) -> Figures:
         """Returns the figures of a run of any configuration, whose evaluations are of a kind; as `figures`."""
-        planned = grid_runs.plan_run(config, {"setting": name}, name, seed, self.root)
-        path = self.root / "results" / f"{planned.name}.json"
-        if not path.exists() and self.trains:
-            grid.run([planned], self.root, ())
-        if not path.exists():
-            raise UserError(f"{planned.name} is not finished; start again without --table, or when it is")
-        found = grid_runs.read_result(path)
-        grid_runs.check_same(path, found.config, planned.config)
-        figures = {"temperature": found.figures.get(TEMPERATURE, np.nan)}
+        run_dir, data = self.root / "runs" / f"{name}_seed{seed}", dataclasses.replace(config.data, seed=seed)
+        config = dataclasses.replace(config, run_dir=run_dir, data=data, seed=seed)
+        found = measured(name, seed, {"length": str(config.length)}, lambda *_: trained(config), self.options)
+        if self.options.table and not found:
+            raise UserError(f"{run_dir} is not finished; start again without --table")
+        figures = {"temperature": found.get(TEMPERATURE, np.nan)}
         for title in SETS:
             for figure in FIGURES:
-                quiet = found.figures.get(f"{kind}/{title}/{figure}", np.nan)
+                quiet = found.get(f"{kind}/{title}/{figure}", np.nan)
                 figures[f"quiet/{title}/{figure}"] = quiet
-                figures[f"{title}/{figure}"] = found.figures.get(f"{kind}/{title}/{NOISY}/{figure}", quiet)
+                figures[f"{title}/{figure}"] = found.get(f"{kind}/{title}/{NOISY}/{figure}", quiet)
         return figures
 
     def configuration(self, setting: Setting) -> ExperimentConfig:

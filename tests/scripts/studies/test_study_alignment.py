@@ -8,7 +8,7 @@ from flax import nnx
 from lit_het import parameters
 from lit_het.configs import glyph_classifier
 from lit_het.heads.het import HetClassifier
-from scripts.studies import harness, study_alignment
+from scripts.studies import study_alignment
 from scripts.studies.study_alignment import HEAD, cosines
 from tests import tiny
 
@@ -39,7 +39,7 @@ def test_runs_are_trained_once_and_measured(data, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(study_alignment, "configuration", configuration)
     monkeypatch.setattr(study_alignment, "TYPEFACE", "train")
-    monkeypatch.setattr(harness, "write_data", lambda *_: None)
+    monkeypatch.setattr(study_alignment, "write_data", lambda *_: None)
     flags = ["--output", str(tmp_path), "--data", str(data), "--seeds", "0", "1"]
     with tiny.untrained():
         assert study_alignment.main(flags) == 0

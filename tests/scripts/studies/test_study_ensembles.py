@@ -1,15 +1,18 @@
 """The studies of ensembles: their runs can be built, and their tables follow from the measured figures."""
 
-import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from scripts.studies import study_ensembles, study_keys_of_members
+from scripts.studies import harness, study_ensembles, study_keys_of_members
 from scripts.studies.ensembles.methods import METHODS, ORDERINGS, downstream
+from tests.scripts.conftest import refusal
 
 TRAINED = [name for name, method in METHODS.items() if not method.runs]
+SETTINGS = {"steps": 2000, "learning_rate": 5e-3, "typeface": None}
 FIGURES = dict.fromkeys(study_ensembles.FIGURES, 0.5)
 
 
@@ -39,17 +42,22 @@ def test_noise_is_averaged_within_each_member():
 
 
 def write(tmp_path, seed, found):
-    path = tmp_path / f"seed{seed}" / "figures.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({name: {**FIGURES, "joint_nll": nll} for name, nll in found.items()}))
+    for name, nll in found.items():
+        content = {"settings": SETTINGS, "figures": {**FIGURES, "joint_nll": nll}}
+        harness.write_json(tmp_path / "results" / f"{name}_seed{seed}.json", content)
+
+
+def table_of(tmp_path, *methods):
+    flags = ["--output", str(tmp_path), "--table", "--methods", *methods]
+    assert study_ensembles.main(flags) == 0
+    return (tmp_path / "table.md").read_text()
 
 
 def test_tables_have_differences_from_the_v_moe_and_the_papers_pairs(tmp_path):
     for seed, noise in enumerate((-0.002, -0.001, 0.001, 0.002)):
         found = {"vmoe_2": 1.0 + noise, "e3_1_2": 0.9 - noise, "vmoe_upstream": 0.8 + noise, "vit": 2.0 * seed}
         write(tmp_path, seed, found if seed else {**found, "e3_het": 0.5})
-    study_ensembles.conclude(tmp_path)
-    table = (tmp_path / "table.md").read_text()
+    table = table_of(tmp_path, *METHODS)
     assert "| e3, K = 1, M = 2 | 0.900 ± 0.001 (-0.100 ± 0.002 * W)" in table
     assert "| V-MoE, K = 1, 2 upstream runs | 0.800 |" in table, "every run is in two of them"
     assert "HET-XL" not in table, "not measured for every seed"
@@ -63,8 +71,35 @@ def test_pairs_are_of_methods_that_are_measured():
     assert names <= {name for name, method in METHODS.items() if method.title}
 
 
-def test_other_methods_are_measured_beside_those_that_are(tmp_path, monkeypatch):
-    write(tmp_path, 0, {"vmoe_2": 1.0})
-    monkeypatch.setattr(study_ensembles, "measure", lambda *_: {"vit": FIGURES})
-    assert study_ensembles.main(["--output", str(tmp_path), "--table", "--seeds", "0", "--methods", "vit"]) == 0
-    assert json.loads((tmp_path / "seed0" / "figures.json").read_text()).keys() == {"vmoe_2", "vit"}
+def test_methods_are_measured_once_with_runs_of_their_own_and_of_the_next_seed(tmp_path, monkeypatch):
+    trained, measured = [], []
+
+    def members(run_dir, *_):
+        measured.append(run_dir.relative_to(tmp_path))
+        return np.log(np.full((4, 1, 2), 0.5)), np.zeros(4, int)
+
+    monkeypatch.setattr(study_ensembles, "write_data", lambda *_: None)
+    monkeypatch.setattr(study_ensembles, "upstream", lambda *_: SimpleNamespace(run_dir=tmp_path))
+    monkeypatch.setattr(study_ensembles, "downstream", lambda name, *_: name)
+    monkeypatch.setattr(harness, "trained", trained.append)
+    monkeypatch.setattr(study_ensembles, "members", members)
+    flags = ["--output", str(tmp_path), "--seeds", "3", "7", "--methods", "vit", "vmoe_upstream"]
+    assert study_ensembles.main(flags) == 0
+    assert trained.count("vit") == trained.count("vmoe_1") == 2
+    assert measured[:3] == [Path("seed3/vit"), Path("seed3/vmoe_1"), Path("seed7/vmoe_1")]
+    table = (tmp_path / "table.md").read_text()
+    trained.clear()
+    assert study_ensembles.main(flags) == 0
+    assert not trained
+    assert (tmp_path / "table.md").read_text() == table
+
+
+def test_figures_of_other_settings_are_refused(tmp_path, capsys):
+    write(tmp_path, 0, {"vit": 1.0})
+    line = refusal(capsys, study_ensembles.main, "--output", tmp_path, "--table", "--methods", "vit", "--steps", 7)
+    assert "'steps': 2000" in line
+    assert "give another --output" in line
+
+
+def test_a_study_that_was_not_begun_has_no_table(tmp_path, capsys):
+    assert "start without --table" in refusal(capsys, study_ensembles.main, "--output", tmp_path, "--table")

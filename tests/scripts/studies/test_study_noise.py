@@ -1,6 +1,5 @@
 """The study of label noise: what is injected, what is trained, and what the tables say."""
 
-import argparse
 import json
 import shutil
 import string
@@ -11,10 +10,10 @@ import pytest
 from lit_het.data_pipelines.glyphs import font_path
 from lit_het.data_pipelines.shards.writing import expand
 from lit_het.errors import UserError
-from scripts.studies import study_noise
+from lit_het.heads.temperature import LogTemperature
+from scripts.studies import harness, study_noise
 from scripts.studies.noise import pairs as noise
 from scripts.studies.noise.icons import write_icon_shards
-from scripts.studies.noise.paired import cells_of
 from scripts.studies.noise.pairs import PairSet
 from scripts.studies.noise.training import auroc
 from tests.scripts.conftest import refusal
@@ -36,6 +35,13 @@ def pairs(count=6000):
     return PairSet(np.zeros((count, 2), np.float32), captions, NAMES, {"typeface": typefaces})
 
 
+TAU = LogTemperature()
+SETTINGS = {
+    "data": "characters",
+    "steps": 1500,
+    "temperature": TAU.initial,
+    "temperature_factor": TAU.learning_rate_factor,
+}
 KNOWN = np.arange(len(NAMES))
 
 
@@ -93,16 +99,21 @@ def test_a_column_marks_wrong_captions_with_one():
 
 def test_an_output_folder_is_of_one_data_set(tmp_path, capsys):
     flags = ("--output", tmp_path, "--seeds", 0, "--levels", 0, "--heads", "DET", "--table")
-    assert study_noise.main(list(map(str, flags))) == 0
+    assert "no finished runs" in refusal(capsys, study_noise.main, *flags)
     line = refusal(capsys, study_noise.main, *flags, "--data", "icons", "--fonts", tmp_path)
     assert "'data': 'characters'" in line
     assert "give another --output" in line
 
 
 def test_samples_of_shards_are_compared_with_predictions_of_heads_without_noise():
-    figures = {"held_out/clean/mean/nll": 1.0}
-    assert study_noise._value(figures, "held_out/clean/sampled/nll") == 1.0
-    assert study_noise._value(figures, "unseen/clean/mean/nll") is None
+    by_head = {
+        "DET": {0: {"held_out/clean/mean/nll": 1.0}},
+        "S16": {0: {"held_out/clean/mean/nll": 2.0, "held_out/clean/sampled/nll": 3.0}},
+    }
+    shown = ["held_out/clean/sampled/nll", "unseen/clean/mean/nll"]
+    lines = study_noise.table("uniform", 0.2, by_head, shown).splitlines()
+    assert lines[0] == "| uniform 20% | DET (1) | S16 (1) |"
+    assert lines[2:] == ["| held_out/clean/sampled/nll | 1.000 | 3.000 |"]
 
 
 def test_icons_are_named_by_their_font_and_a_style_and_names_are_held_out(tmp_path):
@@ -139,10 +150,13 @@ def test_auroc_counts_ties_as_half():
 def test_tables_join_seeds_and_mark_what_differs(tmp_path, capsys):
     for head, values in (("DET", (1.0, 1.1, 1.05)), ("S16", (0.8, 0.82, 0.81)), ("S4", (1.04, 1.1, 1.0))):
         for seed, value in enumerate(values):
-            path = tmp_path / "results" / f"cyrillic_0.4_{head}_seed{seed}.json"
-            noise.write_json(path, {"settings": {}, "figures": {"held_out/clean/mean/nll": value}})
-    options = argparse.Namespace(output=tmp_path, heads=["DET", "S16", "S4"], show=["held_out/clean/mean/nll"])
-    study_noise.write_tables(options, [("cyrillic", 0.4)])
+            content = {
+                "settings": {**SETTINGS, "configuration": repr(study_noise.HEADS[head])},
+                "figures": {"held_out/clean/mean/nll": value},
+            }
+            harness.write_json(tmp_path / "results" / f"cyrillic_0.4_{head}_seed{seed}.json", content)
+    flags = ["--output", str(tmp_path), "--table", "--noise", "cyrillic", "--levels", "0.4"]
+    assert study_noise.main([*flags, "--heads", "DET", "S16", "S4", "--show", "held_out/clean/mean/nll"]) == 0
     text = (tmp_path / "table.md").read_text()
     assert text.splitlines() == [
         "| cyrillic 40% | DET (3) | S16 (3) | S4 (3) |",
@@ -157,12 +171,12 @@ def test_seeds_are_compared_with_themselves():
     first = {0: 1.0, 1: 2.0, 2: 3.0}
     other = {seed: value - 0.1 - 0.001 * seed for seed, value in first.items()}
     # Means that differ by a tenth of their spread: only the paired test sees it.
-    assert cells_of({"DET": first, "S16": other})[1].endswith("(-0.101 ± 0.001 *)")
+    assert harness.cells_of({"DET": first, "S16": other})[1].endswith("(-0.101 ± 0.001 *)")
 
 
 def test_results_of_other_settings_are_refused(tmp_path, capsys):
     path = tmp_path / "results" / "cyrillic_0.4_DET_seed0.json"
-    noise.write_json(path, {"settings": {"steps": 3}, "figures": {}})
+    harness.write_json(path, {"settings": {"steps": 3}, "figures": {}})
     flags = ("--output", tmp_path, "--seeds", 0, "--noise", "cyrillic", "--levels", 0.4, "--heads", "DET")
     line = refusal(capsys, study_noise.main, *flags)
     assert "was measured with {'steps': 3}" in line

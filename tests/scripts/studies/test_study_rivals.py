@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.studies import study_rivals
+from scripts.studies import harness, study_rivals
 from scripts.studies.rivals.methods import ALL, FIRST, configuration
 
 TRAINED = [name for name, method in ALL.items() if not isinstance(method.head, tuple)]
@@ -32,18 +32,21 @@ def measured(nll: float, kind: str) -> dict[str, float]:
 
 
 def write(folder: Path, seed: int, found: Mapping[str, Mapping[str, float]]) -> None:
-    path = folder / f"seed{seed}" / "clean" / "benchmark.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(found))
+    for title, figures in found.items():
+        path = folder / "results" / f"clean_{title}_seed{seed}.json"
+        harness.write_json(path, {"settings": {"steps": 800}, "figures": {title: figures}})
+
+
+FLAGS = ("--conditions", "clean", "--table", "--output")
 
 
 def test_tables_have_means_and_differences_from_the_first_method(capsys, tmp_path):
     for seed in range(4):
         found = {FIRST: measured(1.0 + seed, "quiet"), "HET-XL": measured(0.9 + seed - 0.001 * seed, "sampled")}
         write(tmp_path, seed, found)
-    assert study_rivals.main(["--output", str(tmp_path), "--conditions", "clean", "--table"]) == 0
+    assert study_rivals.main([*FLAGS, str(tmp_path)]) == 0
     table = (tmp_path / "clean_differences.md").read_text().splitlines()
-    assert table[0] == "| | deterministic | HET-XL |"
+    assert table[0] == "|  | deterministic | HET-XL |"
     [row] = [line for line in table if line.startswith("| held_out_typeface/best/fitted_nll ")]
     # The mean of the samples is taken where there is one; the differences are -0.1, -0.101, ...
     assert row.endswith("(-0.102 ± 0.001 *) |")
@@ -53,20 +56,51 @@ def test_tables_have_means_and_differences_from_the_first_method(capsys, tmp_pat
 def test_a_method_that_one_seed_lacks_is_left_out(tmp_path):
     for seed in range(2):
         write(tmp_path, seed, {name: measured(1.0, "quiet") for name in [FIRST, "HET-XL"][: 2 - seed]})
-    study_rivals.conclude(tmp_path, "clean")
-    assert (tmp_path / "clean_differences.md").read_text().splitlines()[0] == "| | deterministic |"
+    assert study_rivals.main([*FLAGS, str(tmp_path)]) == 0
+    assert (tmp_path / "clean_differences.md").read_text().splitlines()[0] == "|  | deterministic |"
+
+
+class Measuring:
+    """In place of a benchmark."""
+
+    def measure(self, title, runs, *, baselines):
+        yield title, measured(1.0, "quiet")
+        if baselines:
+            yield f"{title}, augmented", measured(2.0, "quiet")
 
 
 def test_other_settings_are_compared_on_a_typeface_that_no_seed_holds_out(monkeypatch, tmp_path):
-    prepared, trained = [], []
-    monkeypatch.setattr(study_rivals, "prepare", lambda _, seed, style: prepared.append((seed, style)))
-    monkeypatch.setattr(study_rivals, "train", lambda root, seed, condition, methods, steps: trained.extend(methods))
-    monkeypatch.setattr(study_rivals, "measure", lambda *_: None)
-    monkeypatch.setattr(study_rivals, "conclude", lambda *_: None)
-    assert study_rivals.main(["--output", str(tmp_path), "--candidates", "--conditions", "clean"]) == 0
+    prepared, trained = set(), []
+
+    def train(name, *_):
+        trained.append(name)
+        return {"seconds": 3.0, "megabytes": float(len(trained))}
+
+    monkeypatch.setattr(study_rivals, "prepare", lambda _, seed, style: prepared.add((seed, style)))
+    monkeypatch.setattr(study_rivals, "train", train)
+    monkeypatch.setattr(study_rivals, "benchmark", lambda _: Measuring())
+    flags = ["--output", str(tmp_path), "--candidates", "--conditions", "clean"]
+    assert study_rivals.main(flags) == 0
     [(seed, style)] = prepared
     assert seed not in range(5)
     assert style not in study_rivals.CHARACTER_STYLES
-    # Each stands beside the setting that the study has.
+    # Each stands beside the setting that the study has, and is trained once.
     assert {"prob_vlm", "prob_vlm_0.1", "prob_vlm_0.3", "bayes_vlm", "bayes_vlm_10"} <= set(trained)
     assert len({ALL[name].title for name in trained}) == len(trained)
+    values = json.loads((tmp_path / "clean.json").read_text())
+    assert f"{FIRST}, augmented" in values
+    assert values[FIRST]["cost/training_seconds"] == {str(seed): 3.0}
+    trained.clear()
+    assert study_rivals.main(flags) == 0
+    assert not trained
+
+
+def test_an_ensemble_costs_what_its_members_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(study_rivals, "prepare", lambda *_: None)
+    monkeypatch.setattr(study_rivals, "train", lambda *_: {"seconds": 3.0, "megabytes": 5.0})
+    monkeypatch.setattr(study_rivals, "benchmark", lambda _: Measuring())
+    flags = ["--output", str(tmp_path), "--conditions", "clean", "--seeds", "1", "--methods", *study_rivals.ENSEMBLE]
+    assert study_rivals.main(flags) == 0
+    found = json.loads((tmp_path / "clean.json").read_text())["ensemble of 3 text towers"]
+    assert found["cost/training_seconds"] == {"1": 9.0}
+    assert found["cost/training_megabytes"] == {"1": 5.0}
