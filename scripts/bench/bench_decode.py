@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 # PyTorch's threads otherwise wait by spinning: on a machine with other jobs that is several times as slow.
@@ -19,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import MIB, Program, Report, ratio, seconds_in_turn, spread
+from bench_tools import MIB, Program, Report, parser_of, ratio, seconds_in_turn, spread
 from jaxtyping import Array, Float, Int
 from rich.console import Console
 
@@ -63,7 +62,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "JSON and Markdown")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--depth", type=int, default=2)
@@ -71,7 +70,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--source", type=int, default=196, help="tokens of an image")
     parser.add_argument("--tokens", type=int, default=32, help="of a text")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=None, help="directory of JSON and Markdown")
     return parser.parse_args()
 
 

@@ -19,12 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 from bench_data import photograph_shards
-from bench_tools import machine
+from bench_tools import TrainingStep, between, machine, parser_of, print_table, ratio, spread
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from lit_het import parameters
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
@@ -37,8 +35,6 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.durations import RunLength
-from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch
 
 IMAGES, STORED, BOUND = "images", "stored embeddings", "nothing read (bound)"
@@ -46,7 +42,7 @@ IMAGES, STORED, BOUND = "images", "stored embeddings", "nothing read (bound)"
 
 def main() -> None:
     """Prints a table for every length of text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--tower", choices=("B/32", "So400m/14"), default="B/32", help="and a text tower of its size")
     parser.add_argument("--text-lengths", type=int, nargs="+", default=[16])
     parser.add_argument("--batch-size", type=int, default=32)
@@ -64,7 +60,7 @@ def main() -> None:
 
 def _compare(folder: Path, options: argparse.Namespace, length: int) -> None:
     config = towers_of(lit_so400m_het_xl.get_config(), options.tower, length, options.compute_type)
-    run = Run(config)
+    step = TrainingStep(config)
     batches = {name: loader.batches() for name, loader in loaders_of(folder, config, options, length).items()}
     on_device = jax.device_put(next(batches[STORED]))
     sources: dict[str, Iterator[Batch]] = {**batches, BOUND: iter(lambda: on_device, None)}
@@ -72,7 +68,9 @@ def _compare(folder: Path, options: argparse.Namespace, length: int) -> None:
     for number in track(range(options.rounds + 1), f"{options.tower}, {length} tokens", transient=True):
         for name, source in sources.items():
             began = time.perf_counter()
-            run.steps(source, options.steps)
+            for _ in range(options.steps):
+                step(jax.device_put(next(source)))
+            jax.block_until_ready(step.state)
             if number:  # the first round compiles
                 seconds[name].append((time.perf_counter() - began) / options.steps)
     for generator in batches.values():
@@ -81,18 +79,18 @@ def _compare(folder: Path, options: argparse.Namespace, length: int) -> None:
 
 
 def _print(options: argparse.Namespace, length: int, seconds: dict[str, list[float]]) -> None:
-    table = Table("step on", "s (median)", "min-max", "pairs/s", "over images", "of the bound")
-    for name, times in seconds.items():
-        faster, of_bound = (np.divide(seconds[other], times) for other in (IMAGES, BOUND))
-        table.add_row(
+    rows = [
+        (
             name,
-            f"{np.median(times):.3f}",
-            f"{min(times):.3f}-{max(times):.3f}",
+            *between(times),
             f"{options.batch_size / np.median(times):.1f}",
-            *(f"{np.median(ratio):.2f} ({ratio.min():.2f}-{ratio.max():.2f})" for ratio in (faster, of_bound)),
+            *(spread(ratio(seconds, other, name)) for other in (IMAGES, BOUND)),
         )
-    table.title = f"{options.tower}, text of {length} tokens, batch {options.batch_size}"
-    Console(width=120).print(table)
+        for name, times in seconds.items()
+    ]
+    columns = ("step on", "s (median)", "min-max", "pairs/s", "over images", "of the bound")
+    title = f"{options.tower}, text of {length} tokens, batch {options.batch_size}"
+    print_table(Console(width=120), title, columns, rows)
 
 
 def towers_of(config: ExperimentConfig, tower: str, length: int, compute_type: Any) -> ExperimentConfig:
@@ -133,26 +131,6 @@ def _store(folder: Path, data: LoaderConfig, size: int) -> None:
         table = index_shard(address)
         if not output.has(summarize(address)):
             output.write(table, random.normal(size=(int(table.has([IMAGE]).sum()), 1, size)).astype(np.float32))
-
-
-class Run:
-    """A training run without evaluations, logs and checkpoints."""
-
-    def __init__(self, config: ExperimentConfig):
-        task = config.task.build()
-        run = RunLength.resolve(config.length, config.data.batch_size, None)
-        optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
-        params = jax.jit(task.initialize)(jax.random.key(0))
-        self._locked, trainable = parameters.partition(params, task.locked)
-        self._locked = parameters.cast(self._locked, config.task.image_tower.compute_type)
-        self._state = initial_state(trainable, optimizer)
-        self._step = jax.jit(make_step(of_trainable(task.loss), optimizer, config.seed), donate_argnums=0)
-
-    def steps(self, batches: Iterator[Batch], count: int) -> None:
-        """Trains for some steps, and waits for the last."""
-        for _ in range(count):
-            self._state, _ = self._step(self._state, self._locked, jax.device_put(next(batches)))
-        jax.block_until_ready(self._state)
 
 
 if __name__ == "__main__":

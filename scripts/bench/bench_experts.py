@@ -6,13 +6,12 @@ script checks that all forms agree when their capacity suffices for every token.
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import Program, Report, assert_close, plot, ratio, seconds_in_turn, spread
+from bench_tools import Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 from flax import nnx
 from rich.console import Console
 
@@ -27,14 +26,13 @@ DENSE = "dense MLP"
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "JSON, Markdown and a plot")
     parser.add_argument("--images", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--num-experts", type=int, default=32)
     parser.add_argument("--num-selected", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--capacity-factor", type=float, default=1.5, help="of the timed one-hot forms")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="budget of a form; at least 1 round")
-    parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     options = parser.parse_args()
     console = Console(width=150)
     report = Report(console, "Mixtures of experts by dispatch")

@@ -15,14 +15,13 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from bench_heads_grid import map_costs
 from bench_heads_programs import OPERATIONS_NOTE, Config, Head, Size
-from bench_tools import MIB, Program, Report, assert_close, plot, ratio, seconds_in_turn, spread
+from bench_tools import MIB, Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 from rich.console import Console
 
 from lit_het.cli.prepare import positive
@@ -53,7 +52,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "JSON, Markdown and a plot")
     parser.add_argument("--features", type=positive, default=1024, help="d")
     parser.add_argument("--classes", type=positive, default=21843, help="k")
     parser.add_argument("--factors", type=positive, default=50, help="r")
@@ -71,7 +70,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--grid", action="store_true", help="maps of time, memory and operations over S and the batch")
     parser.add_argument("--grid-batches", type=positive, nargs="+", default=[4, 16, 64, 512, 6144], metavar="B")
     parser.add_argument("--memory-gib", type=_above_zero, default=16, help="of the maps' device (a TPU v3 core has 16)")
-    parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     return parser.parse_args()
 
 

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import GIB, Program, Report, assert_close, plot, ratio, seconds_in_turn, spread
+from bench_tools import GIB, Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 from jaxtyping import Array, Float
 from rich.console import Console
 
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "JSON, Markdown and a plot")
     batches = [4096, 8192, 16384, 32768, 65536, 131072, 262144]
     parser.add_argument("--batches", type=int, nargs="+", default=batches)
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1152], help="of embeddings, d")
@@ -99,7 +99,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--longest", type=float, default=600.0, help="leaves out calls expected to take longer")
     parser.add_argument("--memory-limit-gb", type=float, default=None, help="20 on a CPU, 60 %% of a GPU")
     parser.add_argument("--only", nargs="+", default=None, help="variants whose name has one of these words")
-    parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     parser.add_argument("--torch-memory", type=int, nargs=2, default=None, help=argparse.SUPPRESS)
     return parser.parse_args()
 

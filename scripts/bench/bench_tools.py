@@ -1,13 +1,15 @@
-"""Helpers of the benchmark scripts: interleaved timing, memory of compiled programs, tables and plots."""
+"""What benchmarks share: flags, training steps, interleaved timing, memory of compiled programs, tables and plots."""
 
+import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,7 +17,11 @@ from matplotlib.ticker import LogLocator
 from rich.console import Console
 from rich.table import Table
 
-from lit_het.eval.report.tables import markdown_table
+from lit_het import parameters
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.training.durations import RunLength
+from lit_het.training.step import initial_state, jit_step, make_step, of_trainable
+from lit_het.types import Batch
 
 # Short calls are repeated for this many seconds, so that clock resolution and dispatch do not matter.
 SHORTEST_MEASUREMENT = 0.05
@@ -26,6 +32,14 @@ MEMORY_NOTE = (
     "Memory is that of the compiled program (`memory_analysis`): temporary + argument + output - aliased bytes; "
     "arguments and outputs are parameters, inputs and their gradients."
 )
+
+
+def parser_of(description: str | None, output: str = "") -> argparse.ArgumentParser:
+    """Returns a parser of flags; ``output`` says what the folder of ``--output`` receives, if there is one."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if output:
+        parser.add_argument("--output", type=Path, default=None, help=f"directory of {output}")
+    return parser
 
 
 @dataclasses.dataclass
@@ -50,11 +64,56 @@ class Program:
         began = time.perf_counter()
         compiled = jax.jit(function).lower(*arguments).compile()
         seconds = time.perf_counter() - began
-        memory = compiled.memory_analysis()
-        assert memory is not None
-        temporary = memory.temp_size_in_bytes
-        lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        return cls(lambda: jax.block_until_ready(compiled(*arguments)), temporary, temporary + lasting, seconds)
+        return cls(lambda: jax.block_until_ready(compiled(*arguments)), *program_bytes(compiled), seconds)
+
+
+def program_bytes(compiled: Any) -> tuple[int, int]:
+    """Returns the temporary bytes of a compiled program and all of them, see `MEMORY_NOTE`."""
+    memory = compiled.memory_analysis()
+    lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.temp_size_in_bytes, memory.temp_size_in_bytes + lasting
+
+
+class TrainingStep:
+    """The training step of a configuration, without evaluations, logs and checkpoints.
+
+    Attributes:
+        task: of the configuration.
+        state, locked: as the step takes them.
+        step: of state, locked parameters and a batch.
+    """
+
+    def __init__(self, config: ExperimentConfig):
+        self.task: Any = config.task.build()
+        run = RunLength.resolve(config.length, config.data.batch_size, None)
+        optimizer = config.optimizer.build(config.schedule, run, self.task.layers_above, self.task.learning_rates)
+        params = jax.jit(self.task.initialize)(jax.random.key(0))
+        locked, trainable = parameters.partition(params, self.task.locked)
+        self.locked = parameters.cast(locked, config.task.image_tower.compute_type)
+        self.state = jax.jit(lambda params: initial_state(params, optimizer))(trainable)
+        self.step: Any = jit_step(make_step(of_trainable(self.task.loss), optimizer, config.seed), self.state)
+
+    def compile(self, batch: Batch) -> tuple[Any, float]:
+        """Compiles the step for a batch; returns the lowered step, and the seconds of the compilation."""
+        lowered = self.step.lower(self.state, self.locked, batch)
+        began = time.perf_counter()
+        self.step = lowered.compile()
+        return lowered, time.perf_counter() - began
+
+    def __call__(self, batch: Batch) -> Any:
+        """Begins a step and returns its metrics."""
+        self.state, metrics = self.step(self.state, self.locked, batch)
+        return metrics
+
+
+def product_rate(rows: int, width: int, hidden: int, compute_type: str = "float32", repeats: int = 5) -> float:
+    """Returns the FLOP/s of bare products ``[rows width] x [width hidden]``."""
+    left, right = jnp.ones((rows, width), compute_type), jnp.ones((width, hidden), compute_type)
+    product = jax.jit(jnp.matmul)
+    product(left, right).block_until_ready()
+    began = time.perf_counter()
+    jax.block_until_ready([product(left, right) for _ in range(repeats)])
+    return 2 * rows * width * hidden * repeats / (time.perf_counter() - began)
 
 
 def seconds_in_turn(
@@ -98,6 +157,14 @@ def _seconds(call: Callable[[], Any], repeats: int) -> float:
     return (time.perf_counter() - began) / repeats
 
 
+def between(seconds: Sequence[float], scale: float = 1.0, digits: int = 3) -> tuple[str, str]:
+    """Returns the median, and "least-greatest"."""
+    median, least, greatest = (
+        f"{scale * value:.{digits}f}" for value in (np.median(seconds), min(seconds), max(seconds))
+    )
+    return median, f"{least}-{greatest}"
+
+
 def ratio(seconds: Mapping[str, list[float]], numerator: str, denominator: str) -> list[float] | None:
     """Returns ratios pair by pair of the rounds that both were measured in, or None if there are none."""
     pairs = zip(seconds.get(numerator, ()), seconds.get(denominator, ()), strict=False)
@@ -122,6 +189,14 @@ def machine() -> str:
     return f"{len(devices)} x {devices[0].device_kind}, jax {jax.__version__}"
 
 
+def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
 class Report:
     """Collects tables and remarks, prints them as they come and writes them with their data."""
 
@@ -133,11 +208,9 @@ class Report:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Adds a table."""
-        table = Table(*columns, title=title)
-        for row in rows:
-            table.add_row(*row)
-        self._lines += [f"## {title}", "", markdown_table(columns, rows)]
-        self.console.print(table)
+        lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+        self._lines += [f"## {title}", "", *lines, ""]
+        print_table(self.console, title, columns, rows)
 
     def note(self, text: str) -> None:
         """Adds a remark."""

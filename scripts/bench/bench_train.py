@@ -11,7 +11,6 @@ PyTorch, of the extra "parity", has the deterministic head and keeps its locked 
 
 import argparse
 import dataclasses
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from bench_embeddings import IMAGES, STORED, loaders_of, towers_of
-from bench_tools import MIB, Report, ratio, spread
+from bench_tools import MIB, Report, TrainingStep, between, parser_of, product_rate, program_bytes, ratio, spread
 from rich.console import Console
 
 from lit_het import parameters
@@ -32,9 +30,7 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContr
 from lit_het.planning.costs import product_flops
 from lit_het.random import keys_at
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.training.durations import RunLength
 from lit_het.training.optimizers import AdamW, Optimizer
-from lit_het.training.step import initial_state, jit_step, make_step, of_trainable
 from lit_het.types import Batch
 
 try:
@@ -49,7 +45,8 @@ def main() -> None:
     """Prints tables, and writes them if a folder is named."""
     options = _options()
     report = Report(Console(width=140), "Training step")
-    peak = product_rate(options.compute_type)
+    sizes = ((1024, 768, 3072), (3136, 768, 3072), (4096, 4096, 4096))  # the best of some that occur in the towers
+    peak = max(product_rate(*size, options.compute_type) for size in sizes * 3)
     report.note(f"Bare products of {options.compute_type} reach {peak / 1e9:.0f} GFLOP/s here: MFU is the share of it.")
     with tempfile.TemporaryDirectory() as folder:
         for length in options.text_lengths:
@@ -59,7 +56,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "JSON and Markdown")
     parser.add_argument("--tower", choices=("B/32", "So400m/14"), default="B/32", help="and a text tower of its size")
     parser.add_argument("--text-lengths", type=int, nargs="+", default=[16, 77])
     parser.add_argument("--batch-size", type=int, default=64)
@@ -70,7 +67,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--compute-type", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--unrolled", action=argparse.BooleanOptionalAction, default=jax.default_backend() == "cpu")
     parser.add_argument("--torch-compile", action="store_true", help="also PyTorch's compiled form")
-    parser.add_argument("--output", type=Path, default=None, help="directory of JSON and Markdown")
     return parser.parse_args()
 
 
@@ -163,12 +159,12 @@ def _tell(
 ) -> None:
     rows = []
     for name, split in splits.items():
-        median = statistics.median(split.whole)
-        parts = (statistics.median(part) for part in (split.input, split.host, split.device))
+        median = float(np.median(split.whole))
+        parts = (np.median(part) for part in (split.input, split.host, split.device))
         rows.append(
             (
                 name,
-                f"{median:.3f} ({min(split.whole):.3f}-{max(split.whole):.3f})",
+                "{} ({})".format(*between(split.whole)),
                 f"{1 / median:.2f}",
                 f"{options.batch_size / median:.1f}",
                 f"{split.flops / 1e9:.0f}",
@@ -206,8 +202,8 @@ def _config(options: argparse.Namespace, length: int) -> ExperimentConfig:
     return dataclasses.replace(config, task=dataclasses.replace(task, **towers), optimizer=Optimizer(rule=AdamW()))
 
 
-class JaxStep:
-    """The training step of a configuration, without logs and checkpoints.
+class JaxStep(TrainingStep):
+    """A compiled step.
 
     Attributes:
         flops: of its matrix products.
@@ -215,42 +211,19 @@ class JaxStep:
     """
 
     def __init__(self, config: ExperimentConfig, batch: Batch):
-        task = config.task.build()
-        optimizer = config.optimizer.build(config.schedule, RunLength(10**6, 1), task.layers_above, task.learning_rates)
-        params = jax.jit(task.initialize)(jax.random.key(0))
-        locked, trainable = parameters.partition(params, task.locked)
-        self._locked = parameters.cast(locked, config.task.image_tower.compute_type)
-        self._state = jax.jit(lambda params: initial_state(params, optimizer))(trainable)
-        step = make_step(of_trainable(task.loss), optimizer, config.seed)
-        self._step = jit_step(step, self._state).lower(self._state, self._locked, batch).compile()
-        found = self._step.memory_analysis()
-        assert found is not None
-        lasting = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-        self.memory = lasting + found.temp_size_in_bytes
+        super().__init__(config)
 
         def loss(trainable: Any, locked: Any, batch: Batch) -> Any:
-            return task.loss(parameters.merge(locked, trainable), batch, keys_at(0, 0))[0]
+            return self.task.loss(parameters.merge(locked, trainable), batch, keys_at(0, 0))[0]
 
-        self.flops = product_flops(jax.grad(loss), trainable, self._locked, batch)
+        self.flops = product_flops(jax.grad(loss), self.state.params, self.locked, batch)
+        self.compile(batch)
+        self.memory = program_bytes(self.step)[1]
 
     def __call__(self, batch: Batch) -> Callable[[], float]:
         """Begins a step and returns what waits for its end."""
-        self._state, metrics = self._step(self._state, self._locked, jax.device_put(batch))
+        metrics = super().__call__(jax.device_put(batch))
         return lambda: float(metrics["loss"])
-
-
-def product_rate(compute_type: str) -> float:
-    """Returns the FLOP/s of bare matrix products: the best of some sizes that occur in the towers."""
-    rates = []
-    for rows, width, hidden in ((1024, 768, 3072), (3136, 768, 3072), (4096, 4096, 4096)):
-        left, right = jnp.ones((rows, width), compute_type), jnp.ones((width, hidden), compute_type)
-        product = jax.jit(jnp.matmul)
-        product(left, right).block_until_ready()
-        for _ in range(3):
-            began, repeats = time.perf_counter(), 5
-            jax.block_until_ready([product(left, right) for _ in range(repeats)])
-            rates.append(2 * rows * width * hidden * repeats / (time.perf_counter() - began))
-    return max(rates)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,9 @@ import jax
 import numpy as np
 from bench_data import photograph_shards
 from bench_embeddings import towers_of
-from bench_tools import machine
+from bench_tools import between, machine, parser_of, print_table, ratio, spread
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.data_pipelines.images.transforms import Preprocessing
@@ -44,7 +43,7 @@ NUM_CLASSES, NUM_PROMPTS = 1000, 80
 
 def main() -> None:
     """Prints both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--tower", choices=("B/32", "B/16", "So400m/14"), default="B/32", help="and a text tower of its size"
     )
@@ -92,18 +91,18 @@ def _compare(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _print_images(options: argparse.Namespace, seconds: dict[str, list[float]]) -> None:
-    table = Table("what", "s (median)", "min-max", "images/s", "of the bare pass (aim: 1.15)")
-    for name, times in seconds.items():
-        ratio = np.divide(times, seconds[BARE])
-        table.add_row(
+    rows = [
+        (
             name,
-            f"{np.median(times):.2f}",
-            f"{min(times):.2f}-{max(times):.2f}",
+            *between(times, digits=2),
             f"{options.images / np.median(times):.1f}",
-            f"{np.median(ratio):.2f} ({ratio.min():.2f}-{ratio.max():.2f})",
+            spread(ratio(seconds, name, BARE)),
         )
-    table.title = f"{options.tower}, {options.images} photographs among {NUM_CLASSES:,} names"
-    Console(width=120).print(table)
+        for name, times in seconds.items()
+    ]
+    columns = ("what", "s (median)", "min-max", "images/s", "of the bare pass (aim: 1.15)")
+    title = f"{options.tower}, {options.images} photographs among {NUM_CLASSES:,} names"
+    print_table(Console(width=120), title, columns, rows)
 
 
 def _print_names(options: argparse.Namespace, model: EvaluatedModel, names: Sequence[str]) -> None:

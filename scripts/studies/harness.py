@@ -14,7 +14,7 @@ from scipy import stats
 
 from lit_het import untrusted
 from lit_het.configs import quickstart_upstream
-from lit_het.configs.experiment import ExperimentConfig
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.shards.storage import read_lines
@@ -217,6 +217,32 @@ def run_of(
     loader = dataclasses.replace(loader or config.data, shards=(str(data / "train"),), seed=seed)
     length = Duration(steps) if steps else config.length
     return dataclasses.replace(config, run_dir=run_dir, data=loader, seed=seed, length=length, **fields)
+
+
+def lit_run_of(
+    config: ExperimentConfig,
+    run_dir: Path,
+    data: Path,
+    seed: int,
+    *,
+    tower: Path,
+    embeddings: str,
+    loader: LoaderConfig | None = None,
+    **fields: Any,
+) -> ExperimentConfig:
+    """Returns a run as `run_of`, with captions, on the stored embeddings of the tower of a finished run."""
+    assert config.tokenizer is not None
+    return run_of(
+        config,
+        run_dir,
+        data,
+        seed,
+        loader=dataclasses.replace(loader or config.data, embeddings=embeddings),
+        tokenizer=dataclasses.replace(config.tokenizer, model=data / "tokenizer.model"),
+        pretrained=PretrainedConfig(tower),
+        cadence=dataclasses.replace(config.cadence, log_steps=100, save_steps=10_000),
+        **fields,
+    )
 
 
 def upstream(root: Path, data: Path, seed: int) -> ExperimentConfig:

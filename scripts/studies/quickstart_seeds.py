@@ -6,12 +6,11 @@ python scripts/studies/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from lit_het.eval.report.tables import markdown_table
+from lit_het.eval.metrics.significance import estimate
 
 FIGURES = ("top1", "top5", "nll", "ece", "calibrated/nll", "calibrated/ece", "errors_among_homoglyphs")
 
@@ -29,21 +28,18 @@ def main() -> None:
             for model in ("deterministic", "het_xl")
         )
         if np.isfinite(one).all():
-            rows.append((condition, name, figure, *map(_mean, (one, other, other - one))))
-    print(markdown_table(("captions", "set", "figure", "deterministic", "HET-XL", "difference"), rows))
+            cells = " | ".join(estimate(values).shown(3) for values in (one, other, other - one))
+            print(f"| {condition} | {name} | {figure} | {cells} |")
     areas = [result["noisy"]["het_xl"]["noisy_caption_auroc"] for result in results]
-    print(f"wrong captions by noise norm: AUROC {_mean(areas)}")
+    print(f"\nwrong captions by noise norm: AUROC {estimate(areas).shown(3)}")
     for kind in results[0]["noise_of_homoglyphs"]:
         areas = [result["noise_of_homoglyphs"][kind]["auc"] for result in results]
         values = [result["noise_of_homoglyphs"][kind]["p_value"] for result in results]
-        print(f"noise of homoglyphs, {kind}: AUC {_mean(areas)}; p = {', '.join(f'{p:.2g}' for p in values)}")
+        print(
+            f"noise of homoglyphs, {kind}: AUC {estimate(areas).shown(3)}; p = {', '.join(f'{p:.2g}' for p in values)}"
+        )
     print("seconds:", ", ".join(f"{result['seconds']:.0f}" for result in results))
     print("peak memory, GB:", ", ".join(f"{result['peak_memory_bytes'] / 1e9:.2f}" for result in results))
-
-
-def _mean(values: Sequence[float] | np.ndarray) -> str:
-    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return f"{np.mean(values):.3f} ± {error:.3f}"
 
 
 if __name__ == "__main__":

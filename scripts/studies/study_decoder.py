@@ -17,7 +17,7 @@ from pathlib import Path
 from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import quickstart_decoder, quickstart_lit_deterministic, quickstart_upstream
-from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.sets import ImageSet
@@ -73,19 +73,10 @@ def configuration(name: str, root: Path, data: Path, seed: int, steps: int) -> E
         )
     else:
         evaluations = tuple(ZeroShotConfig(images, ClassNamesConfig(candidates=data / "names.txt")) for images in sets)
-    assert base.tokenizer is not None
     mixture = tuple(dataclasses.replace(one, shards=(str(data / "train"),)) for one in base.data.mixture)
-    return harness.run_of(
-        base,
-        root / name,
-        data,
-        seed,
-        loader=dataclasses.replace(base.data, mixture=mixture, embeddings=embeddings),
-        tokenizer=dataclasses.replace(base.tokenizer, model=data / "tokenizer.model"),
-        pretrained=PretrainedConfig(root / "upstream"),
-        cadence=dataclasses.replace(base.cadence, log_steps=100, save_steps=10_000),
-        evaluations=evaluations,
-    )
+    loader = dataclasses.replace(base.data, mixture=mixture)
+    stored = {"tower": root / "upstream", "embeddings": embeddings, "loader": loader}
+    return harness.lit_run_of(base, root / name, data, seed, evaluations=evaluations, **stored)
 
 
 def prepare(root: Path, data: Path, seed: int, steps: int) -> None:

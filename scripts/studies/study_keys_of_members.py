@@ -18,7 +18,7 @@ from typing import Literal
 from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
-from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -76,22 +76,19 @@ def configuration(form: Form, head: str, root: Path, data: Path, seed: int, step
     """Returns the run of a form with a head, on stored embeddings."""
     base, tower = HEADS[head].get_config(root), form.image_tower
     assert isinstance(base.task, ContrastiveConfig)
-    assert base.tokenizer is not None
     text_tower = dataclasses.replace(base.task.text_tower, embedding_size=tower.embedding_size)
     embeddings = str(root / f"{form.source}_embeddings")
     typeface, characters = (ImageSet(name, str(data / name), split=".", embeddings=embeddings) for name in SETS)
     names = ClassNamesConfig(candidates=data / "names.txt")
-    return harness.run_of(
+    return harness.lit_run_of(
         base,
         root / "lit" / f"{form.tower}_{form.members}_{head}",
         data,
         seed,
+        tower=root / form.source,
+        embeddings=embeddings,
         steps=steps,
         task=dataclasses.replace(base.task, image_tower=tower, text_tower=text_tower),
-        loader=dataclasses.replace(base.data, embeddings=embeddings),
-        tokenizer=dataclasses.replace(base.tokenizer, model=data / "tokenizer.model"),
-        pretrained=PretrainedConfig(root / form.source),
-        cadence=dataclasses.replace(base.cadence, log_steps=100, save_steps=10_000),
         evaluations=(
             ZeroShotConfig(typeface, names),
             ZeroShotConfig(characters, names),

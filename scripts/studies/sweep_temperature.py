@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -67,31 +68,15 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 def _panel(axes: Axes, rows: Sequence[Row], metric: str, label: str, hint: str, scale: float = 1.0) -> None:
     fixed = [row for row in rows if row.setting["temperature"] != LEARNED]
     learned = [row for row in rows if row.setting["temperature"] == LEARNED]
-    for members, style in (
-        (fixed, {"color": FIXED_COLOUR, "marker": "o", "markersize": 4, "label": "fixed τ"}),
-        (
-            learned,
-            {
-                "color": LEARNED_COLOUR,
-                "marker": "D",
-                "markersize": 6,
-                "linestyle": "",
-                "label": "learned τ, final value",
-            },
-        ),
-    ):
-        if members:
-            axes.errorbar(
-                [row.figures[TEMPERATURE].mean for row in members],
-                [scale * row.figures[metric].mean for row in members],
-                # A single seed has no standard error and no error bar.
-                yerr=np.nan_to_num([scale * row.figures[metric].error for row in members]),
-                xerr=np.nan_to_num([row.figures[TEMPERATURE].error for row in members]),
-                capsize=2.5,
-                linewidth=1.4,
-                elinewidth=1.0,
-                **style,
-            )
+    style = {
+        "color": LEARNED_COLOUR,
+        "marker": "D",
+        "markersize": 6,
+        "linestyle": "",
+        "label": "learned τ, final value",
+    }
+    _errorbar(axes, fixed, metric, scale, color=FIXED_COLOUR, marker="o", markersize=4, label="fixed τ")
+    _errorbar(axes, learned, metric, scale, **style)
     for row in learned:
         axes.axhline(scale * row.figures[metric].mean, color=LEARNED_COLOUR, linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
@@ -106,6 +91,18 @@ def _panel(axes: Axes, rows: Sequence[Row], metric: str, label: str, hint: str, 
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dfe3e6", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def _errorbar(axes: Axes, rows: Sequence[Row], metric: str, scale: float, **style: Any) -> None:
+    if rows:
+        taus, values = ([row.figures[name] for row in rows] for name in (TEMPERATURE, metric))
+        # A single seed has no standard error and no error bar.
+        bars = {
+            "xerr": np.nan_to_num([tau.error for tau in taus]),
+            "yerr": scale * np.nan_to_num([value.error for value in values]),
+        }
+        style |= {"capsize": 2.5, "linewidth": 1.4, "elinewidth": 1.0, **bars}
+        axes.errorbar([tau.mean for tau in taus], [scale * value.mean for value in values], **style)
 
 
 def _sweep(options: argparse.Namespace) -> None:

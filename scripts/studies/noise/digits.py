@@ -15,6 +15,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.preprocessing import scale
 
+from lit_het.eval.metrics.significance import estimate
 from lit_het.sklearn import HetXLClassifier
 
 # Digits that resemble one another: 1 and 7, 3 and 8, 4 and 9, 5 and 6.
@@ -72,8 +73,7 @@ def main() -> None:
                 accuracy = float(np.mean(probabilities.argmax(axis=1) == data.test_labels))
                 found.setdefault(name, []).append((accuracy, log_loss(data.test_labels, probabilities)))
         for name, figures in found.items():
-            means, errors = np.mean(figures, axis=0), np.std(figures, axis=0, ddof=1) / len(figures) ** 0.5
-            shown = ", ".join(f"{mean:.3f} ± {error:.3f}" for mean, error in zip(means, errors, strict=True))
+            shown = ", ".join(estimate(values).shown(3) for values in zip(*figures, strict=True))
             print(f"{share:.0%} wrong, {name}: {shown}", flush=True)
 
 
