@@ -149,7 +149,7 @@ def cells_of(values: Mapping[str, Mapping[int, float]]) -> list[str]:
         if found is first or len(seeds) < 2:
             continue
         differences[method] = own = [found[seed] - first[seed] for seed in seeds]
-        paired[method] = stats.ttest_1samp(own, 0.0).pvalue if np.ptp(own) else np.nan
+        _, paired[method] = stats.ttest_1samp(own, 0.0) if np.ptp(own) else (0.0, np.nan)
         unpaired[method] = welch(list(found.values()), list(first.values())).p_value
     significant, by_welch = (holm({h: p for h, p in tests.items() if np.isfinite(p)}) for tests in (paired, unpaired))
     cells = []

@@ -28,7 +28,7 @@ def main() -> None:
             for model in ("deterministic", "het_xl")
         )
         if np.isfinite(one).all():
-            cells = " | ".join(estimate(values).shown(3) for values in (one, other, other - one))
+            cells = " | ".join(estimate(values.tolist()).shown(3) for values in (one, other, other - one))
             print(f"| {condition} | {name} | {figure} | {cells} |")
     areas = [result["noisy"]["het_xl"]["noisy_caption_auroc"] for result in results]
     print(f"\nwrong captions by noise norm: AUROC {estimate(areas).shown(3)}")

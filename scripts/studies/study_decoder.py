@@ -120,7 +120,7 @@ def _figures(images: str, name: str, part: str, logged: harness.Figures) -> harn
     else:
         paths = {title: f"captioning/{images}/{part}{one}" for title, one in CAPTIONS.items()}
         paths["questions"] = f"question_answering/{images}/{part}exact_match"
-    return {title: logged[path] for title, path in paths.items()}
+    return {title: logged[path] for title, path in paths.items() if path in logged}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

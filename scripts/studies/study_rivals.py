@@ -143,13 +143,13 @@ def _of_best(figures: Mapping[str, Mapping[int, float]], name: str) -> Mapping[i
 def study(options: argparse.Namespace) -> None:
     """Trains and measures what is not finished, and writes the tables."""
     # The methods whose runs a model has.
-    models = {ALL[name].title: (name,) for name in options.methods if ALL[name].title}
+    models: dict[str, Sequence[str]] = {ALL[name].title: (name,) for name in options.methods if ALL[name].title}
     if set(ENSEMBLE) <= set(options.methods):
         models["ensemble of 3 text towers"] = ENSEMBLE
     cells = {f"{condition} {title}": (condition, title) for condition in options.conditions for title in models}
     settings = {"steps": options.steps}
 
-    def measure(cell: str, seed: int) -> dict[str, harness.Figures]:
+    def measure(cell: str, seed: int) -> Mapping[str, harness.Figures]:
         (condition, title), root = cells[cell], options.output / f"seed{seed}"
         prepare(root, seed, VALIDATION if options.candidates else CHARACTER_STYLES[seed % len(CHARACTER_STYLES)])
 

@@ -138,6 +138,7 @@ ORDERINGS = (
 def upstream(source: str, data: Path, run_dir: Path, seed: int) -> ExperimentConfig:
     """Returns the training of a tower on the words of names, several of each image."""
     base = harness.upstream(run_dir, data, seed)
+    assert isinstance(base.task, ClassificationConfig)
     task = ClassificationConfig(
         image_tower=Method("", source).tower,  # pyright: ignore[reportArgumentType]
         head=DeterministicConfig(initial_bias=-5.0),

@@ -51,7 +51,8 @@ class Trained:
         """Unit embeddings of all names; None for a classifier, whose classes are the names."""
         if isinstance(self.task, FeatureClassifier):
             return None
-        return jnp.asarray(_by_blocks(lambda block: self.task.encode_text(self.params, block), self.tokens))
+        embed = self.task.encode_text
+        return jnp.asarray(_by_blocks(lambda block: embed(self.params, block), self.tokens))
 
     def predict(self, pairs: PairSet, names: Int[np.ndarray, " k"], num_samples: int = 0, seed: int = 0) -> Predictions:
         """Returns predictions of the captions among some names; with samples by Monte Carlo."""
