@@ -190,7 +190,7 @@ def write_tables(path: Path, *tables: str) -> str:
 def write_json(path: Path, content: object) -> None:
     """Writes a JSON file, replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def trained(config: ExperimentConfig) -> dict[str, float]:

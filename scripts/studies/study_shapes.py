@@ -3,21 +3,18 @@
     python -m scripts.studies.study_shapes --output runs/shapes
 
 A grid and a star sweep (`lit-het shape grid` and `star`) give a start and exponents. The shape for 4 times the compute
-of the start is then trained beside those with the proportions of ViT-B and ViT-Ti at equal compute, over seeds.
-Finished runs are skipped, interrupted ones continue, and processes with the same output share the runs.
+of the start is then trained beside those with the proportions of ViT-B and ViT-Ti at equal compute, over seeds; sweeps
+have seed 0. Finished runs are skipped, interrupted ones continue, and processes with the same output share the runs.
 """
 
 import argparse
 import dataclasses
 import itertools
-import json
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
@@ -26,7 +23,6 @@ from lit_het.errors import UserError, counted
 from lit_het.eval.metrics.significance import welch
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.files import write_atomically
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.search import grid, grid_runs
 from lit_het.search.law import uncertainty
@@ -35,6 +31,7 @@ from lit_het.search.shape import budgets, fits, sweeps
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
+from scripts.studies import harness
 
 SET = "held_out_typeface"
 METRIC = f"supervised/{SET}/nll"
@@ -99,7 +96,7 @@ def proportions_of_vit(config: ExperimentConfig, width_per_block: int, cost: flo
     return nearest
 
 
-def compare(config: ExperimentConfig, output: Path, seeds: Sequence[int]) -> dict[str, Any]:
+def compare(config: ExperimentConfig, output: Path, seeds: Sequence[int], *, trains: bool) -> dict[str, Any]:
     """Trains the predicted shape and those of ViTs with equal compute; returns all with their figures and tests."""
     shape, budget = predicted(config, output)
     cost = sweeps.gflop_per_example(sweeps.with_shape(config, shape))
@@ -109,7 +106,8 @@ def compare(config: ExperimentConfig, output: Path, seeds: Sequence[int]) -> dic
         own = sweeps.gflop_per_example(sweeps.with_shape(config, one))
         steps = round(budget / own / config.data.batch_size)
         planned = sweeps.plan(config, [one], [Duration(steps)], seeds, output / "compared")
-        grid.run(planned, output / "compared", (METRIC,))
+        if trains:
+            grid.run(planned, output / "compared", (METRIC,))
         of_all = [grid_runs.read_result(grid_runs.result_path(output / "compared", run.name)) for run in planned]
         # A run that diverged has no metrics.
         results = [result for result in of_all if METRIC in result.figures]
@@ -145,32 +143,26 @@ def recorded(output: Path, kind: str) -> dict[str, Any]:
     return {"runs": runs, "fits": found}
 
 
+def study(options: argparse.Namespace) -> None:
+    """Trains what is not finished, and writes the results of both sweeps and of the comparison."""
+    config = configuration(options.data, options.output)
+    if not options.table:
+        write_data(options.data, quickstart_upstream.glyphs())
+        sweep(config, options.output)
+    found = {kind: recorded(options.output, kind) for kind in ("grid", "star")}
+    compared = compare(config, options.output, options.seeds, trains=not options.table)
+    seconds = [run["seconds"] for kind in found.values() for run in kind["runs"]]
+    seconds += [one for shape in compared["shapes"].values() for one in shape["seconds"]]
+    hours = sum(seconds) / 3600
+    harness.write_json(options.results, {**found, "compared": compared, "hours": hours})
+    print(f"{hours:.2f} hours of training in all; results: {options.results}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--output", type=Path, default=Path("runs/shapes"), metavar="DIR")
-    parser.add_argument("--data", type=Path, default=Path("runs/quickstart/data"), metavar="DIR")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the comparison; sweeps have seed 0")
+    parser = harness.study_parser(__doc__, "runs/shapes", data=True, seeds=(1, 2, 3))
     parser.add_argument("--results", type=Path, default=Path("docs/results/shapes.json"), metavar="FILE")
-    options = parser.parse_args(arguments)
-    return grid.run_main("study_shapes", lambda: _study(options))
-
-
-def _study(options: argparse.Namespace) -> None:
-    write_data(options.data, quickstart_upstream.glyphs())
-    jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
-    config = configuration(options.data, options.output)
-    sweep(config, options.output)
-    found = {kind: recorded(options.output, kind) for kind in ("grid", "star")}
-    content: dict[str, Any] = {**found, "compared": compare(config, options.output, options.seeds)}
-    seconds = [run["seconds"] for kind in found.values() for run in kind["runs"]]
-    seconds += [one for shape in content["compared"]["shapes"].values() for one in shape["seconds"]]
-    content["hours"] = sum(seconds) / 3600
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.results, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    print(f"{content['hours']:.2f} hours of training in all; results: {options.results}")
+    return harness.run_study("study_shapes", study, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def study(tmp_path_factory):
         # Fits take most of the time, and those of a repeated study are the same.
         patch.setattr(fits, "fit", functools.cache(fits.fit))
 
-        def repeat(results):
-            flags = ("--output", folder / "runs", "--data", folder, "--results", results)
+        def repeat(results, *more):
+            flags = ("--output", folder / "runs", "--data", folder, "--results", results, *more)
             return study_shapes.main([str(flag) for flag in flags])
 
         assert repeat(folder / "results" / "shapes.json") == 0
@@ -79,6 +79,8 @@ def test_the_study_compares_equal_computes_and_is_not_repeated(study, tmp_path, 
     assert (depth, mlp) == (round(width / 16), 4 * width)
     trained.clear()
     assert repeat(tmp_path / "shapes.json") == 0
+    assert repeat(tmp_path / "table.json", "--table") == 0
+    assert (tmp_path / "table.json").read_text() == (tmp_path / "shapes.json").read_text()
     assert "hours of training in all" in capsys.readouterr().out
     assert not trained
 
