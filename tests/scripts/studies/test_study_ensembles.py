@@ -103,3 +103,17 @@ def test_figures_of_other_settings_are_refused(tmp_path, capsys):
 
 def test_a_study_that_was_not_begun_has_no_table(tmp_path, capsys):
     assert "start without --table" in refusal(capsys, study_ensembles.main, "--output", tmp_path, "--table")
+
+
+def test_keys_of_members_are_compared_with_the_v_moe_of_the_same_head(tmp_path):
+    for number, head in enumerate(study_keys_of_members.HEADS):
+        for place, form in enumerate(study_keys_of_members.FORMS):
+            for seed in range(3):
+                value = number + seed + 0.1 * place + 0.001 * seed * place
+                figures = dict.fromkeys(study_keys_of_members.FIGURES.values(), value)
+                path = harness._path(tmp_path, f"{form.title}, {head}", seed)
+                harness.write_json(path, {"settings": {"steps": 800}, "figures": figures})
+    assert study_keys_of_members.main(["--output", str(tmp_path), "--seeds", "0", "1", "2", "--table"]) == 0
+    rows = (tmp_path / "keys_of_members.md").read_text().splitlines()[2:]
+    assert [row.count("(") for row in rows] == [0, 7, 7, 7] * 2
+    assert rows[1].startswith("| e3, averaged, deterministic | 1.101 ± 0.578 (0.101 ± 0.001 *) |")
