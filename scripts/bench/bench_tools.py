@@ -19,6 +19,7 @@ from rich.table import Table
 
 from lit_het import parameters
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.eval.report.tables import markdown_table
 from lit_het.training.durations import RunLength
 from lit_het.training.step import initial_state, jit_step, make_step, of_trainable
 from lit_het.types import Batch
@@ -208,8 +209,7 @@ class Report:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Adds a table."""
-        lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-        self._lines += [f"## {title}", "", *lines, ""]
+        self._lines += [f"## {title}", "", markdown_table(columns, rows)]
         print_table(self.console, title, columns, rows)
 
     def note(self, text: str) -> None:

@@ -172,12 +172,6 @@ def rows_of(found: Found, figures: Iterable[str]) -> list[tuple[str, ...]]:
     return list(zip(found, *(cells_of(of_figure(found, figure)) for figure in figures), strict=True))
 
 
-def markdown(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Returns a table as Markdown."""
-    titles = list(titles)
-    return "".join(f"| {' | '.join(row)} |\n" for row in (titles, ["---"] * len(titles), *rows))
-
-
 def write_tables(path: Path, *tables: str) -> str:
     """Writes and prints tables; returns the text."""
     path.parent.mkdir(parents=True, exist_ok=True)

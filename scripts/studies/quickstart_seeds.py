@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_het.eval.metrics.significance import estimate
+from lit_het.eval.report.tables import markdown_table
 
 FIGURES = ("top1", "top5", "nll", "ece", "calibrated/nll", "calibrated/ece", "errors_among_homoglyphs")
 
@@ -28,10 +29,11 @@ def main() -> None:
             for model in ("deterministic", "het_xl")
         )
         if np.isfinite(one).all():
-            cells = " | ".join(estimate(values.tolist()).shown(3) for values in (one, other, other - one))
-            print(f"| {condition} | {name} | {figure} | {cells} |")
+            cells = (estimate(values.tolist()).shown(3) for values in (one, other, other - one))
+            rows.append((condition, name, figure, *cells))
+    print(markdown_table(("captions", "set", "figure", "deterministic", "HET-XL", "difference"), rows))
     areas = [result["noisy"]["het_xl"]["noisy_caption_auroc"] for result in results]
-    print(f"\nwrong captions by noise norm: AUROC {estimate(areas).shown(3)}")
+    print(f"wrong captions by noise norm: AUROC {estimate(areas).shown(3)}")
     for kind in results[0]["noise_of_homoglyphs"]:
         areas = [result["noise_of_homoglyphs"][kind]["auc"] for result in results]
         values = [result["noise_of_homoglyphs"][kind]["p_value"] for result in results]

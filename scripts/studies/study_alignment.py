@@ -27,6 +27,7 @@ from lit_het.configs.quickstart_evaluations import TYPEFACE
 from lit_het.data_pipelines.shards.writing import expand
 from lit_het.eval.evaluators.zero_shot import SPECTRUM_IMAGES
 from lit_het.eval.metrics.significance import estimate
+from lit_het.eval.report.tables import markdown_table
 from lit_het.heads.covariance import MINIMUM_SCALE
 from lit_het.heads.het import HetConfig
 from lit_het.heads.temperature import BoundedTemperature
@@ -101,7 +102,7 @@ def study(options: argparse.Namespace) -> None:
         (kernel, *(estimate([of[f"{kernel}/{column}"] for of in found.values()]).shown(3) for column in COLUMNS))
         for kernel in KERNELS
     ]
-    harness.write_tables(options.output / "alignment.md", harness.markdown(("W", *COLUMNS), rows))
+    harness.write_tables(options.output / "alignment.md", markdown_table(("W", *COLUMNS), rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from lit_het.configs import quickstart_decoder, quickstart_lit_deterministic, qu
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
+from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
 from lit_het.heads.covariance import CovarianceConfig
@@ -108,7 +109,7 @@ def study(options: argparse.Namespace) -> None:
             for title, (name, part) in ROWS.items()
         }
         tables.append(
-            harness.markdown((f"{images}, {len(options.seeds)} seeds", *FIGURES), harness.rows_of(by_row, FIGURES))
+            markdown_table((f"{images}, {len(options.seeds)} seeds", *FIGURES), harness.rows_of(by_row, FIGURES))
         )
     harness.write_tables(options.output / "decoder.md", *tables)
 

@@ -25,8 +25,8 @@ from lit_het.eval.metrics import scores
 from lit_het.eval.metrics.ensembles import mean_prediction, score_ensemble
 from lit_het.eval.metrics.significance import estimate, holm, welch
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks
+from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.sets.open_sets import Sets
 from lit_het.models.experts import with_experts
 from lit_het.models.opening import open_run
 from scripts.studies import harness
@@ -86,7 +86,7 @@ def orderings(found: harness.Found) -> str:
         (table, f"{METHODS[one].title} - {METHODS[other].title}", f"{printed:+.3f}", *cells)
         for (table, one, other, printed), cells in zip(pairs, zip(*columns, strict=True), strict=True)
     ]
-    return harness.markdown(("e3", "compared", "NLL printed", *figures), rows)
+    return markdown_table(("e3", "compared", "NLL printed", *figures), rows)
 
 
 def conclude(found: harness.Found, output: Path) -> None:
@@ -113,7 +113,7 @@ def conclude(found: harness.Found, output: Path) -> None:
         "Welch's t-test (5 %, with Holm's correction within the column).\n"
     )
     harness.write_tables(
-        output / "table.md", harness.markdown((f"{len(seeds)} seeds", *FIGURES), rows), legend, orderings(found)
+        output / "table.md", markdown_table((f"{len(seeds)} seeds", *FIGURES), rows), legend, orderings(found)
     )
 
 

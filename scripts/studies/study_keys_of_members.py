@@ -19,6 +19,7 @@ from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -122,7 +123,7 @@ def study(options: argparse.Namespace) -> None:
     for head in HEADS:
         rows += harness.rows_of({title: of for title, of in found.items() if runs[title][1] == head}, FIGURES.values())
     titles = (f"{len(options.seeds)} seeds", *FIGURES)
-    harness.write_tables(options.output / "keys_of_members.md", harness.markdown(titles, rows))
+    harness.write_tables(options.output / "keys_of_members.md", markdown_table(titles, rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

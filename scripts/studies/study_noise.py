@@ -23,6 +23,7 @@ from lit_het import untrusted
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.errors import UserError
+from lit_het.eval.report.tables import markdown_table
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
@@ -254,7 +255,7 @@ def table(kind: str, level: float, by_head: harness.Found, shown: Sequence[str])
         values = {head: means[head] | of for head, of in harness.of_figure(by_head, figure).items()}
         if any(values.values()):
             rows.append((figure, *harness.cells_of(values)))
-    return harness.markdown((f"{kind} {level:.0%}", *(f"{head} ({len(of)})" for head, of in by_head.items())), rows)
+    return markdown_table((f"{kind} {level:.0%}", *(f"{head} ({len(of)})" for head, of in by_head.items())), rows)
 
 
 DEFAULT_NOISE = {

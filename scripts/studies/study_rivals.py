@@ -31,6 +31,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.prepare.writer import WriteOptions
 from lit_het.eval.metrics.significance import estimate
+from lit_het.eval.report.tables import markdown_table
 from lit_het.planning.plan import Step
 from lit_het.sharding import MeshConfig
 from scripts.studies import harness
@@ -131,7 +132,7 @@ def conclude(found: harness.Found, output: Path, condition: str) -> None:
         (figure, *harness.cells_of({name: _of_best(of, figure) for name, of in values.items()}))
         for figure in DIFFERENCES
     ]
-    harness.write_tables(output / f"{condition}_differences.md", harness.markdown(("", *values), rows))
+    harness.write_tables(output / f"{condition}_differences.md", markdown_table(("", *values), rows))
     harness.write_json(page.with_suffix(".json"), values)
 
 

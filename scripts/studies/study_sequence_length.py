@@ -26,6 +26,7 @@ from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_evaluations import TYPEFACE
 from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.eval.metrics.significance import Estimate, estimate
+from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
@@ -118,7 +119,7 @@ def study(options: argparse.Namespace) -> None:
         for size in PATCH_SIZES
     ]
     titles = ("patch, pixels", "tokens", f"GFLOP: {', '.join(SHAPES)}", *found)
-    harness.write_tables(options.output / "sequence_length.md", harness.markdown(titles, rows))
+    harness.write_tables(options.output / "sequence_length.md", markdown_table(titles, rows))
     draw({runs[title]: of for title, of in accuracies.items()}, options.output / "sequence_length.png")
 
 

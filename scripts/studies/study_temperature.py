@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 
 from lit_het.eval.metrics.significance import estimate
+from lit_het.eval.report.tables import markdown_table
 from scripts.studies import harness
 from scripts.studies.temperature import parts
 from scripts.studies.temperature.data import counts_of, prepare
@@ -46,7 +47,7 @@ def write(output: Path, name: str, rows: Sequence[Row], prefix: str = "") -> str
     taus = [estimate([of["temperature"] for of in row.by_seed.values()]).shown(2) for row in rows]
     lines = [(*cells, tau, row.nll, row.top1) for row, cells, tau in zip(rows, measured, taus, strict=True)]
     titles = ("", "NLL", "Prec@1", "τ", "NLL, paper", "Prec@1, paper")
-    return harness.write_tables(output / f"{name}.md", harness.markdown(titles, lines))
+    return harness.write_tables(output / f"{name}.md", markdown_table(titles, lines))
 
 
 def study(options: argparse.Namespace) -> None:
