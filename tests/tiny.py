@@ -103,7 +103,7 @@ def assert_same_training(params: Params, others: Params) -> None:
 def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path | None = None) -> ExperimentConfig:
     """Cuts towers, data, steps and evaluations; head, loss, optimizer, labels and locked patterns stay as they are."""
     task = config.task
-    tower = _shrink_tower(task.image_tower)
+    tower = _shrink_tower(task.require_image_tower())
     match task:
         case ContrastiveConfig():
             text = dataclasses.replace(
@@ -146,7 +146,7 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
 def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> ExperimentConfig:
     """Returns a classifier with the (shrunk) image tower of ``config``: a source of locked weights."""
     task = ClassificationConfig(
-        image_tower=_shrink_tower(config.task.image_tower),
+        image_tower=_shrink_tower(config.task.require_image_tower()),
         num_classes=len(COLOURS) + len(SHAPES),
         loss=SigmoidCrossEntropy(),
     )

@@ -117,7 +117,7 @@ def loaders_of(folder: Path, config: ExperimentConfig, options: argparse.Namespa
         preprocessing=Preprocessing(filter="fast"),
         threads=options.threads,
     )
-    _store(folder / "embeddings", data, config.task.image_tower.embedding_size)
+    _store(folder / "embeddings", data, config.task.require_image_tower().embedding_size)
     stored = dataclasses.replace(data, embeddings=str(folder / "embeddings"))
     return {IMAGES: Loader(data, tokenizer), STORED: Loader(stored, tokenizer)}
 

@@ -90,7 +90,7 @@ class TrainingStep:
         optimizer = config.optimizer.build(config.schedule, run, self.task.layers_above, self.task.learning_rates)
         params = jax.jit(self.task.initialize)(jax.random.key(0))
         locked, trainable = parameters.partition(params, self.task.locked)
-        self.locked = parameters.cast(locked, config.task.image_tower.compute_type)
+        self.locked = parameters.cast(locked, config.task.compute_type)
         self.state = jax.jit(lambda params: initial_state(params, optimizer))(trainable)
         self.step: Any = jit_step(make_step(of_trainable(self.task.loss), optimizer, config.seed), self.state)
 

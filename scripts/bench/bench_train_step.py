@@ -94,7 +94,7 @@ def _scanned(config: ExperimentConfig) -> ExperimentConfig:
 
 def _batch(config: ExperimentConfig, embeddings: bool) -> Batch:
     random = np.random.default_rng(0)
-    b, tower = config.data.batch_size, config.task.image_tower
+    b, tower = config.data.batch_size, config.task.require_image_tower()
     image = random.integers(0, 256, (b, tower.image_size, tower.image_size, 3), dtype=np.uint8)
     embedding = random.normal(size=(b, tower.embedding_size)).astype(np.float32)
     return jax.device_put(

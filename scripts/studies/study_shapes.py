@@ -54,7 +54,7 @@ MLP_PER_WIDTH = 4
 def configuration(data: Path, output: Path) -> ExperimentConfig:
     """Returns the run that all others are made of: the glyph classifier with 4 patches and a deterministic head."""
     config = glyph_classifier.get_config(output, DeterministicConfig())
-    tower = dataclasses.replace(config.task.image_tower, patch_size=16)
+    tower = dataclasses.replace(config.task.require_image_tower(), patch_size=16)
     return dataclasses.replace(
         config,
         task=dataclasses.replace(config.task, image_tower=tower),

@@ -26,7 +26,7 @@ STEPS, BEGIN = 6, 3
 
 def siglip2(data, run_dir):
     config = tiny.shrink(quickstart_lit_deterministic.get_config(), data, run_dir)
-    size = config.task.image_tower.image_size
+    size = config.task.require_image_tower().image_size
     distillation = DistillationConfig(
         Duration(50, "percent"), num_views=2, view_size=size // 2, hidden=16, bottleneck=8, num_prototypes=20
     )

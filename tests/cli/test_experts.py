@@ -96,7 +96,7 @@ def test_a_benchmark_of_other_experts_has_its_own_page_and_saves_nothing_in_the_
 @pytest.mark.parametrize(("head", "keys"), [(DeterministicContrastiveConfig(), 3), (GaussianContrastiveConfig(), 1)])
 def test_samples_of_dropout_are_keys_or_averaged_for_a_loss_that_takes_one_key(vmoe, lit_config, head, keys):
     run = open_run(vmoe)
-    tower = run.config.task.image_tower
+    tower = run.config.task.require_image_tower()
     text = changed(lit_config.task.text_tower, embedding_size=tower.embedding_size)
     task = changed(lit_config.task, image_tower=tower, text_tower=text, head=head, loss=SoftmaxLoss())
     run = changed(run, config__task=task, task=task.build())

@@ -69,7 +69,7 @@ def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_li
         project = tmp_path / name
         run_command("new", project, "--tower", tower, "--data", data / "train", *flags)
         config = load_module_config(project / "config.py")
-        assert config.task.image_tower.embedding_size == trained_lit.task.image_tower.embedding_size
+        assert config.task.require_image_tower().embedding_size == trained_lit.task.image_tower.embedding_size
         assert (project / "tower").is_dir() == (name != "run")
         own = (trained_lit.run_dir if name == "run" else project) / "tokenizer.model"
         assert config.tokenizer is not None

@@ -145,6 +145,6 @@ def test_a_tower_without_pooling_keeps_the_class_token(upstream, tmp_path):
     ours = start(TOWER.without_pooling(), config.run_dir, tmp_path / "run")
     np.testing.assert_array_equal(ours["image_tower/class_token"], theirs["image_tower/class_token"])
     assert not any("pre_logits" in path for path in ours)
-    without = dataclasses.replace(TOWER.without_pooling(), class_token=False)
+    without = dataclasses.replace(TOWER, pooling="none", class_token=False, representation_size=None)
     with pytest.raises(UserError, match="has a class token; set --task"):
         start(without, config.run_dir, tmp_path / "run")

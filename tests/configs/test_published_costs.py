@@ -119,7 +119,7 @@ def test_operations_with_dispatch_are_those_of_the_ablations_of_e3(model, k, m, 
     ],
 )
 def test_parameters_are_those_that_e3_prints(size, dense, sparse):
-    width = step("vit", size, {}).config.task.image_tower.embedding_size
+    width = step("vit", size, {}).config.task.require_image_tower().embedding_size
     flags = {"image-tower.image-size": 224, "image-tower.representation-size": width, "num-classes": 18_291}
     flags = {f"task.{flag}": value for flag, value in flags.items()}
     for model, printed in (("vit", dense), ("vmoe", sparse)):

@@ -17,6 +17,7 @@ def test_every_run_reads_stored_embeddings(tmp_path, name):
         str(tmp_path / "data" / "train")
     }
     assert config.seed == config.data.seed == 3
+    assert config.pretrained is not None
     assert config.pretrained.run == tmp_path / "upstream"
 
 

@@ -36,7 +36,7 @@ SHORT = ("smoothing 0.1", "S16", "classifier S16")
 )
 def test_every_head_of_the_study_has_a_loss(head):
     config = quickstart_lit_deterministic.get_config()
-    size = config.task.image_tower.embedding_size
+    size = config.task.require_image_tower().embedding_size
     pairs = PairSet(np.zeros((4, size), np.float32), np.arange(4), tuple("abcd"), {})
     unused: Any = None
     data = Data(config, pairs, pairs, pairs, pairs, np.arange(4), np.arange(4), {}, tokenizer=unused)
