@@ -90,8 +90,11 @@ class Table:
     def terminal(self) -> rich.table.Table:
         """Returns the table for a terminal."""
         title = Text(self.caption)
-        shown = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
-        shown.add_column("", min_width=20)
+        shown = rich.table.Table(
+            title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        )
+        # Without a least width, for which the last columns would be cut off.
+        shown.add_column("")
         for column in self.columns:
             shown.add_column(Text(column), justify="right", overflow="fold")
         for number, row in enumerate(self.rows):

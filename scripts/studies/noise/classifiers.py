@@ -14,12 +14,13 @@ from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.classification import ClassificationHeadConfig
+from lit_het.tasks.options import TaskOptions
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.types import Batch, Metrics, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureClassifierConfig:
+class FeatureClassifierConfig(TaskOptions):
     """A classifier of features.
 
     Attributes:

@@ -19,6 +19,7 @@ from lit_het.eval.report.figures import dots, pareto_front, scatter
 from lit_het.eval.report.grids import Mark, mark_of
 from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.page import img
+from lit_het.eval.report.tables import plain_table
 from lit_het.eval.report.texts import token
 
 
@@ -67,6 +68,16 @@ def test_a_difference_that_is_not_significant_is_neither_bold_nor_called_better(
 
 def test_numbers_that_print_the_same_are_equal_whatever_their_errors():
     assert STYLES["top1"].compared(Estimate(0.50004, 1e-9), Estimate(0.5, 1e-9)) == 0
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_column_is_cut_off_in_a_narrow_terminal(width):
+    columns = ("T ± standard error", "NLL before", "NLL after", "ECE before", "ECE after")
+    row = ("mean of 4 samples", "1.386 ± 0.232", "0.1956", "0.0385", "0.0485", "0.1234")
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(plain_table("120 texts", columns, [row]).terminal())
+    text = console.export_text()
+    assert all(figure in text for figure in row[2:])
 
 
 def test_the_terminal_shows_the_same_rows_and_takes_brackets_literally():
