@@ -89,11 +89,16 @@ class Table:
 
     def terminal(self) -> rich.table.Table:
         """Returns the table for a terminal."""
-        title = Text(self.caption)
+        # As wide as the title, which would be broken at the width of the table; no column has a least width, for which
+        # the last ones would be cut off.
         shown = rich.table.Table(
-            title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+            title=Text(self.caption),
+            title_justify="left",
+            box=rich.box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+            min_width=min(len(self.caption), 60),
         )
-        # Without a least width, for which the last columns would be cut off.
         shown.add_column("")
         for column in self.columns:
             shown.add_column(Text(column), justify="right", overflow="fold")
