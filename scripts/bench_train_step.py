@@ -20,7 +20,7 @@ from rich.table import Table
 from lit_het import parameters
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.durations import RunLength
 from lit_het.training.step import initial_state, make_step, of_trainable
 from lit_het.types import Batch

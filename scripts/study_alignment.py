@@ -27,9 +27,9 @@ from lit_het.data_pipelines.shards.writing import expand
 from lit_het.eval.evaluators.zero_shot import SPECTRUM_IMAGES
 from lit_het.eval.metrics.significance import estimate
 from lit_het.files import write_atomically
+from lit_het.heads.classification_config import HetConfig
 from lit_het.heads.covariance import MINIMUM_SCALE
-from lit_het.heads.het import HetConfig
-from lit_het.heads.temperature import BoundedTemperature
+from lit_het.heads.temperature_config import BoundedTemperature
 from lit_het.search import grid
 from lit_het.training.durations import Duration
 from lit_het.training.train import train_unless_done

@@ -23,7 +23,7 @@ from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.files import write_atomically
 from lit_het.search import grid
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.durations import Duration
 from lit_het.training.train import train_unless_done
 from scripts.ensembles.methods import METHODS, upstream

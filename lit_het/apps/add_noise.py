@@ -25,9 +25,12 @@ from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.data_pipelines.texts.captions import captions_in, member_of
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
-from lit_het.heads.temperature import LogTemperature
+from lit_het.heads.contrastive_config import (
+    BayesVLMContrastiveConfig,
+    DeterministicContrastiveConfig,
+    HetXLContrastiveConfig,
+)
+from lit_het.heads.temperature_config import LogTemperature
 from lit_het.models.calibration.images import seen
 from lit_het.models.calibration.posterior import check_fitted, fit_unless_done
 from lit_het.models.calibration.split import LEAST_IMAGES, split_samples
@@ -39,7 +42,7 @@ from lit_het.training.cadence import Cadence
 from lit_het.training.checks import check_run_dir, with_saved_rule
 from lit_het.training.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 from lit_het.training.train import train_unless_done
 from lit_het.weights.importing import ImportOptions, import_weights, require_no_options

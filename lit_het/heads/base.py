@@ -1,6 +1,6 @@
 """The protocols of heads, and what their configurations say of them."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
@@ -96,31 +96,3 @@ class ContrastiveHead(Protocol):
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns standard deviations of the noise along its principal axes, descending; none without noise."""
         ...
-
-
-class ContrastiveOptions:
-    """What the configuration of a contrastive head says of it; here, of a head without noise.
-
-    Attributes:
-        num_samples: S, noise samples per example in training; 0 for losses that need none.
-        antithetic: whether they come in pairs with noise ε and -ε; None for pairs wherever S is even.
-        has_image_noise: whether image queries have noise.
-        reads_variances: whether its inputs are ``[mean, log σ²]``, from uncertainty tokens of both towers.
-        reads_layer_inputs: whether its inputs may be followed by those of the towers' last layers; so are its keys.
-        takes_members: whether an image may have several keys.
-    """
-
-    num_samples: Any = 1
-    antithetic: Any = None
-    has_image_noise: Any = False
-    reads_variances: Any = False
-    reads_layer_inputs = False
-    takes_members = False
-
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> ContrastiveHead:
-        """Returns the head for embeddings ``[b d]``."""
-        raise NotImplementedError
-
-    def build_on(self, image_tower: Any, text_tower: Any, rngs: nnx.Rngs) -> ContrastiveHead:
-        """Returns the head for the embeddings of two towers, given by their configurations."""
-        return self.build(image_tower.embedding_size, rngs)

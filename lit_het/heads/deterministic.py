@@ -1,38 +1,13 @@
 """The deterministic classifier: logits = (Wᵀ φ + bias) / τ (HET-XL Eq. 1)."""
 
-import dataclasses
-from typing import ClassVar
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.logits import LogitsLayer, logits_layer
 from lit_het.heads.sampling import noiseless_samples
-from lit_het.heads.temperature import FixedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
-
-
-@dataclasses.dataclass(frozen=True)
-class DeterministicConfig:
-    """A classifier without noise.
-
-    Attributes:
-        temperature: τ.
-        initial_bias: initial value of the biases; about -6.9 suits sigmoid losses with many classes (SoViT Table 8).
-        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
-    """
-
-    temperature: TemperatureConfig = FixedTemperature()
-    initial_bias: float = 0.0
-    zero_kernel: bool = False
-
-    # No field: there is no noise to sample.
-    sampling: ClassVar[None] = None
-
-    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "DeterministicClassifier":
-        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
-        return DeterministicClassifier(self, feature_size, num_classes, rngs)
 
 
 class DeterministicClassifier(nnx.Module):

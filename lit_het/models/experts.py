@@ -9,7 +9,7 @@ from lit_het.models.opening import Run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.union import TaskConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 
 # Others have no effect outside training, or belong to the parameters.
 _FLAGS = ("batch_priority", "multi_pred", "tiled")

@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from lit_het import distributed, sharding
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.gaussian import GaussianContrastiveConfig, variances_of_texts
+from lit_het.heads.contrastive_config import GaussianContrastiveConfig
+from lit_het.heads.gaussian import variances_of_texts
 from lit_het.heads.sampling import in_pairs
 from lit_het.models.writer import Writer
 from lit_het.programs import shared

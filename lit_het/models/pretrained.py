@@ -18,9 +18,8 @@ from lit_het.models.tower_fingerprints import EXECUTION_FIELDS
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.every_task import AnyTask
 from lit_het.tasks.union import TaskConfig
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.training.directory import check_chain, checkpoint_dir, find_pretrained, load_config
 from lit_het.types import Params
 from lit_het.weights import adapting

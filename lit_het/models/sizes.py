@@ -8,7 +8,7 @@ import numpy as np
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.models.opening import Run
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.weights.resample import resample
 
 

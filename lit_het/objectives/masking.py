@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Key, Shaped
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least
-from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.losses.base import finite, masked_mean, weights
 from lit_het.objectives.base import Context, Objective, Setup
 from lit_het.types import Metrics

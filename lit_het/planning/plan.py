@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.heads.sampling import logits_at_once
+from lit_het.heads.noise_config import logits_at_once
 from lit_het.objectives.base import objectives_of
 from lit_het.objectives.tokens import token_logits_at_once
 from lit_het.planning import costs

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 from lit_het import parameters
 from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.random import Keys
-from lit_het.training.optimizers import ParameterGroup
+from lit_het.training.optimizers_config import ParameterGroup
 from lit_het.types import Batch, Metrics, Params
 
 Config = TypeVar("Config", bound=Any)

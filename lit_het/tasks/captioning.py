@@ -4,14 +4,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from lit_het.errors import UserError, require_at_least
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.objectives.tokens import TokenHeadConfig, check_tied
+from lit_het.heads.classification_config import DeterministicConfig, TokenHeadConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.programs import shared
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.decoder import DecoderConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.image_config import ViTConfig
 
 if TYPE_CHECKING:
     from lit_het.tasks.captioning_task import CaptioningTask
@@ -51,7 +50,7 @@ class CaptioningConfig:
                 "out its further layers (representation_size, projection_size, uncertainty_token, layer_input) and "
                 "ensembles of experts"
             )
-        check_tied(self.decoder, self.head, "task")
+        self.decoder.check_head(self.head, "task")
 
     @property
     def compute_type(self) -> ComputeType:

@@ -15,7 +15,8 @@ from lit_het.heads.base import ClassificationHead
 from lit_het.heads.het import HetClassifier
 from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import LossAndTop1, SigmoidCrossEntropy
+from lit_het.losses.classification import LossAndTop1
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.mixtures import LabelMixture
 from lit_het.objectives.base import prepared
 from lit_het.random import Keys

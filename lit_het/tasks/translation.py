@@ -4,14 +4,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from lit_het.errors import FieldError, UserError
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.objectives.tokens import START_TOKEN, TokenHeadConfig, check_tied
+from lit_het.heads.classification_config import DeterministicConfig, TokenHeadConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.programs import shared
-from lit_het.tasks.features import ImageTowerConfig
-from lit_het.towers.decoder import DecoderConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.text import TextConfig
+from lit_het.towers.decoder_config import START_TOKEN, DecoderConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.image_config import ImageTowerConfig
+from lit_het.towers.text_config import TextConfig
 
 if TYPE_CHECKING:
     from lit_het.tasks.translator import TranslationTask
@@ -61,7 +60,7 @@ class TranslationConfig:
                 "shared_embedding",
                 "True needs equal vocabulary_size and encoder.width of text_tower and decoder, and no weights",
             )
-        check_tied(self.decoder, self.head, "task")
+        self.decoder.check_head(self.head, "task")
 
     @property
     def image_tower(self) -> ImageTowerConfig:

@@ -1,85 +1,14 @@
 """BERT (Devlin et al. 2018) as a text tower: words, positions and segments, norms after layers, first token."""
 
-import dataclasses
-from typing import ClassVar
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.towers.layers import layer_norm, linear
-from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
-from lit_het.types import Params, TowerOutput
-
-# Parameters of the tower before its encoder.
-_INPUTS = ("tokens", "positions", "segments", "input_norm")
-
-
-@dataclasses.dataclass(frozen=True)
-class BertConfig:
-    """A BERT text tower.
-
-    Attributes:
-        vocabulary_size: number of token ids.
-        length: tokens per text, padding included.
-        projection_size: size of the dense layer at the very end; None for none (BERT as published).
-        encoder: the stack of blocks, with norms after layers.
-        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
-        num_segments: number of segment embeddings; all texts here are segment 0.
-        padding_id: token id of padding, which is masked in attention.
-        pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
-        layer_input: whether the embedding is followed by the input of the projection, for BayesVLM's head.
-
-    Raises:
-        UserError: a size below 1, norms before layers, or ``layer_input`` without a projection.
-    """
-
-    vocabulary_size: int = 30_522
-    length: int = 16
-    projection_size: int | None = 768
-    encoder: EncoderConfig = EncoderConfig(norm_placement="after", activation="gelu", norm_epsilon=1e-12)
-    weights: str | None = None
-    num_segments: int = 2
-    padding_id: int = 0
-    pooler: bool = False
-    layer_input: bool = False
-
-    uncertainty_token: ClassVar[bool] = False
-    pooling: ClassVar[str] = "first"
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "vocabulary_size", "length", "num_segments")
-        if self.projection_size is not None:
-            require_at_least(1, self, "projection_size")
-        if self.encoder.norm_placement != "after" or self.encoder.num_members > 1:
-            raise UserError("a BERT tower needs encoder.norm_placement = 'after', and no ensemble of experts")
-        if self.layer_input and self.last_layer is None:
-            raise FieldError(self, "layer_input", "True needs a projection_size")
-
-    @property
-    def embedding_size(self) -> int:
-        """Size of the embedding."""
-        return self.projection_size or self.encoder.width
-
-    @property
-    def last_layer(self) -> str | None:
-        """Path of the parameters of the projection; None without one."""
-        return None if self.projection_size is None else "projection"
-
-    @property
-    def input_size(self) -> int:
-        """Size of the input of the projection, where it follows the embedding; 0 otherwise."""
-        return self.encoder.width if self.layer_input else 0
-
-    def build(self, rngs: nnx.Rngs) -> "Bert":
-        """Returns the tower with fresh parameters."""
-        return Bert(self, rngs)
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
-        return layers_above(self.encoder, _INPUTS, params)
+from lit_het.towers.text_config import BertConfig
+from lit_het.towers.transformer import Encoder
+from lit_het.types import TowerOutput
 
 
 class Bert(nnx.Module):

@@ -10,7 +10,7 @@ from lit_het.console import message
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from lit_het.heads.contrastive_config import BayesVLMContrastiveConfig
 from lit_het.objectives.base import Setup
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.captioning_task import CaptioningTask
@@ -18,9 +18,8 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.every_task import AnyTask
-from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
 from lit_het.training.directory import config_path, load_config
 
 if TYPE_CHECKING:

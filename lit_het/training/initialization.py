@@ -12,7 +12,7 @@ from lit_het.errors import UserError
 from lit_het.models.pretrained import load_pretrained, load_weights
 from lit_het.programs import shared
 from lit_het.tasks.every_task import AnyTask
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.types import Params
 
 

@@ -14,20 +14,17 @@ from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.heads.classification_config import DeterministicConfig, HetXLConfig
+from lit_het.heads.contrastive_config import GaussianContrastiveConfig
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.models.opening import Run, open_run
 from lit_het.models.writer import writable_tokens
 from lit_het.objectives.tokens import START_TOKEN
 from lit_het.tasks.captioning_task import CaptioningTask
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.translator import TranslationTask
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ImageTowerConfig, ResNetConfig, ViTConfig
 from lit_het.types import Params
 from lit_het.weights import portable
 from lit_het.weights.big_vision.exporting import write_npz

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from lit_het.heads.temperature import BoundedTemperature
+from lit_het.heads.temperature_config import BoundedTemperature
 from lit_het.search import space
-from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
+from lit_het.tasks.temperature_gradient_config import Method, TemperatureGradient
 from scripts.temperature.data import ALL, FIT
 from scripts.temperature.runs import BATCH_SIZE, HEAD, Runner, Setting, fixed, with_temperature
 from scripts.temperature.tables import Row

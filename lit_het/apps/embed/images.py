@@ -27,8 +27,8 @@ from lit_het.models.pretrained import abstract_params, load_pretrained, load_wei
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.tasks.features import FeatureExtractor
+from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
 from lit_het.types import Batch, Params
 
 # Maps a batch of the loader to the embeddings of its rows.

@@ -18,8 +18,9 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.errors import UserError
 from lit_het.heads import laplace
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig, LastLayer, last_layer
+from lit_het.heads.bayes_vlm import LastLayer, last_layer
 from lit_het.heads.contrastive import unit
+from lit_het.heads.contrastive_config import BayesVLMContrastiveConfig
 from lit_het.heads.laplace import Factors
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.losses.contrastive.gauss_newton import sigmoid_hessian, softmax_hessian

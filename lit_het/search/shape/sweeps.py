@@ -26,8 +26,8 @@ from lit_het.search.law.observations import Observation, check_spokes, shown_sha
 from lit_het.search.law.scaling import MULTIPLE, rounded
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.translation import TranslationConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.durations import Duration, RunLength
 
 Kind = Literal["star", "grid"]

@@ -28,14 +28,15 @@ from lit_het.data_pipelines.images.decoding import Filter
 from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
+from lit_het.heads.contrastive import HetXLContrastive
+from lit_het.heads.contrastive_config import HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance
 from lit_het.models.opening import Run
 from lit_het.tasks import quantities
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.image_config import ResNetConfig
 from lit_het.types import Calibration, Params
 from lit_het.weights.onnx.graph import save
 from lit_het.weights.onnx.tracing import convert
