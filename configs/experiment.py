@@ -16,7 +16,7 @@ import cattrs
 from lit_het import parameters, untrusted
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.shards.portions import Portion, Rule
-from lit_het.data_pipelines.texts.tokenizers import TokenizerConfig
+from lit_het.data_pipelines.texts.tokenizers_config import TokenizerConfig
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically

@@ -11,7 +11,7 @@ from pathlib import Path
 from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet

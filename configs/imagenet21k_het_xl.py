@@ -14,7 +14,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.augment import HorizontalFlip
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.heads.classification_config import HetXLConfig
 from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
 from lit_het.losses.classification_config import SigmoidCrossEntropy

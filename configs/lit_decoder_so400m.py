@@ -11,7 +11,7 @@ from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.images.augment import HorizontalFlip
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
 from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.sharding import MeshConfig

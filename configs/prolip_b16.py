@@ -10,7 +10,7 @@ from pathlib import Path
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
 from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.heads.temperature_config import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss

@@ -10,8 +10,8 @@ from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_lit_deterministic import VOCABULARY_SIZE
 from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.texts.captions import QUESTION
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.texts.captions_config import QUESTION
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
 from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.tasks.captioning import CaptioningConfig

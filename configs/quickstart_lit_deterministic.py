@@ -5,7 +5,7 @@ from pathlib import Path
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
 from lit_het.heads.contrastive_config import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.tasks.contrastive import ContrastiveConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
 from lit_het.eval.decoder_suite import WriteCaptionsConfig
 from lit_het.eval.sets import ImageSet
 from lit_het.heads.classification_config import DeterministicConfig

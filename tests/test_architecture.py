@@ -31,8 +31,8 @@ def trees():
 CORE = {
     f"training.{name}"
     for name in (
-        *("cadence", "durations", "isotropic_noise", "lock", "log", "loop", "optimizers", "preemption", "schedules"),
-        *("step", "tracking"),
+        *("cadence", "durations", "isotropic_noise", "lock", "log", "loop", "optimizers", "optimizers_config"),
+        *("preemption", "schedules", "step", "tracking"),
     )
 }
 # What opens and writes runs, beside the readers and writers of formats.
@@ -157,7 +157,7 @@ ALLOWED = {
     "search": set(),
 }
 # Fields of configurations, which everything may have.
-SETTINGS = {"lit_het.training.durations", "lit_het.training.optimizers"}
+SETTINGS = {"lit_het.training.durations", "lit_het.training.optimizers_config"}
 
 
 def test_packages_of_the_learner_keep_their_order():

@@ -20,9 +20,11 @@ from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion
-from lit_het.data_pipelines.shards.storage import Unreadable, absolute, content_or_raise
+from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.urls import absolute
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
-from lit_het.data_pipelines.texts.captions import captions_in, member_of
+from lit_het.data_pipelines.texts.captions import captions_in
+from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.heads.contrastive_config import (

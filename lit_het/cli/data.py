@@ -198,7 +198,7 @@ def _check(options: argparse.Namespace, _: list[str]) -> None:
     for pattern in options.shards:
         require_shards(pattern)
     from lit_het.apps.data import check
-    from lit_het.data_pipelines.labels import ClassIndex
+    from lit_het.data_pipelines.labels_config import ClassIndex
 
     check(
         options.shards,

@@ -9,7 +9,7 @@ import numpy as np
 
 from lit_het import arguments
 from lit_het.console import message
-from lit_het.data_pipelines.labels import CaptionWords
+from lit_het.data_pipelines.labels_config import CaptionWords
 from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.errors import UserError

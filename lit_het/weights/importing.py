@@ -14,8 +14,12 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.transforms import Preprocessing
-from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig
-from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TokenizerConfig
+from lit_het.data_pipelines.texts.tokenizers_config import (
+    HuggingFaceTokenizerConfig,
+    SentencePieceConfig,
+    TensorFlowTextConfig,
+    TokenizerConfig,
+)
 from lit_het.errors import UserError
 from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.contrastive_config import DeterministicContrastiveConfig, GaussianContrastiveConfig

@@ -9,7 +9,7 @@ import numpy as np
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.errors import UserError
 from lit_het.eval.evaluators.zero_shot import NOISY
 from lit_het.eval.sets import ImageSet

@@ -16,7 +16,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.index import ShardIndex, ShardSummary, index_shard
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL
@@ -179,7 +179,7 @@ def addresses_of(data: LoaderConfig, options: EmbedOptions) -> list[str]:
         UserError: one is a shell command.
     """
     addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
-    for address in filter(storage.is_pipe, addresses):
+    for address in filter(urls.is_pipe, addresses):
         raise UserError(f"{address}: a command cannot seek, which embed needs; name files with --data")
     number, count = options.part
     return addresses[number::count]
