@@ -283,7 +283,7 @@ def matching(pattern: str) -> list[str]:
 
 def common_shards(shards: Sequence[str], portion: Portion, others: Sequence[str], other_portion: Portion) -> list[str]:
     """Returns the shards, however their paths are written, of which two portions may have samples in common."""
-    files, other_files = ({*map(canonical, some)} for some in (shards, others))
+    files, other_files = ({*map(urls.canonical, some)} for some in (shards, others))
     # Portions of different lists of shards are of different samples, and may have some in common.
     apart = files == other_files and not portion.overlaps(other_portion)
     return [] if apart else sorted(files & other_files)
