@@ -1,9 +1,8 @@
 """BERT's WordPiece tokenizer by TensorFlow Text; the only module that imports TensorFlow, and only on first use."""
 
-import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -117,7 +116,7 @@ def load_tensorflow() -> tuple[Any, Any]:
     """Imports TensorFlow, without accelerators, and TensorFlow Text."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with silenced_stderr():
+        with tokenizer_files.silenced_stderr():
             import tensorflow as tf  # pyright: ignore[reportMissingImports]
             import tensorflow_text as tf_text  # pyright: ignore[reportMissingImports]
 
@@ -126,16 +125,3 @@ def load_tensorflow() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(f"needs TensorFlow Text ({error}); pip install 'lit-het[tf-text]'") from error
     return tf, tf_text
-
-
-@contextlib.contextmanager
-def silenced_stderr() -> Iterator[None]:
-    """Silences libraries that print before their log level can be set, or that have no log level."""
-    saved = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

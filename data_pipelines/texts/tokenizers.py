@@ -15,7 +15,6 @@ from jaxtyping import Bool, Int32
 
 from lit_het.data_pipelines.labels import MAX_TEXT_BYTES
 from lit_het.data_pipelines.texts import tokenizer_files
-from lit_het.data_pipelines.texts.tensorflow_text import silenced_stderr
 from lit_het.data_pipelines.texts.tokenizers_config import HuggingFaceTokenizerConfig as HuggingFaceTokenizerConfig
 from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig as SentencePieceConfig
 from lit_het.errors import UserError
@@ -241,7 +240,7 @@ class HuggingFaceTokenizer:
     """
 
     def __init__(self, model_bytes: bytes, length: int, padding_id: int | None = None):
-        with _one_line_errors("is not a tokenizer.json"), silenced_stderr():
+        with _one_line_errors("is not a tokenizer.json"), tokenizer_files.silenced_stderr():
             tokenizer_files.check_hugging_face(model_bytes)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(model_bytes)
             control = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -253,7 +252,7 @@ class HuggingFaceTokenizer:
         token = self._tokenizer.id_to_token(self.padding_id)
         if token is None:
             raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
-        with silenced_stderr():
+        with tokenizer_files.silenced_stderr():
             self._tokenizer.enable_truncation(length)
             self._tokenizer.enable_padding(length=length, pad_id=self.padding_id, pad_token=token)
             self._check_speed()

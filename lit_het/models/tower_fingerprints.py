@@ -5,15 +5,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_het import parameters
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.types import Params
 from lit_het.weights.native import checksums
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 
 # Fields that change how a model is computed or where it comes from, but not the model.
 EXECUTION_FIELDS = (
@@ -48,7 +50,7 @@ _LATER_FIELDS: Mapping[str, Any] = {
 }
 
 
-def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None = None) -> str:
+def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Tokenizer | None" = None) -> str:
     """Returns a fingerprint of a tower: a hash of its fields, its parameters in the compute type and its tokenizer.
 
     Args:

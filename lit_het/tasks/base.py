@@ -90,6 +90,13 @@ class Task(Generic[Config, Model]):
             for part, tree in params.items()
         }
 
+    def check_batch(self, batch: Batch) -> None:
+        """Checks what only the numbers of a batch show, before it is on the devices; nothing by default.
+
+        Raises:
+            UserError: it does not fit the task.
+        """
+
     def loss(
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
     ) -> tuple[Float[Array, ""], Metrics]:

@@ -25,7 +25,7 @@ from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.tasks.temperature_gradient import check_temperature
+from lit_het.tasks.temperature_gradient_config import check_temperature
 from lit_het.types import Batch, LogitSamples, Metrics, Params, TowerOutput
 
 
@@ -146,6 +146,10 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
                 f"{type(self.config.loss).__name__} over {k} classes cannot take labels of shape {shape}; "
                 "check the task's loss, --task.num-classes and the data's labels"
             )
+
+    def check_batch(self, batch: Batch) -> None:
+        """Checks the labels."""
+        self.check_labels(np.asarray(batch.label))
 
     def check_labels(self, label: Int[np.ndarray, " b"] | Float[np.ndarray, "b k"]) -> None:
         """Checks the shape and the values of labels, on the host.

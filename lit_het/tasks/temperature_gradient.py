@@ -4,7 +4,6 @@ All other parameters Θ are trained on the rest of the batch, with τ as it is.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable
 
 import jax
@@ -12,14 +11,12 @@ import optax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from lit_het import parameters
-from lit_het.errors import UserError
 from lit_het.random import Keys
 from lit_het.tasks import held_out
 from lit_het.tasks.base import Gradient, Loss, LossAndGradient
-from lit_het.tasks.temperature_gradient_config import Method, TemperatureGradient
+from lit_het.tasks.temperature_gradient_config import TEMPERATURE, Method
 from lit_het.types import Batch, Metrics, Params
 
-_TEMPERATURE = "head/temperature/.*"
 # Of log τ, or of t in Eq. 16. The error of a central difference is of the order of its square; a smaller one would lose
 # the digits of float32.
 _SHIFT = 1e-2
@@ -30,7 +27,7 @@ def held_out_gradient(method: Method, fraction: float, learning_rate: Callable[[
     of_temperature = _simple if method == "simple" else _luketina
 
     def gradient(loss: Loss, params: Params, batch: Batch, keys: Keys, step: Int[Array, ""]) -> LossAndGradient:
-        tau, rest = parameters.partition(params, [_TEMPERATURE])
+        tau, rest = parameters.partition(params, [TEMPERATURE])
         rows, held_out_rows = held_out.split(batch, fraction)
         # Noise of its own: equal keys would give both parts the same.
         held_out_keys = Keys(keys("held_out"))
@@ -47,25 +44,6 @@ def held_out_gradient(method: Method, fraction: float, learning_rate: Callable[[
         return (value, {**metrics, "held_out_loss": held_out_loss}), parameters.merge(of_tau, of_rest)
 
     return gradient
-
-
-def check_temperature(config: TemperatureGradient | None, params: Params, locked: tuple[str, ...]) -> None:
-    """Checks that a task trains its τ, if there is a ``temperature_gradient``.
-
-    Args:
-        config: of the task.
-        params: of the task.
-        locked: patterns of those that are not trained.
-
-    Raises:
-        UserError: τ is fixed or locked.
-    """
-    trainable = parameters.flatten(parameters.partition(params, locked)[1])
-    if config is not None and not any(re.fullmatch(_TEMPERATURE, path) for path in trainable):
-        raise UserError(
-            "task.temperature_gradient trains τ, which is fixed or locked; take another task.head.temperature and "
-            "leave it out of task.locked, or leave out task.temperature_gradient"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

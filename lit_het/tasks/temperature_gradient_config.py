@@ -1,17 +1,23 @@
 """The configuration of the gradient of a learned temperature τ from held-out rows."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from jaxtyping import ArrayLike
 
+from lit_het import parameters
 from lit_het.errors import FieldError, UserError, require_choice
+from lit_het.types import Params
 
 if TYPE_CHECKING:
     from lit_het.tasks.base import Gradient
 
 Method: TypeAlias = Literal["simple", "luketina"]
+
+TEMPERATURE = "head/temperature/.*"
+"""Paths of the parameters of τ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,3 +71,22 @@ def held_out_fraction(config: TemperatureGradient | None, share: float | None) -
             f"data.mixture that is held_out, and has {'neither' if share is None else 'both'}"
         )
     return share if config is None or config.held_out is None else config.held_out
+
+
+def check_temperature(config: TemperatureGradient | None, params: Params, locked: tuple[str, ...]) -> None:
+    """Checks that a task trains its τ, if there is a ``temperature_gradient``.
+
+    Args:
+        config: of the task.
+        params: of the task.
+        locked: patterns of those that are not trained.
+
+    Raises:
+        UserError: τ is fixed or locked.
+    """
+    trainable = parameters.flatten(parameters.partition(params, locked)[1])
+    if config is not None and not any(re.fullmatch(TEMPERATURE, path) for path in trainable):
+        raise UserError(
+            "task.temperature_gradient trains τ, which is fixed or locked; take another task.head.temperature and "
+            "leave it out of task.locked, or leave out task.temperature_gradient"
+        )

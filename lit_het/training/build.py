@@ -2,13 +2,12 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import optax
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.objectives.base import late_parts, with_starts
-from lit_het.tasks.every_task import AnyTask
 from lit_het.tasks.patch_sizes import at_patch_sizes
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.training.durations import RunLength
@@ -26,6 +25,9 @@ from lit_het.training.step import (
     skipping_nonfinite,
 )
 
+if TYPE_CHECKING:
+    from lit_het.tasks.every_task import AnyTask
+
 
 class Built(NamedTuple):
     """What a training consists of.
@@ -38,7 +40,7 @@ class Built(NamedTuple):
         step: the step.
     """
 
-    task: AnyTask
+    task: "AnyTask"
     optimizer: optax.GradientTransformationExtraArgs
     losses: Sequence[TaskLoss]
     gradients: Sequence[ValueAndGrad]
