@@ -18,7 +18,7 @@ _ONLY_GOOD_SAMPLES = {TooManyBadSamples: "fix them, or leave them out of the sha
 
 def add_to(commands: Any) -> None:
     """Adds the command to those of ``lit-het``."""
-    data = commands.add_parser("data", allow_abbrev=False, help="make shards, index them and check them")
+    data = commands.add_parser("data", allow_abbrev=False)
     actions = data.add_subparsers(required=True, metavar="ACTION")
     index = actions.add_parser(
         "index",
