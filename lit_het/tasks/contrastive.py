@@ -15,7 +15,7 @@ from lit_het.programs import shared
 from lit_het.tasks.temperature_gradient_config import TemperatureGradient
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.text_config import TextConfig, TextTowerConfig
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -49,7 +49,7 @@ class ContrastiveConfig:
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
-    text_tower: TextConfig | BertConfig = TextConfig()
+    text_tower: TextTowerConfig = TextConfig()
     head: ContrastiveHeadConfig = DeterministicContrastiveConfig()
     loss: ContrastiveLoss = SoftmaxLoss()
     locked: tuple[str, ...] = ("image_tower/.*",)
