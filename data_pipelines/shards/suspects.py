@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_het.data_pipelines.labels import MAX_TEXT_BYTES
-from lit_het.errors import FieldError, UserError
+from lit_het.data_pipelines.shards.suspects_config import Suspects
+from lit_het.errors import UserError
 from lit_het.files import text_of
 from lit_het.untrusted import open_regular
 

@@ -19,8 +19,8 @@ from lit_het.eval.sets import ImageSet
 from lit_het.eval.sets.prompts import read_classnames
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.files import locked
-from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.heads.temperature_config import BoundedTemperature, FixedTemperature
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.search import grid, grid_runs
 from lit_het.search.grid import Row
 from lit_het.search.grid_runs import Planned, Result

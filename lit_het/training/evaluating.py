@@ -43,8 +43,6 @@ def evaluated_in_training(
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
-    if not config.evaluations:
-        return lambda trainable, step: {}
     programs = Programs(task, mesh, tokenizer, config.data.prompts)
     versions = itertools.count()
 

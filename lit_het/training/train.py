@@ -43,7 +43,6 @@ from lit_het.training.checks import (
 )
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.durations import RunLength
-from lit_het.training.evaluating import evaluated_in_training, lacks_evaluation
 from lit_het.training.files import write_nonfinite, write_run_files
 from lit_het.training.initialization import initial_params
 from lit_het.training.lock import locked
@@ -151,7 +150,7 @@ def _train_on(
             raise Unwritable(f"{problem}; free the disk and start again") from error
         watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
         try:
-            evaluate = evaluated_in_training(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
+            evaluate = _evaluations(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(
                     programs.step,
@@ -242,12 +241,12 @@ def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> N
 
 
 def _evaluations(config: ExperimentConfig, *arguments: Any) -> Callable[[Params, int], Mapping[str, float]]:
-    """Returns what `opened_evaluations` does; without evaluations there are no metrics."""
+    """Returns what `evaluated_in_training` does; without evaluations there are no metrics."""
     if not config.evaluations:
         return lambda *_: {}
-    from lit_het.training.evaluating import opened_evaluations
+    from lit_het.training.evaluating import evaluated_in_training
 
-    return opened_evaluations(config, *arguments)
+    return evaluated_in_training(config, *arguments)
 
 
 def _cache_compiled_programs() -> None:

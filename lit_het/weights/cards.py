@@ -11,7 +11,7 @@ from lit_het.data_pipelines.texts.captions_config import QUESTION
 from lit_het.errors import counted
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.report.tables import in_markdown, markdown_table
-from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.classification_config import HetXLConfig
 from lit_het.models.opening import Run
 from lit_het.models.pretrained import TOWERS
 from lit_het.tasks.captioning import CaptioningConfig
