@@ -15,7 +15,7 @@ from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
 from lit_het.heads.contrastive_config import DeterministicContrastiveConfig
 from lit_het.heads.temperature_config import LogTemperature
 from lit_het.losses.contrastive import SoftmaxLoss
-from lit_het.objectives.captioner_config import CaptionerConfig
+from lit_het.objectives.captioner import CaptionerConfig
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.decoder_config import DecoderConfig

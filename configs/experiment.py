@@ -24,7 +24,7 @@ from lit_het.objectives.base import Setup, objectives_of
 from lit_het.paths import locate_config
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.held_out import group
-from lit_het.tasks.temperature_gradient_config import TemperatureGradient, held_out_fraction
+from lit_het.tasks.temperature_gradient_config import held_out_fraction
 from lit_het.tasks.union import TaskConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration, RunLength
@@ -127,11 +127,7 @@ class ExperimentConfig:
     @property
     def held_out(self) -> float | None:
         """The fraction of every batch that is held out for ``task.temperature_gradient``; None without it."""
-        return held_out_fraction(self._temperature_gradient, self.data.held_out_share)
-
-    @property
-    def _temperature_gradient(self) -> TemperatureGradient | None:
-        return getattr(self.task, "temperature_gradient", None)
+        return held_out_fraction(self.task.temperature_gradient, self.data.held_out_share)
 
     def gradient_of(self, run: RunLength) -> "Gradient | None":
         """Returns the gradient of a step of a run; None for that of the loss.
@@ -139,7 +135,7 @@ class ExperimentConfig:
         Raises:
             UserError: the schedule does not fit the run.
         """
-        found, fraction = self._temperature_gradient, self.held_out
+        found, fraction = self.task.temperature_gradient, self.held_out
         return None if found is None or fraction is None else found.build(fraction, self.schedule.build(run))
 
 

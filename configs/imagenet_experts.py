@@ -15,8 +15,7 @@ from typing import Literal
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.images.augment import HorizontalFlip
-from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.data_pipelines.images.augment import HorizontalFlip, RandAugment
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
 from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.portions import Portion

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Real
 
 from lit_het import arguments
 from lit_het.errors import UserError
@@ -15,6 +15,7 @@ from lit_het.eval.predictions import Predictor
 from lit_het.eval.sets.prompts import BARE_TEMPLATE
 from lit_het.eval.sets.recognition import embed_class_names, require_head
 from lit_het.tasks import quantities
+from lit_het.texts import SourceTexts
 from lit_het.types import EvaluatedModel, ImageFeatures
 
 # The band of a probability lies between these quantiles of its noise samples.
@@ -121,7 +122,9 @@ def label_predictor(
     return Predictor(model, len(labels))
 
 
-def features_of(tower: ImageFeatures, images: Iterable[np.ndarray], count: int) -> Iterator[Float[np.ndarray, " f"]]:
+def features_of(
+    tower: ImageFeatures | SourceTexts, images: Iterable[np.ndarray], count: int
+) -> Iterator[Real[np.ndarray, " f"]]:
     """Yields the image tower's features of each image; all batches have the same shape, so that JAX compiles once.
 
     Args:

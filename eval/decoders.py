@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 from lit_het.data_pipelines.shards import storage
 from lit_het.errors import UserError
@@ -51,7 +51,7 @@ class Decoder:
 
     def texts(
         self,
-        features: Float[np.ndarray, "n f"],
+        features: Real[np.ndarray, "n f"],
         prompts: Sequence[str],
         max_new_tokens: Sequence[int],
         numbers: Int[np.ndarray, " n"],
@@ -81,7 +81,7 @@ class Decoder:
 
     def predict(
         self,
-        features: Float[np.ndarray, "n f"],
+        features: Real[np.ndarray, "n f"],
         prompt: str,
         texts: Sequence[str],
         owner: Int[np.ndarray, " t"],
@@ -106,7 +106,7 @@ class Decoder:
         return TokenResult.join(found)
 
     def _written(
-        self, features: Float[np.ndarray, "n f"], prompts: Sequence[str], limit: int, numbers: Int[np.ndarray, " n"]
+        self, features: Real[np.ndarray, "n f"], prompts: Sequence[str], limit: int, numbers: Int[np.ndarray, " n"]
     ) -> list[Written]:
         """Returns the best text of at most so many tokens about each image."""
         found: list[Written] = []
@@ -117,7 +117,7 @@ class Decoder:
             found += [of_image[0] for of_image in texts[:count]]
         return found
 
-    def _chosen(self, candidates: tuple[str, ...], features: Float[np.ndarray, " f"], prompt: str) -> Written:
+    def _chosen(self, candidates: tuple[str, ...], features: Real[np.ndarray, " f"], prompt: str) -> Written:
         """Returns the most probable candidate, with its share of the probability of all."""
         ranked = self.writer.rank(features, prompt, candidates, samples=self.samples, seed=self.seed, bands=False)
         shares = scipy.special.log_softmax([text.log_p for text in ranked])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 from lit_het import distributed
 from lit_het.errors import UserError
@@ -20,12 +20,12 @@ class Features:
     """Features of the readable images of a set, in order.
 
     Attributes:
-        values: features of the image tower; those of ensemble members are concatenated.
+        values: features of the image tower; those of ensemble members are concatenated. Token ids where texts are read.
         labels: class indices (zeros if labels are not read), or vectors of zeros and ones.
         positions: the index of each image among all images of the set, unreadable ones included.
     """
 
-    values: Float[np.ndarray, "n f"]
+    values: Real[np.ndarray, "n f"]
     labels: Int[np.ndarray, " n"] | Float[np.ndarray, "n k"]
     positions: Int[np.ndarray, " n"]
 

@@ -232,7 +232,7 @@ def member_blocks(
         predictor: the model and its classes.
         features: of the set.
         block_size: images per block.
-        seed: of all blocks, so that samples of weights (BayesVLM) are the same in all; None for one per block.
+        seed: of all blocks, so that samples of weights are the same in all; None for one per block.
     """
     for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shards):
         seeds = seeds if seed is None else np.full_like(seeds, seed)

@@ -105,7 +105,7 @@ MOVED = {
     "runs.experts": "models.experts",
     "runs.exporting": "weights.exporting",
     "runs.files": "training.files",
-    "runs.fitting": "models.calibration.posterior",
+    "runs.fitting": "models.calibration.fitting",
     "runs.flags": "configs.flags",
     "runs.hyper_ensembles": "apps.hyper_ensembles",
     "runs.image_processors": "weights.huggingface.image_processors",

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Real
 
 from lit_het.errors import FieldError, UserError, require_at_least
 
@@ -108,13 +108,28 @@ class TokenPredictions:
         return TokenPredictions(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
 
 
+@dataclasses.dataclass(frozen=True)
+class SourceTexts:
+    """Texts that a decoder reads, as evaluators see them: token ids, which its programs encode.
+
+    Attributes:
+        extract: this process's rows of `lit_het.types.Batch.source` to those of all processes ``[b n]``.
+        num_shards: as of `lit_het.types.ImageFeatures`.
+        tower: equal for equal encoders.
+    """
+
+    extract: Callable[[np.ndarray], np.ndarray]
+    num_shards: int
+    tower: str
+
+
 @runtime_checkable
 class TextWriter(Protocol):
     """A trained decoder, as evaluators see it: `lit_het.models.writer.Writer`."""
 
     @property
     def features(self) -> Any:
-        """The image tower whose tokens it reads, an `lit_het.types.ImageFeatures`."""
+        """What it reads: an `lit_het.types.ImageFeatures`, or `SourceTexts`."""
         ...
 
     @property
@@ -149,7 +164,7 @@ class TextWriter(Protocol):
 
     def write(
         self,
-        features: Float[np.ndarray, "n f"],
+        features: Real[np.ndarray, "n f"],
         prompts: Sequence[str],
         config: GenerationConfig,
         *,
@@ -161,7 +176,7 @@ class TextWriter(Protocol):
         """Returns the texts of each image, the best first; images do not change each other's texts.
 
         Args:
-            features: of the images.
+            features: of the images; token ids where texts are read.
             prompts: what the texts of each image begin with.
             config: how tokens are chosen; fewer texts are returned where there are not as many.
             samples: S, the noise samples that probabilities are averaged over; 0 for none.
@@ -185,7 +200,7 @@ class TextWriter(Protocol):
 
     def rank(
         self,
-        features: Float[np.ndarray, " f"],
+        features: Real[np.ndarray, " f"],
         prompt: str,
         answers: Sequence[str],
         *,
@@ -210,7 +225,7 @@ class TextWriter(Protocol):
 
     def predict(
         self,
-        features: Float[np.ndarray, "n f"],
+        features: Real[np.ndarray, "n f"],
         prompts: Sequence[str],
         texts: Sequence[str],
         *,

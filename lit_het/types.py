@@ -234,7 +234,7 @@ class ImageFeatures:
         num_shards: over how many devices a batch is split; its rows are a multiple of them.
         tower: equal for towers that make the same features.
         mean_size: the entries of a member's features that are its (mean) embedding; None for all. Others follow that
-            only a head reads: log σ² (ProLIP), or the input of the last layer (BayesVLM).
+            only a head reads: log σ² (ProLIP), or the input of the last layer.
     """
 
     extract: Callable[[np.ndarray], Array | np.ndarray]

@@ -27,19 +27,14 @@ from lit_het.data_pipelines.texts.captions import captions_in
 from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.heads.contrastive_config import (
-    BayesVLMContrastiveConfig,
-    DeterministicContrastiveConfig,
-    HetXLContrastiveConfig,
-)
+from lit_het.heads.contrastive_config import ContrastiveHeadConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature_config import LogTemperature
+from lit_het.models.calibration.fitting import check_fitted, fit_unless_done
 from lit_het.models.calibration.images import seen
-from lit_het.models.calibration.posterior import check_fitted, fit_unless_done
 from lit_het.models.calibration.split import LEAST_IMAGES, split_samples
 from lit_het.models.opening import open_run
 from lit_het.objectives.base import objectives_of
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.training.cadence import Cadence
 from lit_het.training.checks import check_run_dir, with_saved_rule
 from lit_het.training.directory import checkpoint_dir, config_path, load_config, tokenizer_path
@@ -71,7 +66,7 @@ def add_noise(
     captions: str = "txt",
     options: ImportOptions | None = None,
 ) -> None:
-    """Trains a head with noise on the embeddings of a model, which are computed once, or fits its posterior (BayesVLM).
+    """Trains a head with noise on the embeddings of a model, which are computed once, or fits one.
 
     The same call continues an interrupted one.
 
@@ -97,47 +92,47 @@ def add_noise(
     config = with_flags(_config(source, shards, captions, output, count), flags, command)
     if config.run_dir != output:
         raise UserError(f"--run-dir {config.run_dir}: the run is written to --output; leave the flag out")
-    if isinstance(config.task.head, DeterministicContrastiveConfig):
-        raise UserError("--task.head deterministic has no noise; choose another head, or leave the flag out")
+    if not isinstance(config.task, ContrastiveConfig):
+        raise UserError("--task: the model is an image-text model; leave the flag out")
     head = config.task.head
+    if not head.has_noise:
+        raise UserError("--task.head deterministic has no noise; choose another head, or leave the flag out")
     # Before anything is embedded.
-    if isinstance(head, BayesVLMContrastiveConfig):
+    if head.is_fitted:
         _check_untrained(flags)
         check_fitted(config)
-        config = dataclasses.replace(config, length=Duration(0), task=_with_layer_inputs(config.task, head))
+        config = dataclasses.replace(config, length=Duration(0))
+    config = _as_read_by(head, config)
     pairs = _opened(config)
     _check_captions(pairs)
     config = _calibrated_if_unseen(source, with_saved_rule(config), pairs)
     if config_path(output).exists():
         check_run_dir(config, resume=True, flag="--output")
-    towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
-    if isinstance(head, BayesVLMContrastiveConfig):
-        towers = dataclasses.replace(towers, task=_with_layer_inputs(towers.task, head))
+    model_config = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
+    towers = _as_read_by(head, model_config)
     if config.data.embeddings is not None:
         images.embed(source, towers, config.data.embeddings, EmbedOptions())
     if config.data.text_embeddings is not None:
         caption_embedding.embed_captions(source, towers, config.data.text_embeddings, EmbedOptions())
-    if isinstance(head, BayesVLMContrastiveConfig):
+    if head.is_fitted:
         fit_unless_done(config)
     else:
         train_unless_done(config)
     message(f"next: lit-het classify IMAGE --checkpoint {output} --labels ...; lit-het report {output}")
 
 
-def _with_layer_inputs(task: Any, head: BayesVLMContrastiveConfig) -> ContrastiveConfig:
-    """Returns the task of a posterior: towers that end with a linear layer tell its input too."""
-    towers = {
-        name: dataclasses.replace(tower, layer_input=True)
-        for name, tower in (("image_tower", task.image_tower), ("text_tower", task.text_tower))
-        if tower.last_layer is not None
-    }
-    return dataclasses.replace(task, head=head, **towers)
+def _as_read_by(head: ContrastiveHeadConfig, config: ExperimentConfig) -> ExperimentConfig:
+    """Returns a configuration whose towers return what the head reads."""
+    task: Any = config.task
+    image, text = head.tower_of(task.image_tower), head.tower_of(task.text_tower)
+    task = dataclasses.replace(task, head=head, image_tower=image, text_tower=text)
+    return dataclasses.replace(config, task=task)
 
 
 def _check_untrained(flags: Sequence[str]) -> None:
     for flag in flags:
         if flag.startswith("--") and re.split("[.=]", flag[2:])[0].replace("-", "_") in _OF_TRAINING:
-            raise UserError(f"{flag.partition('=')[0]}: --task.head bayes_vlm trains nothing; leave the flag out")
+            raise UserError(f"{flag.partition('=')[0]}: this --task.head trains nothing; leave the flag out")
 
 
 def _count(shards: str, captions: str) -> int:
@@ -216,11 +211,11 @@ def _model(model: str, output: Path, options: ImportOptions) -> Path:
 
 
 def _check_model(model: ExperimentConfig, name: str) -> None:
-    if not isinstance(model.task, ContrastiveConfig):
+    if not model.task.embeds_texts:
         raise UserError(
             f"{name} has no text tower; noise is added to image-text models, see lit_het.sklearn for others"
         )
-    if not isinstance(model.task.head, DeterministicContrastiveConfig):
+    if model.task.head.has_noise:
         raise UserError(f"{name} has noise already; give a model with a deterministic head")
     if model.tokenizer is None:
         raise UserError(f"{name} has no tokenizer; import it with --tokenizer FILE")
@@ -232,7 +227,6 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
     _check_model(model, str(source))
     assert model.tokenizer is not None, "checked"
     run = open_run(source)
-    assert isinstance(run.task, ContrastiveTask), "checked"
     # τ and the bias start where the model's training left them.
     bias = run.params.get("head", {}).get("bias")
     head = HetXLContrastiveConfig(

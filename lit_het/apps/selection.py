@@ -20,7 +20,6 @@ from lit_het.eval.selection import bald, entropy, epig
 from lit_het.eval.sets.folders import unlabelled
 from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.files import write_columns
-from lit_het.heads.contrastive_config import BayesVLMContrastiveConfig
 from lit_het.models.candidates import read_templates
 from lit_het.models.opening import Run, open_run
 
@@ -144,21 +143,20 @@ def _check_samples(run: Run, method: Method, samples: int) -> None:
         return
     if samples < 2:
         raise UserError(f"--method {method} compares samples; give --samples 2 or more")
-    head = run.config.task.head
-    if isinstance(head, BayesVLMContrastiveConfig):
-        if head.prediction == "probit":
-            raise UserError(
-                f"{run.run_dir} predicts in closed form, without samples; fit its posterior with "
-                "--task.head.prediction samples"
-            )
+    sampled = run.config.task.head.sampled
+    if sampled == "nothing":
+        raise UserError(
+            f"{run.run_dir} predicts in closed form, without samples; fit its posterior with "
+            "--task.head.prediction samples"
+        )
+    if sampled == "weights" or run.task.num_predictions > 1:
         return
-    has_members = run.task.num_predictions > 1
-    if method == "epig" and not has_members:
+    if method == "epig":
         raise UserError(
             f"{run.run_dir} draws its noise for every image alone, so that no image tells about another; --method epig "
             "needs a posterior (lit-het add-noise --task.head bayes_vlm), --method bald does not"
         )
-    if not has_members and not run.task.has_image_noise:
+    if not run.task.has_image_noise:
         raise UserError(f"{run.run_dir} has no noise to compare samples of; take --method entropy")
 
 

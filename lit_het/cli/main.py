@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="\n\n".join(f"{title}:\n{_lines(commands)}" for title, commands in _COMMANDS.items()),
     )
     parser.add_argument("--version", action="version", version=f"lit-het {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="lit-het", help=argparse.SUPPRESS)
+    commands: Any = parser.add_subparsers(required=True, metavar="COMMAND", prog="lit-het", help=argparse.SUPPRESS)
     # Where argparse looks up a command, and the names that it lists in an error.
     commands.choices = commands._name_parser_map = _Parsers()
     return parser

@@ -1,7 +1,7 @@
 """BayesVLM: a posterior of the last layer of both towers, which is fitted to a finished model without training it.
 
 Each tower ends with a linear layer ``g = φ P + b`` (to which attention pooling adds a residual), and its output tells φ
-too (``layer_input``). The Laplace posterior of P and b (`lit_het.heads.laplace`) makes an embedding the Gaussian ``N(g,
+too. The Laplace posterior of P and b (`lit_het.heads.laplace`) makes an embedding the Gaussian ``N(g,
 (φᵀ A⁻¹ φ) B⁻¹)``, of whose covariance the diagonal is kept; predictions without noise are those of the model. A tower
 that ends otherwise has the layer ``g = g I``. ProbCosine is the mean and the variance of the cosine of two such
 embeddings, in closed form, with the norms replaced by their root mean squares (Baumann et al. 2024).
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.heads.contrastive import DeterministicContrastive, unit
+from lit_het.heads.base import ContrastiveHead, Pairs, unit
 from lit_het.heads.contrastive_config import BayesVLMContrastiveConfig
-from lit_het.heads.covariance import standard_normals
+from lit_het.heads.covariance import Noise, standard_normals
 from lit_het.heads.sampling import in_pairs, noiseless_samples
-from lit_het.types import LogitSamples
+from lit_het.types import LogitSamples, Params
 
 # Numbers that the samples of a block share or hold at a time: weights, embeddings or logits.
 _BLOCK = 2**24
@@ -83,7 +83,7 @@ class LayerPosterior(nnx.Module):
         return layer.outputs[None] + noise * jnp.sqrt(self.output_variance[...])[None, None]
 
 
-class BayesVLMContrastive(DeterministicContrastive):
+class BayesVLMContrastive(ContrastiveHead):
     """The head of a `BayesVLMContrastiveConfig`; keys are longer than embeddings where a text tower tells its φ.
 
     The key of a text is ``[g, φ, 1] / |g|``, that of an image ``[g / |g|, 0]``: their product is the cosine.
@@ -159,17 +159,19 @@ class BayesVLMContrastive(DeterministicContrastive):
         mean = keys.mean(axis=1)
         return mean / (jnp.linalg.norm(mean[:, : self.embedding_size], axis=1, keepdims=True) + 1e-8)
 
-    def image_noise_norm(self, image: Float[Array, "b d_plus_p"]) -> Float[Array, " b"]:
-        """Returns the root of the summed variances of unit embeddings."""
-        return jnp.sqrt(jnp.sum(self.image_posterior(self._scaled(image)).variance, axis=1))
+    def image_noise(self, image: Float[Array, "b d_plus_p"]) -> Noise:
+        """Returns the variances of unit embeddings."""
+        return Noise.diagonal(jnp.sqrt(self.image_posterior(self._scaled(image)).variance))
 
-    def text_noise_norm(self, text: Float[Array, "b d_plus_p"]) -> Float[Array, " b"]:
-        """Returns the root of the summed variances of unit embeddings."""
-        return jnp.sqrt(jnp.sum(self.text_posterior(self._scaled(text)).variance, axis=1))
+    def text_noise(self, text: Float[Array, "b d_plus_p"]) -> Noise:
+        """Returns the variances of unit embeddings."""
+        return Noise.diagonal(jnp.sqrt(self.text_posterior(self._scaled(text)).variance))
 
-    def image_spectrum(self, image: Float[Array, "b d_plus_p"]) -> Float[Array, "b d"]:
-        """Returns the standard deviations in descending order."""
-        return jnp.sort(jnp.sqrt(self.image_posterior(self._scaled(image)).variance), axis=1, descending=True)
+    def fitted(self, pairs: Pairs) -> Params:
+        """Returns the posteriors of both sides."""
+        from lit_het.heads.bayes_vlm_fit import posteriors  # needs SciPy's optimizers
+
+        return posteriors(self, pairs)
 
     def _unit(self, tower_output: Float[Array, "b d_plus_p"]) -> Float[Array, "b d"]:
         return unit(tower_output[:, : self.embedding_size])

@@ -1,23 +1,23 @@
 """The configurations of the heads of classifiers, and of decoders, whose classes are tokens."""
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig, check_order
+from lit_het.heads.options import ClassificationOptions
 from lit_het.heads.temperature_config import BoundedTemperature, FixedTemperature, TemperatureConfig
 
 if TYPE_CHECKING:
     from flax import nnx
 
-    from lit_het.heads.deterministic import DeterministicClassifier
     from lit_het.heads.het import HetClassifier
     from lit_het.heads.het_h import HetHClassifier
     from lit_het.heads.het_xl import HetXLClassifier
 
 
 @dataclasses.dataclass(frozen=True)
-class DeterministicConfig:
+class DeterministicConfig(ClassificationOptions):
     """A classifier without noise.
 
     Attributes:
@@ -30,18 +30,9 @@ class DeterministicConfig:
     initial_bias: float = 0.0
     zero_kernel: bool = False
 
-    # No field: there is no noise to sample.
-    sampling: ClassVar[None] = None
-
-    def build(self, feature_size: int, num_classes: int, rngs: "nnx.Rngs") -> "DeterministicClassifier":
-        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
-        from lit_het.heads.deterministic import DeterministicClassifier
-
-        return DeterministicClassifier(self, feature_size, num_classes, rngs)
-
 
 @dataclasses.dataclass(frozen=True)
-class HetConfig:
+class HetConfig(ClassificationOptions):
     """A classifier with noise in its logits; its parameters grow with the number of classes, about 2dk + rk.
 
     Attributes:
@@ -58,6 +49,8 @@ class HetConfig:
     initial_bias: float = 0.0
     zero_kernel: bool = False
 
+    has_noise = True
+
     def build(self, feature_size: int, num_classes: int, rngs: "nnx.Rngs") -> "HetClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
         from lit_het.heads.het import HetClassifier
@@ -66,7 +59,7 @@ class HetConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class HetHConfig:
+class HetHConfig(ClassificationOptions):
     """A classifier whose classes share H coordinates of noise.
 
     Attributes:
@@ -90,6 +83,8 @@ class HetHConfig:
     initial_bias: float = 0.0
     zero_kernel: bool = False
 
+    has_noise = True
+
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_buckets")
         check_order(self.sampling.order, self.covariance)
@@ -111,7 +106,7 @@ class HetHConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class HetXLConfig:
+class HetXLConfig(ClassificationOptions):
     """A classifier with noise in its features; about 2d² + rd more parameters, independent of the number of classes.
 
     Attributes:
@@ -132,6 +127,8 @@ class HetXLConfig:
     sampling: SamplingConfig = SamplingConfig()
     initial_bias: float = 0.0
     zero_kernel: bool = False
+
+    has_noise = True
 
     def __post_init__(self) -> None:
         if self.unshared_size is not None:

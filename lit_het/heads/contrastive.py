@@ -1,13 +1,13 @@
 """Contrastive heads: deterministic, and HET-XL with noise on unit-normalised queries (HET-XL Sec. 5.2, App. A.2)."""
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from lit_het.heads.base import EVALUATED_LOGITS, ContrastiveHead, unit
 from lit_het.heads.contrastive_config import DeterministicContrastiveConfig as DeterministicContrastiveConfig
 from lit_het.heads.contrastive_config import HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance, Noise, standard_normals
@@ -18,114 +18,10 @@ from lit_het.heads.sampling import (
     noisy_logit_samples,
     noisy_samples,
 )
-from lit_het.heads.temperature_config import TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples, Queries
 
-EVALUATED_LOGITS = 2**22
-"""Logits that exist at a time on a device when images are compared with class names."""
 
-
-def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
-    """Divides every row by its norm (plus 1e-8, as big_vision does)."""
-    return embedding / (jnp.linalg.norm(embedding, axis=-1, keepdims=True) + 1e-8)
-
-
-class DeterministicContrastive(nnx.Module):
-    """The head of a `DeterministicContrastiveConfig`; others add noise to it."""
-
-    def __init__(self, temperature: TemperatureConfig, initial_bias: float | None):
-        self.temperature = temperature.build()
-        self.bias = None if initial_bias is None else nnx.Param(jnp.float32(initial_bias))
-
-    def __call__(
-        self, image: Float[Array, "n d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
-    ) -> EmbeddingSamples:
-        """Returns deterministic embeddings, used as queries and as keys; the random key is unused."""
-        bias = None if self.bias is None else self.bias[...]
-        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
-
-    def logits(
-        self,
-        image: Float[Array, "b d"],
-        classes: Float[Array, "k d"],
-        key: Key[Array, ""] | None,
-        num_samples: int,
-    ) -> LogitSamples:
-        """Returns one sample ``α · β / τ``; ``key`` and ``num_samples`` are unused."""
-        temperature = self.temperature()
-        return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
-
-    def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns unit image embeddings."""
-        return unit(image)
-
-    def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns unit text embeddings."""
-        return unit(text)
-
-    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
-        """Returns the unit mean over prompts."""
-        return unit(keys.mean(axis=1))
-
-    def auxiliary_losses(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
-    ) -> dict[str, Float[Array, " b"]]:
-        """Returns nothing."""
-        return {}
-
-    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns zeros."""
-        return jnp.zeros(image.shape[0])
-
-    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns zeros."""
-        return jnp.zeros(text.shape[0])
-
-    def noise_metrics(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
-    ) -> dict[str, Float[Array, " b"]]:
-        """Returns nothing."""
-        return {}
-
-    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b zero"]:
-        """Returns an empty array, as there is no noise."""
-        return jnp.zeros((image.shape[0], 0))
-
-
-def key_logits(
-    head: DeterministicContrastive,
-    image: Float[Array, "b d"],
-    classes: Float[Array, "k key"],
-    key: Key[Array, ""] | None,
-    num_samples: int,
-    noise: Callable[[Float[Array, "n d"]], Noise],
-) -> LogitSamples:
-    """Returns S samples ``(key + ε) · classes / τ`` of a head whose training has no noisy queries; without a key ε = 0.
-
-    Args:
-        head: has the keys and τ.
-        image: image embeddings.
-        classes: keys of the classes; only as many of their first entries meet noise as it has.
-        key: random key, or None.
-        num_samples: S.
-        noise: image embeddings to the noise of the first entries of their keys.
-    """
-    temperature = head.temperature()
-    if key is None:
-        return noiseless_samples(image, lambda image: head.image_key(image) @ classes.T / temperature)
-
-    def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
-        return head.image_key(image) @ classes.T, noise(image)
-
-    def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-        samples = noise.apply(normals)
-        return (base[:, None] + samples @ classes[:, : samples.shape[2]].T) / temperature
-
-    block_size = max(len(image), EVALUATED_LOGITS // len(classes))
-    return noisy_samples(image, key, num_samples, block_size, prepare, logits)
-
-
-class HetXLContrastive(DeterministicContrastive):
+class HetXLContrastive(ContrastiveHead):
     """The head of a `HetXLContrastiveConfig`."""
 
     def __init__(self, config: HetXLContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
@@ -210,28 +106,23 @@ class HetXLContrastive(DeterministicContrastive):
         """Returns noiseless text embeddings."""
         return self._after(self._before(text))
 
-    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(a))``."""
-        return self._noise_norm(image, self.image_covariance)
+    def image_noise(self, image: Float[Array, "b d"]) -> Noise | None:
+        """Returns Σ(a), or None."""
+        return None if self.image_covariance is None else self.image_covariance(self._before(image))
 
-    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(b))``."""
-        return self._noise_norm(text, self.text_covariance)
+    def text_noise(self, text: Float[Array, "b d"]) -> Noise | None:
+        """Returns Σ(b), or None."""
+        return None if self.text_covariance is None else self.text_covariance(self._before(text))
 
     def noise_metrics(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
     ) -> dict[str, Float[Array, " b"]]:
-        """Returns, for each noisy side, the alignment of its noise with the other side's keys, and its effective rank.
-
-        Without gradients: they are only logged, see `Noise.alignment` and `Noise.effective_rank`.
-        """
-        found = {}
-        sides = (("image", image, self.image_covariance, text), ("text", text, self.text_covariance, image))
-        for name, embedding, covariance, other in sides:
-            if covariance is not None:
-                noise, keys = covariance(self._before(embedding)), self._after(self._before(other))
-                found[f"{name}_noise_alignment"] = noise.alignment(keys, valid)
-                found[f"{name}_noise_rank"] = noise.effective_rank()
+        """Returns the effective rank, and the alignment of each side's noise with the other side's keys."""
+        found = super().noise_metrics(image, text, valid)
+        sides = ("image", self.image_noise(image), text), ("text", self.text_noise(text), image)
+        for name, noise, other in sides:
+            if noise is not None:
+                found[f"{name}_noise_alignment"] = noise.alignment(self._after(self._before(other)), valid)
         return jax.lax.stop_gradient(found)
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
@@ -262,11 +153,6 @@ class HetXLContrastive(DeterministicContrastive):
         rows = noise.rows()
         scale = 1 / _norms(embedding, rows, normals) if self.config.normalize_after_noise else None
         return Queries(embedding[:, None], rows, normals, scale)
-
-    def _noise_norm(self, embedding: Float[Array, "b d"], covariance: Covariance | None) -> Float[Array, " b"]:
-        if covariance is None:
-            return jnp.zeros(embedding.shape[0])
-        return covariance.noise_norm(self._before(embedding))
 
     def _before(self, embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
         return unit(embedding) if self.config.normalize_before_noise else embedding

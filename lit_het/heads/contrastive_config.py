@@ -4,47 +4,22 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+from jaxtyping import Float
+
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.heads.noise_config import CovarianceConfig, Order, check_antithetic, check_order
+from lit_het.heads.options import ContrastiveOptions
 from lit_het.heads.temperature_config import LogTemperature, TemperatureConfig
 
 if TYPE_CHECKING:
     from flax import nnx
 
-    from lit_het.heads.base import ContrastiveHead
     from lit_het.heads.bayes_vlm import BayesVLMContrastive
-    from lit_het.heads.contrastive import DeterministicContrastive, HetXLContrastive
+    from lit_het.heads.contrastive import HetXLContrastive
     from lit_het.heads.gaussian import GaussianContrastive
     from lit_het.heads.mc_dropout import McDropoutContrastive
     from lit_het.heads.prob_vlm import ProbVLMContrastive
-
-
-class ContrastiveOptions:
-    """What the configuration of a contrastive head says of it; here, of a head without noise.
-
-    Attributes:
-        num_samples: S, noise samples per example in training; 0 for losses that need none.
-        antithetic: whether they come in pairs with noise ε and -ε; None for pairs wherever S is even.
-        has_image_noise: whether image queries have noise.
-        reads_variances: whether its inputs are ``[mean, log σ²]``, from uncertainty tokens of both towers.
-        reads_layer_inputs: whether its inputs may be followed by those of the towers' last layers; so are its keys.
-        takes_members: whether an image may have several keys.
-    """
-
-    num_samples: Any = 1
-    antithetic: Any = None
-    has_image_noise: Any = False
-    reads_variances: Any = False
-    reads_layer_inputs = False
-    takes_members = False
-
-    def build(self, embedding_size: int, rngs: "nnx.Rngs") -> "ContrastiveHead":
-        """Returns the head for embeddings ``[b d]``."""
-        raise NotImplementedError
-
-    def build_on(self, image_tower: Any, text_tower: Any, rngs: "nnx.Rngs") -> "ContrastiveHead":
-        """Returns the head for the embeddings of two towers, given by their configurations."""
-        return self.build(image_tower.embedding_size, rngs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +35,6 @@ class DeterministicContrastiveConfig(ContrastiveOptions):
     initial_bias: float | None = None
 
     takes_members = True
-
-    def build(self, embedding_size: int, rngs: "nnx.Rngs") -> "DeterministicContrastive":
-        """Returns the head."""
-        from lit_het.heads.contrastive import DeterministicContrastive
-
-        return DeterministicContrastive(self.temperature, self.initial_bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +67,7 @@ class HetXLContrastiveConfig(ContrastiveOptions):
     noisy: Literal["both", "image", "text"] = "both"
     initial_bias: float | None = None
 
-    takes_members = True
+    takes_members = has_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "num_samples")
@@ -149,12 +118,22 @@ class GaussianContrastiveConfig(ContrastiveOptions):
     bottleneck: float = 1e-4
     inclusion: float = 1e-7
 
-    has_image_noise = True
+    has_noise = has_image_noise = True
 
-    @property
-    def reads_variances(self) -> bool:
-        """Whether log σ² comes from the towers."""
-        return self.variances == "towers"
+    @staticmethod
+    def text_variances(keys: Float[np.ndarray, "*n key"]) -> Float[np.ndarray, "*n"]:
+        """Returns ``|ς|²`` of texts, from their keys."""
+        return -2 * keys[..., -1]
+
+    def check_tower(self, tower: Any, field: str) -> None:
+        """Checks that the tower has log σ² where it is to come from there."""
+        if self.variances == "head":
+            super().check_tower(tower, field)
+        elif not tower.has_variances:
+            raise UserError(
+                f"task.head.variances = 'towers' needs uncertainty tokens of both towers, and {field} has none; set "
+                "--task.head.variances head to learn log σ² from the embedding"
+            )
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "bottleneck", "inclusion")
@@ -192,7 +171,7 @@ class ProbVLMContrastiveConfig(ContrastiveOptions):
     dropout: float = 0.1
     cross_modal: float = 1e-4
 
-    has_image_noise = True
+    has_noise = has_image_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "hidden_size")
@@ -231,13 +210,27 @@ class BayesVLMContrastiveConfig(ContrastiveOptions):
     num_negatives: int = 32768
     pseudo_data_count: float = 100.0
 
-    has_image_noise = reads_layer_inputs = True
+    has_noise = has_image_noise = extends_keys = is_fitted = True
 
     def __post_init__(self) -> None:
         require_choice(self, "prediction")
         require_at_least(2, self, "num_negatives")
         if not 0 < self.pseudo_data_count < math.inf:
             raise FieldError(self, "pseudo_data_count", f"{self.pseudo_data_count} must be positive and finite")
+
+    @property
+    def sampled(self) -> str:
+        """All examples share the weights of a sample."""
+        return "weights" if self.prediction == "samples" else "nothing"
+
+    def tower_of(self, tower: Any) -> Any:
+        """Returns the tower that tells the input of its last linear layer too, if it ends with one."""
+        return tower.with_last_input()
+
+    def check_tower(self, tower: Any, field: str) -> None:
+        """Checks that nothing but this input follows the embedding."""
+        if not tower.input_size:
+            super().check_tower(tower, field)
 
     def build(
         self, embedding_size: int, rngs: "nnx.Rngs", *, image_input_size: int = 0, text_input_size: int = 0
@@ -277,7 +270,7 @@ class McDropoutContrastiveConfig(ContrastiveOptions):
     initial_bias: float | None = None
     dropout: float = 0.1
 
-    has_image_noise = True
+    has_noise = has_image_noise = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "dropout")

@@ -44,6 +44,11 @@ class Noise:
     factor_scale: Float[Array, "n q"] | None
     is_diagonal: bool = dataclasses.field(metadata={"static": True})
 
+    @classmethod
+    def diagonal(cls, scale: Float[Array, "n q"]) -> "Noise":
+        """Returns independent noise of every coordinate, with these standard deviations."""
+        return cls(scale, None, None, None, is_diagonal=True)
+
     @property
     def rank(self) -> int:
         """The number r of factors."""
@@ -167,7 +172,7 @@ class Covariance(nnx.Module):
         config = self.config
         scale = jax.nn.softplus(sharding.as_batch(self.diagonal(features))) + MINIMUM_SCALE
         if not config.num_factors:
-            return Noise(scale, None, None, None, is_diagonal=True)
+            return Noise.diagonal(scale)
         if config.form == "full":
             factors = sharding.as_batch(self.factors(features)).reshape(features.shape[0], config.num_factors, -1)
             return Noise(scale, factors, None, None, config.is_diagonal)

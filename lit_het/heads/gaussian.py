@@ -6,19 +6,16 @@ An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The m
 1]`` and ``[ν, 1, -|ς|²/2]``: every contrastive loss takes them as they are.
 """
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
-from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
+from lit_het.heads.base import ContrastiveHead, unit
 from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.heads.covariance import Noise
-from lit_het.types import LogitSamples
 
 # The log of a variance stays within these limits, so that no power of e overflows.
 _LIMIT = 20.0
@@ -27,8 +24,11 @@ _LIMIT = 20.0
 _INCLUSION_VARIANCE, _INCLUSION_LOGIT = 10.0, 1000.0
 
 
-class GaussianContrastive(DeterministicContrastive):
-    """The head of a `GaussianContrastiveConfig`; its keys have two entries more than the embeddings."""
+class GaussianContrastive(ContrastiveHead):
+    """The head of a `GaussianContrastiveConfig`; its keys have two entries more than the embeddings.
+
+    So a sample of a logit is ``((μ + σ ξ) · ν - |σ|²/2 - |ς|²/2) / τ``.
+    """
 
     def __init__(self, config: GaussianContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
         super().__init__(config.temperature, config.initial_bias)
@@ -44,17 +44,6 @@ class GaussianContrastive(DeterministicContrastive):
             )
 
         self.image_log_variance, self.text_log_variance = log_variance(), log_variance()
-
-    def logits(
-        self,
-        image: Float[Array, "b d"],
-        classes: Float[Array, "k d_plus_two"],
-        key: Key[Array, ""] | None,
-        num_samples: int,
-    ) -> LogitSamples:
-        """Returns the logits with class keys, or S samples of them, ``((μ + σ ξ) · ν - |σ|²/2 - |ς|²/2) / τ``."""
-        noise = functools.partial(self._noise, layer=self.image_log_variance)
-        return key_logits(self, image, classes, key, num_samples, noise)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d_plus_two"]:
         """Returns ``[μ, -|σ|²/2, 1]``."""
@@ -102,27 +91,13 @@ class GaussianContrastive(DeterministicContrastive):
             start=jnp.zeros(len(image)),
         )
 
-    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``|σ|``."""
-        return jnp.sqrt(self._noise(image, self.image_log_variance).trace())
+    def image_noise(self, image: Float[Array, "b d"]) -> Noise:
+        """Returns σ."""
+        return _noise(self._gaussian(image, self.image_log_variance)[1])
 
-    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``|ς|``."""
-        return jnp.sqrt(self._noise(text, self.text_log_variance).trace())
-
-    def noise_metrics(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
-    ) -> dict[str, Float[Array, " b"]]:
-        """Returns the effective rank of the noise of each side."""
-        sides = (("image", image, self.image_log_variance), ("text", text, self.text_log_variance))
-        return {f"{side}_noise_rank": self._noise(x, layer).effective_rank() for side, x, layer in sides}
-
-    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns σ in descending order."""
-        return jnp.sort(self._noise(image, self.image_log_variance).scale, axis=1, descending=True)
-
-    def _noise(self, embedding: Float[Array, "b _"], layer: nnx.Linear | None) -> Noise:
-        return _noise(self._gaussian(embedding, layer)[1])
+    def text_noise(self, text: Float[Array, "b d"]) -> Noise:
+        """Returns ς."""
+        return _noise(self._gaussian(text, self.text_log_variance)[1])
 
     def _gaussian(
         self, embedding: Float[Array, "b _"], layer: nnx.Linear | None
@@ -136,12 +111,7 @@ class GaussianContrastive(DeterministicContrastive):
 
 
 def _noise(log_variance: Float[Array, "b d"]) -> Noise:
-    return Noise(jnp.exp(log_variance / 2), None, None, None, is_diagonal=True)
-
-
-def variances_of_texts(keys: Float[np.ndarray, "*n d"]) -> Float[np.ndarray, "*n"]:
-    """Returns ``|ς|²`` of texts, from their keys."""
-    return -2 * keys[..., -1]
+    return Noise.diagonal(jnp.exp(log_variance / 2))
 
 
 def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, " b"]:

@@ -5,24 +5,21 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from lit_het.heads.base import ClassificationHead
 from lit_het.heads.classification_config import HetConfig
 from lit_het.heads.covariance import Noise
-from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import noiseless_samples, noisy_logit_samples
 from lit_het.types import LogitSamples
 
 
-class HetClassifier(nnx.Module):
+class HetClassifier(ClassificationHead):
     """The head of a `HetConfig`."""
 
     def __init__(self, config: HetConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        super().__init__(config, feature_size, num_classes, rngs)
         self.config = config
-        self.logits = logits_layer(
-            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
-        )
         # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, num_classes, feature_size**0.5, rngs)
-        self.temperature = config.temperature.build()
 
     def __call__(
         self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
@@ -39,14 +36,6 @@ class HetClassifier(nnx.Module):
         return noisy_logit_samples(
             features, key, num_samples, sampling.block_size, prepare, temperature, antithetic=sampling.antithetic
         )
-
-    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(x))``."""
-        return self.covariance.noise_norm(features)
-
-    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
-        return self.covariance.spectrum(features)
 
     def kernel_alignment(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns the cosine of the smallest principal angle between the row spaces of W and Q(x) (HET-XL App. I.1).

@@ -7,9 +7,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from lit_het.heads.base import ClassificationHead
 from lit_het.heads.classification_config import HetHConfig
 from lit_het.heads.covariance import Noise
-from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import (
     is_factored,
     noiseless_samples,
@@ -34,17 +34,14 @@ def hash_classes(num_classes: int, num_buckets: int, seed: int) -> Int[np.ndarra
     return np.array([bucket(number) for number in range(num_classes)])
 
 
-class HetHClassifier(nnx.Module):
+class HetHClassifier(ClassificationHead):
     """The head of a `HetHConfig`."""
 
     def __init__(self, config: HetHConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        super().__init__(config, feature_size, num_classes, rngs)
         self.config = config
-        self.logits = logits_layer(
-            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
-        )
         # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, config.num_buckets, feature_size**0.5, rngs)
-        self.temperature = config.temperature.build()
 
     @property
     def bucket_of_class(self) -> Int[np.ndarray, " k"]:
@@ -93,11 +90,3 @@ class HetHClassifier(nnx.Module):
         return noisy_samples(
             features, key, num_samples, sampling.block_size, prepare, logits, antithetic=sampling.antithetic
         )
-
-    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ''(x))``, over buckets."""
-        return self.covariance.noise_norm(features)
-
-    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
-        return self.covariance.spectrum(features)

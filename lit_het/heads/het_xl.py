@@ -6,9 +6,9 @@ If W is not shared, the noise has its own space and matrix: (Wᵀ φ + W'ᵀ ε'
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from lit_het.heads.base import ClassificationHead
 from lit_het.heads.classification_config import HetXLConfig
 from lit_het.heads.covariance import Noise
-from lit_het.heads.logits import LogitsLayer, logits_layer
 from lit_het.heads.sampling import (
     is_factored,
     noiseless_samples,
@@ -18,20 +18,17 @@ from lit_het.heads.sampling import (
 from lit_het.types import LogitSamples
 
 
-class HetXLClassifier(nnx.Module):
+class HetXLClassifier(ClassificationHead):
     """The head of a `HetXLConfig`."""
 
     def __init__(self, config: HetXLConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        super().__init__(config, feature_size, num_classes, rngs)
         self.config = config
-        self.logits: LogitsLayer = logits_layer(
-            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
-        )
         self.noise_size = config.unshared_size or feature_size
         shares = config.unshared_size is None
         self.unshared = None if shares else nnx.Linear(self.noise_size, num_classes, use_bias=False, rngs=rngs)
         # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, self.noise_size, feature_size**0.5, rngs)
-        self.temperature = config.temperature.build()
 
     def __call__(
         self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
@@ -72,14 +69,6 @@ class HetXLClassifier(nnx.Module):
         return noisy_samples(
             features, key, num_samples, sampling.block_size, prepare_direct, logits, antithetic=sampling.antithetic
         )
-
-    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ'(x))``."""
-        return self.covariance.noise_norm(features)
-
-    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
-        return self.covariance.spectrum(features)
 
     def _prepare_factored(self, phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
         kernel = (self.logits if self.unshared is None else self.unshared).kernel[...]

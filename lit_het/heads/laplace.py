@@ -2,9 +2,9 @@
 
 A layer ``g = φ W`` (p inputs, q outputs) with the prior N(0, 1/λ) on every weight has at W the posterior covariance
 ``A⁻¹ ⊗ B⁻¹`` with ``A = Σ φ φᵀ / √n + √λ I`` and ``B = Σ H / √n + √λ I``, H the Gauss-Newton Hessian of an example with
-respect to g. So ``g ~ N(φ W, (φᵀ A⁻¹ φ) B⁻¹)`` (BayesVLM; Ritter et al. 2018). Both sums are scaled to one mean
-eigenvalue first, which leaves their product as it is (π of K-FAC, Martens and Grosse 2015): the split of λ would depend
-on the units of φ otherwise. In float64, on the host.
+respect to g. So ``g ~ N(φ W, (φᵀ A⁻¹ φ) B⁻¹)`` (Ritter et al. 2018; Baumann et al. 2024). Both sums are scaled to one
+mean eigenvalue first, which leaves their product as it is (π of K-FAC, Martens and Grosse 2015): the split of λ would
+depend on the units of φ otherwise. In float64, on the host.
 """
 
 from typing import NamedTuple

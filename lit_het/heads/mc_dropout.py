@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.heads.contrastive import EVALUATED_LOGITS, DeterministicContrastive, unit
+from lit_het.heads.base import EVALUATED_LOGITS, ContrastiveHead, unit
 from lit_het.heads.contrastive_config import McDropoutContrastiveConfig
 from lit_het.heads.covariance import Noise, standard_normals
 from lit_het.heads.sampling import noisy_samples
@@ -20,7 +20,7 @@ from lit_het.types import EmbeddingSamples, LogitSamples
 _MASKS = 16
 
 
-class McDropoutContrastive(DeterministicContrastive):
+class McDropoutContrastive(ContrastiveHead):
     """The head of a `McDropoutContrastiveConfig`."""
 
     def __init__(self, config: McDropoutContrastiveConfig):
@@ -55,7 +55,7 @@ class McDropoutContrastive(DeterministicContrastive):
 
         def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Noise]:
             # Of the noise only its normals are used, one for each entry: they choose the mask.
-            return image, Noise(jnp.ones_like(image), None, None, None, is_diagonal=True)
+            return image, Noise.diagonal(jnp.ones_like(image))
 
         def logits(image: Float[Array, "n d"], _: Noise, normals: Float[Array, "n t d"]) -> Float[Array, "n t k"]:
             return unit(image[:, None] * self._is_kept(normals)) @ classes.T / temperature

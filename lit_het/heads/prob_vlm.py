@@ -6,7 +6,6 @@ distribution. It is trained by the likelihood of its own embedding and, weighted
 variance ``α² Γ(3/β) / Γ(1/β)`` is aleatoric; the variance of ẑ over dropout masks is epistemic.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -16,10 +15,9 @@ from flax import nnx
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
+from lit_het.heads.base import ContrastiveHead, unit
 from lit_het.heads.contrastive_config import ProbVLMContrastiveConfig
 from lit_het.heads.covariance import Noise
-from lit_het.types import LogitSamples
 
 # Dropout masks that the epistemic variance is measured with, the same for all examples and calls.
 _MASKS = 8
@@ -89,7 +87,7 @@ class Adapter(nnx.Module):
         return kept / (1 - self.dropout)
 
 
-class ProbVLMContrastive(DeterministicContrastive):
+class ProbVLMContrastive(ContrastiveHead):
     """The head of a `ProbVLMContrastiveConfig`."""
 
     def __init__(self, config: ProbVLMContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
@@ -97,16 +95,6 @@ class ProbVLMContrastive(DeterministicContrastive):
         self.config = config
         self.image_adapter = Adapter(config, embedding_size, rngs)
         self.text_adapter = Adapter(config, embedding_size, rngs)
-
-    def logits(
-        self,
-        image: Float[Array, "b d"],
-        classes: Float[Array, "k d"],
-        key: Key[Array, ""] | None,
-        num_samples: int,
-    ) -> LogitSamples:
-        """Returns S samples ``(z + ε) · classes / τ``, ε normal with the sum of both variances; without a key ε = 0."""
-        return key_logits(self, image, classes, key, num_samples, functools.partial(noise, self.image_adapter))
 
     def auxiliary_losses(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
@@ -123,29 +111,23 @@ class ProbVLMContrastive(DeterministicContrastive):
         cross = image_density.negative_log_likelihood(text) + text_density.negative_log_likelihood(image)
         return {"likelihood_loss": own + self.config.cross_modal * cross}
 
-    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns the square root of the summed variances, aleatoric and epistemic."""
-        return jnp.sqrt(noise(self.image_adapter, image).trace())
+    def image_noise(self, image: Float[Array, "b d"]) -> Noise:
+        """Returns normal noise with the sum of both variances, aleatoric and epistemic."""
+        return _noise(variances(self.image_adapter, image))
 
-    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns the square root of the summed variances, aleatoric and epistemic."""
-        return jnp.sqrt(noise(self.text_adapter, text).trace())
+    def text_noise(self, text: Float[Array, "b d"]) -> Noise:
+        """Returns normal noise with the sum of both variances."""
+        return _noise(variances(self.text_adapter, text))
 
     def noise_metrics(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
     ) -> dict[str, Float[Array, " b"]]:
         """Returns the effective rank of the noise, and the share of its variance that is epistemic, of each side."""
-        found = {}
+        found = super().noise_metrics(image, text, valid)
         for side, x, adapter in (("image", image, self.image_adapter), ("text", text, self.text_adapter)):
             aleatoric, epistemic = variances(adapter, x)
-            both = aleatoric + epistemic
-            found[f"{side}_noise_rank"] = _diagonal(both).effective_rank()
-            found[f"{side}_epistemic_share"] = jnp.sum(epistemic, axis=1) / jnp.sum(both, axis=1)
+            found[f"{side}_epistemic_share"] = jnp.sum(epistemic, axis=1) / jnp.sum(aleatoric + epistemic, axis=1)
         return jax.lax.stop_gradient(found)
-
-    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns the standard deviations in descending order."""
-        return jnp.sort(noise(self.image_adapter, image).scale, axis=1, descending=True)
 
 
 def variances(adapter: Adapter, embedding: Float[Array, "b d"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
@@ -163,11 +145,5 @@ def variances(adapter: Adapter, embedding: Float[Array, "b d"]) -> tuple[Float[A
     return aleatoric.mean(axis=0), means.var(axis=0, ddof=1)
 
 
-def noise(adapter: Adapter, embedding: Float[Array, "b d"]) -> Noise:
-    """Returns diagonal noise with the sum of both variances."""
-    aleatoric, epistemic = variances(adapter, embedding)
-    return _diagonal(aleatoric + epistemic)
-
-
-def _diagonal(variance: Float[Array, "b d"]) -> Noise:
-    return Noise(jnp.sqrt(variance), None, None, None, is_diagonal=True)
+def _noise(variances: tuple[Float[Array, "b d"], Float[Array, "b d"]]) -> Noise:
+    return Noise.diagonal(jnp.sqrt(sum(variances)))

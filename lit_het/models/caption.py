@@ -16,7 +16,6 @@ from lit_het.errors import UserError
 from lit_het.eval.answers import split_labels
 from lit_het.models.classify import opened
 from lit_het.models.model import Model, load
-from lit_het.tasks.every_task import WritingTask
 from lit_het.texts import Written
 
 
@@ -150,7 +149,7 @@ def _standard_input() -> list[str]:
 
 def _print(model: Model, images: Sequence[str], found: Sequence[Sequence[Written]], *, as_json: bool) -> None:
     # The temperature of an image-text model is not one of the tokens that its decoder writes.
-    calibration = model.calibration if isinstance(model.run.task, WritingTask) else "not calibrated"
+    calibration = model.calibration if model.run.config.task.writes_text else "not calibrated"
     if as_json:
         _print_json("image", images, found, calibration)
         return

@@ -2,14 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from lit_het.configs.flags import with_flags
 from lit_het.errors import UserError
 from lit_het.models.opening import Run
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.union import TaskConfig
-from lit_het.towers.image_config import ViTConfig
 
 # Others have no effect outside training, or belong to the parameters.
 _FLAGS = ("batch_priority", "multi_pred", "tiled")
@@ -35,20 +32,14 @@ def with_experts(run: Run, fields: Sequence[str]) -> Run:
     if not fields:
         return run
     task = run.config.task
-    tower = task.image_tower
-    if not isinstance(tower, ViTConfig) or tower.encoder.experts is None:
+    tower = task.require_image_tower()
+    if tower.experts is None:
         raise UserError(f"the image tower of {run.run_dir} has no experts; leave out --experts")
-    experts = with_flags(tower.encoder.experts, _flags(fields), "--experts", flat=True)
-    encoder = dataclasses.replace(tower.encoder, experts=experts)
-    changed = dataclasses.replace(tower, encoder=encoder)
-    if changed.num_members > tower.num_members == 1 and _takes_members(task):
+    changed: Any = tower.with_encoder(experts=with_flags(tower.experts, _flags(fields), "--experts", flat=True))
+    if changed.num_members > tower.num_members == 1 and task.takes_members:
         changed = dataclasses.replace(changed, members="apart")
     config = dataclasses.replace(task, image_tower=changed)
     return dataclasses.replace(run, config=dataclasses.replace(run.config, task=config), task=config.build())
-
-
-def _takes_members(task: TaskConfig) -> bool:
-    return isinstance(task, ClassificationConfig) or (isinstance(task, ContrastiveConfig) and task.takes_keys)
 
 
 def _flags(fields: Sequence[str]) -> list[str]:

@@ -28,10 +28,7 @@ from lit_het.models.writing import shown, translations, write_in_batches
 from lit_het.paths import require_weights
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.quantities import Quantity
-from lit_het.tasks.translator import TranslationTask
-from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.training.directory import checkpoint_dir
 from lit_het.weights.importing import ImportOptions, open_imported, require_no_options
@@ -95,7 +92,7 @@ class Model:
 
     def __repr__(self) -> str:
         kind = "classifier" if self._model.text is None else "image-text model"
-        kind = "decoder" if isinstance(self.run.task, WritingTask) else kind
+        kind = "decoder" if self.run.config.task.writes_text else kind
         return f"<Model {self.run.run_dir}: {kind}, step {self.run.step:,}, {self.calibration}>"
 
     @property
@@ -194,8 +191,8 @@ class Model:
         Raises:
             UserError: an image cannot be decoded.
         """
-        task = self.run.task
-        if not isinstance(task, ContrastiveTask):
+        task: Any = self.run.task
+        if not task.config.embeds_texts:
             return self._quantity(None, images)
         return task.embeddings_of(self._quantity(quantities.embeddings, images))
 
@@ -208,7 +205,7 @@ class Model:
         Raises:
             UserError: the model has no text tower or no tokenizer, or there are no texts.
         """
-        if not isinstance(self.run.task, ContrastiveTask):
+        if not self.run.config.task.embeds_texts:
             raise UserError(f"{self.run.run_dir} embeds no texts: it is no image-text model")
         several = arguments.texts([texts] if isinstance(texts, str) else texts, "texts")
         if len(several) <= BATCH_SIZE:
@@ -216,7 +213,8 @@ class Model:
         else:
             with Bar("encoding texts", len(several), "texts") as bar:
                 found = embed_texts(self._model, several, bar.advance)
-        return self.run.task.embeddings_of(found[0] if isinstance(texts, str) else found)
+        task: Any = self.run.task
+        return task.embeddings_of(found[0] if isinstance(texts, str) else found)
 
     def noise(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "*n"]:
         """Returns the noise norm of each image: ``sqrt(tr Σ(x))``, the root mean square norm of the noise.
@@ -385,7 +383,7 @@ class Model:
         return found.reshape(found.shape[1:]) if read.is_single else found
 
     def _images(self, images: Any) -> Images:
-        if isinstance(self.run.task, TranslationTask):
+        if self.run.config.task.reads == "text":
             raise UserError(f"{self.run.run_dir} translates texts, and reads no images; use translate")
         return Images(images, self.run.config.data)
 

@@ -24,8 +24,7 @@ from lit_het.models.predictor import Programs
 from lit_het.models.pretrained import TOWERS, abstract_params, locked_params
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.every_task import AnyTask
+from lit_het.tasks.base import AnyTask
 from lit_het.training.directory import check_chain, checkpoint_dir, load_config, tokenizer_path
 from lit_het.types import Calibration, EvaluatedModel, Params
 from lit_het.weights import portable
@@ -76,7 +75,7 @@ class Run:
 
     @functools.cached_property
     def tower(self) -> str:
-        """Fingerprint of the image tower."""
+        """Fingerprint of the tower that reads images, or texts to translate."""
         return tower_fingerprint(self.config, self.params)
 
     def _text_tower(self) -> str:
@@ -110,7 +109,7 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
         return Run(run_dir, config, task, params, tokenizer, step)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         step, shapes = checkpoints.newest_step(), abstract_params(task)
-        if isinstance(task, ClassificationTask):
+        if task.may_lack_head:
             _, saved = checkpoints.at(step).read_info()
             if not any(path.startswith("params/head/") for path in saved):
                 shapes = {"image_tower": shapes["image_tower"]}

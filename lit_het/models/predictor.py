@@ -12,17 +12,12 @@ from jaxtyping import Float, Int
 from lit_het import distributed, sharding
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.contrastive_config import GaussianContrastiveConfig
-from lit_het.heads.gaussian import variances_of_texts
 from lit_het.heads.sampling import in_pairs
 from lit_het.models.writer import Writer
 from lit_het.programs import shared
-from lit_het.tasks.captioning import captioning_of
-from lit_het.tasks.captioning_task import CaptioningTask, captioner_params
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.every_task import AnyTask, WritingTask
+from lit_het.tasks.base import AnyTask
 from lit_het.tasks.quantities import Quantity
-from lit_het.tasks.two_towers import ContrastiveTask
+from lit_het.texts import SourceTexts
 from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
 
 # Of a function; each has its own program.
@@ -46,12 +41,13 @@ class Programs:
     """
 
     def __init__(self, task: AnyTask, mesh: Mesh, tokenizer: Tokenizer | None, prompts: Sequence[str] = ()):
-        self.task, self._mesh, self._tokenizer, self._prompts = task, mesh, tokenizer, prompts
+        # What writes or embeds texts has more than every task.
+        self.task: Any = task
+        self._mesh, self._tokenizer, self._prompts = mesh, tokenizer, prompts
         self._compiled = _compiled(task, mesh)
-        config = task.config
-        captioning = captioning_of(config) if isinstance(config, ContrastiveConfig) else None
+        beside = task.config.decoder_beside()
         # Of the decoder of an image-text model, which reads the tokens of images.
-        self._decoder = None if captioning is None else Programs(captioning.build(), mesh, tokenizer, prompts)
+        self._decoder = None if beside is None else Programs(beside.build(), mesh, tokenizer, prompts)
 
     def model(
         self, params: Params, tower: str, text_tower: str = "", calibration: Calibration | None = None
@@ -109,17 +105,20 @@ class Programs:
             calibration: fitted temperatures; those of an image-text model are not of tokens, and not applied.
         """
         if self._decoder is not None:
-            assert isinstance(self._decoder.task, CaptioningTask)
-            return self._decoder.writer(captioner_params(self._decoder.task, params), f"tokens of {tower}")
-        if not isinstance(self.task, WritingTask):
+            of_decoder = self.task.config.decoder_params(params, self._decoder.task.shapes)
+            return self._decoder.writer(of_decoder, f"tokens of {tower}")
+        if not self.task.config.writes_text:
             return None
         assert isinstance(self._tokenizer, SentencePieceTokenizer), "checked in training"
 
         def call(key: Hashable, function: Callable[..., Any], params: Params, rows: Any, *shared: Any) -> Any:
             return jax.tree.map(np.asarray, self._call(key, function, params, self._split(rows), *shared))
 
-        features = self._features(params, tower)
-        return Writer(self.task, params, features, self._tokenizer, self._prompts, call, calibration)
+        if self.task.config.reads == "text":
+            source = SourceTexts(distributed.gather_rows, sharding.num_batch_shards(self._mesh), tower)
+        else:
+            source = self._features(params, tower)
+        return Writer(self.task, params, source, self._tokenizer, self._prompts, call, calibration)
 
     def _of_blocks(self, quantity: Quantity) -> Callable[..., jax.Array]:
         def all_blocks(params: Params, classes: Any, rows: Any, num_samples: int) -> jax.Array:
@@ -139,13 +138,15 @@ class Programs:
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
         def extract(view: np.ndarray) -> jax.Array:
+            self.task.config.require_image_tower()
             return self._call("features", self.task.features, params, distributed.split_rows(view, self._mesh))
 
         of_tower, shards = self.task.features, sharding.num_batch_shards(self._mesh)
-        return ImageFeatures(extract, of_tower.num_members, shards, tower, of_tower.mean_size)
+        num_members, mean_size = (1, None) if of_tower is None else (of_tower.num_members, of_tower.mean_size)
+        return ImageFeatures(extract, num_members, shards, tower, mean_size)
 
     def _text_encoder(self, params: Params, tower: str) -> TextEncoder | None:
-        if not isinstance(self.task, ContrastiveTask):
+        if not self.task.config.embeds_texts:
             return None
         encode_text, mean_text_key = self.task.encode_text, self.task.mean_text_key
 
@@ -155,8 +156,7 @@ class Programs:
         def join(prompts: np.ndarray) -> np.ndarray:
             return np.asarray(self._call("prompts", mean_text_key, params, self._split(prompts)))
 
-        is_gaussian = isinstance(self.task.config.head, GaussianContrastiveConfig)
-        variances = variances_of_texts if is_gaussian else None
+        variances = self.task.config.head.text_variances
         return TextEncoder(embed, self._tokenizer or _no_tokenizer, join, tower, variances)
 
     def _split(self, rows: Any) -> Any:

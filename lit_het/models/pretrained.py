@@ -14,12 +14,9 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.models.tower_fingerprints import EXECUTION_FIELDS
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.every_task import AnyTask
+from lit_het.tasks.base import AnyTask
 from lit_het.tasks.union import TaskConfig
-from lit_het.towers.image_config import ViTConfig
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS
 from lit_het.training.directory import check_chain, checkpoint_dir, find_pretrained, load_config
 from lit_het.types import Params
 from lit_het.weights import adapting
@@ -67,7 +64,7 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     origin = config.pretrained.run
     source = load_config(origin)
     check_chain(origin)
-    theirs, ours = source.task.image_tower, config.task.image_tower
+    theirs, ours = source.task.require_image_tower(), config.task.require_image_tower()
     if "image_tower" not in like or not adapting.is_adapted(theirs, ours):
         return _load_run(config, source, ours, like)
     form = adapting.source_form(theirs, ours)
@@ -81,9 +78,10 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
 def _load_run(config: ExperimentConfig, source: ExperimentConfig, ours: Any, like: Params) -> Params:
     """Returns the parameters that a run has for our image tower and text tower, see `load_pretrained`."""
     assert config.pretrained is not None
-    origin, theirs = config.pretrained.run, source.task.image_tower
+    origin = config.pretrained.run
+    theirs: Any = source.task.require_image_tower()
     ends = _check_same_tower(theirs, ours, origin)
-    if "text_tower" in like and isinstance(config.task, ContrastiveConfig):
+    if "text_tower" in like:
         _check_same_text_tower(source.task, config.task.text_tower, origin)
     wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
     as_saved = {**wanted, **_resampled(source, wanted)}
@@ -95,13 +93,12 @@ def _load_run(config: ExperimentConfig, source: ExperimentConfig, ours: Any, lik
     if locked:
         there = locked_params(source, origin, parameters.unflatten({path: as_saved[path] for path in locked}))
         found |= parameters.flatten(there)
+    from lit_het.weights.resample import resample  # needs SciPy
+
     for path in found:
         if path in locked or as_saved[path] is not wanted[path]:
             array = np.asarray(found[path])
-            if isinstance(theirs, ViTConfig) and isinstance(ours, ViTConfig):
-                from lit_het.weights.resample import resample
-
-                array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
+            array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
             found[path] = sharding.place_on_devices(array, wanted[path].sharding)
     return parameters.unflatten(found)
 
@@ -150,15 +147,12 @@ def load_weights(config: TaskConfig, shapes: Params, shardings: Params | None = 
     loaded = {}
     for part in TOWERS:
         tower = vars(config).get(part)
-        # ResNets have no field `weights`.
-        if part not in shapes or getattr(tower, "weights", None) is None:
+        if part not in shapes or tower is None or tower.weights is None:
             continue
-        assert isinstance(tower, ViTConfig | TextConfig | BertConfig)
         # The readers of other programs' files; most runs need none.
         from lit_het.weights import formats
 
-        assert tower.weights is not None
-        found = formats.open_weights(tower.weights, **_weights_options(tower))
+        found = formats.open_weights(tower.weights, **tower.file_options())
         source = getattr(found, part)
         is_adapted = adapting.is_adapted(source, tower)
         form = adapting.source_form(source, tower) if is_adapted else tower
@@ -192,20 +186,6 @@ def _optional_layers(theirs: Any, ours: Any) -> dict[str, str]:
             raise UserError("the image tower has a class token; set --task.image-tower.class-token True")
         ends |= dict.fromkeys(("pooling", "class_token", "norm_twice"), "pooling")
     return ends
-
-
-def _weights_options(tower: ViTConfig | TextConfig | BertConfig) -> dict[str, Any]:
-    """Returns what the configuration of a tower says about its file, as arguments of `open_weights`."""
-    experts = {} if tower.encoder.experts is None else dataclasses.asdict(tower.encoder.experts)
-    options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": experts}
-    if isinstance(tower, ViTConfig):
-        options |= {"image_size": tower.image_size, "patch_size": tower.patch_size}
-        options |= {"image_pooling": tower.pooling} if tower.pooling in ("mean", "first") else {}
-    else:
-        options |= {"text_length": tower.length}
-    if isinstance(tower, TextConfig) and tower.pooling != "attention":
-        options |= {"text_pooling": tower.pooling}
-    return options
 
 
 def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, ...]) -> None:
@@ -251,7 +231,7 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
 
 
 def _check_same_text_tower(source: TaskConfig, ours: Any, origin: Path) -> None:
-    if not isinstance(source, ContrastiveConfig):
+    if source.text_tower is None:
         raise UserError(f"{origin} has no text tower; lock that of an image-text model")
     for field, (before, now) in _differences(source.text_tower, ours).items():
         raise UserError(
@@ -265,6 +245,6 @@ def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
     return {
         field: values
         for field, values in experiment.differences(theirs, ours).items()
-        if field not in (*EXECUTION_FIELDS, "layer_input")
+        if field not in FIELDS_WITHOUT_PARAMETERS
         and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
     }

@@ -1,6 +1,7 @@
 """The image tower of a trained run at another size of patches or images (FlexiViT; SoViT Sec. 5.5, Fig. 7)."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,6 @@ import numpy as np
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.models.opening import Run
-from lit_het.towers.image_config import ViTConfig
 from lit_het.weights.resample import resample
 
 
@@ -46,8 +46,8 @@ def with_sizes(run: Run, sizes: Sizes) -> Run:
     """
     if sizes == AS_TRAINED:
         return run
-    tower = run.config.task.image_tower
-    if not isinstance(tower, ViTConfig) or tower.pooling == "none":
+    tower: Any = run.config.task.image_tower
+    if not tower.pools_tokens:
         raise UserError(
             f"the image tower of {run.run_dir} is no ViT with any number of patches; leave out --patch-size and "
             "--image-size"

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key, Real
 
 from lit_het import arguments
 from lit_het.data_pipelines.texts.captions_config import QUESTION
@@ -14,7 +14,6 @@ from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.eval.answers import BAND
 from lit_het.heads.sampling import in_pairs
-from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.generation import WORST, Prompt, Texts, generate
 from lit_het.tasks.given_texts import (
     Predicted,
@@ -23,13 +22,12 @@ from lit_het.tasks.given_texts import (
     token_predictions,
     token_probabilities,
 )
-from lit_het.texts import GenerationConfig, TokenPredictions, Written
+from lit_het.tasks.writing import WritingTask
+from lit_het.texts import GenerationConfig, SourceTexts, TokenPredictions, Written
 from lit_het.types import Calibration, ImageFeatures, Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64
-# The standard error of a probability is then at most 0.005, and a token takes as many heads.
-
 
 # Computes a function of parameters, rows that the devices share, and arguments that each device has. The first argument
 # identifies the function, which is compiled once; the result is in NumPy.
@@ -52,7 +50,7 @@ class Writer:
     Args:
         task: of the decoder.
         params: its parameters.
-        features: the tokens of its images, or the ids of texts to translate.
+        features: what reads the tokens of its images, or the ids of texts to translate.
         tokenizer: of its texts.
         prompts: templates of training.
         call: runs a program.
@@ -63,7 +61,7 @@ class Writer:
         self,
         task: WritingTask,
         params: Params,
-        features: ImageFeatures,
+        features: ImageFeatures | SourceTexts,
         tokenizer: SentencePieceTokenizer,
         prompts: Sequence[str],
         call: Call,
@@ -114,7 +112,7 @@ class Writer:
 
     def write(
         self,
-        features: Float[np.ndarray, "n f"],
+        features: Real[np.ndarray, "n f"],
         prompts: Sequence[str],
         config: GenerationConfig,
         *,
@@ -149,7 +147,7 @@ class Writer:
 
     def rank(
         self,
-        features: Float[np.ndarray, " f"],
+        features: Real[np.ndarray, " f"],
         prompt: str,
         answers: Sequence[str],
         *,
@@ -171,7 +169,7 @@ class Writer:
 
     def predict(
         self,
-        features: Float[np.ndarray, "n f"],
+        features: Real[np.ndarray, "n f"],
         prompts: Sequence[str],
         texts: Sequence[str],
         *,
@@ -204,7 +202,7 @@ class Writer:
         return [np.asarray(ids) for ids in found]
 
     def log_probabilities(
-        self, features: Float[np.ndarray, "n f"], text: Int[np.ndarray, "n l"], samples: int = 0
+        self, features: Real[np.ndarray, "n f"], text: Int[np.ndarray, "n l"], samples: int = 0
     ) -> Float[np.ndarray, "n l k"]:
         """Returns the log-probabilities of the whole vocabulary at each token of one text of each image, as trained.
 
@@ -227,7 +225,7 @@ class Writer:
         return self._call((program.func, *program.args[1:]), program, self._params, rows, *shared)
 
     def _log_p(
-        self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
+        self, features: Real[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
     ) -> list[np.ndarray]:
         """Returns the log-probability of each token of each answer."""
         found = []
@@ -239,7 +237,7 @@ class Writer:
         return found
 
     def _bands(
-        self, features: Float[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
+        self, features: Real[np.ndarray, " f"], before: Any, answers: Sequence[np.ndarray], samples: int, key: Any
     ) -> list[tuple[tuple[float, float], ...] | None]:
         """Returns the band of each token of each answer over noise samples."""
         if not samples:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Real
 
 from lit_het import arguments
 from lit_het.console import Bar
@@ -14,13 +14,12 @@ from lit_het.errors import UserError
 from lit_het.eval.answers import BATCH_SIZE, features_of
 from lit_het.eval.predictions import samples_of
 from lit_het.models.opening import Run
-from lit_het.tasks.translator import TranslationTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 
 
 def write_in_batches(
     writer: TextWriter,
-    rows: Iterator[Float[np.ndarray, " f"]],
+    rows: Iterator[Real[np.ndarray, " f"]],
     count: int,
     prompt: str,
     how: GenerationConfig,
@@ -63,8 +62,8 @@ def translations(
     Raises:
         UserError: the model does not translate, there are no texts, or one has too many tokens.
     """
-    if not isinstance(run.task, TranslationTask):
-        raise UserError(f"{run.run_dir} does not translate; train a model with TranslationConfig, see docs/decoder.md")
+    if run.config.task.reads != "text":
+        raise UserError(f"{run.run_dir} does not translate; train a translation model, see docs/decoder.md")
     assert isinstance(run.tokenizer, SentencePieceTokenizer), "checked in training"
     ids = run.tokenizer.whole(list(texts))
     prompt = writer.caption_prompt if prompt is None else arguments.text(prompt, "prompt")
@@ -76,9 +75,7 @@ def translations(
     return write_in_batches(writer, rows, len(ids), prompt, how, samples=samples_of(writer, samples), seed=seed)
 
 
-def shown(
-    rows: Iterable[Float[np.ndarray, " f"]], count: int, what: str = "images"
-) -> Iterator[Float[np.ndarray, " f"]]:
+def shown(rows: Iterable[Real[np.ndarray, " f"]], count: int, what: str = "images") -> Iterator[Real[np.ndarray, " f"]]:
     """Yields the features of images or texts, with a progress bar if they are more than a batch."""
     if count <= BATCH_SIZE:
         yield from rows

@@ -80,7 +80,7 @@ class Objective:
         """Returns the module with its parameters, for the towers of a task's configuration."""
 
     def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each of its parameters, see `transformer.layers_above`."""
+        """Returns the number of layers above each of its parameters, see `encoder_config.layers_above`."""
         return jax.tree.map(lambda _: 0, params)
 
     def check(self, setup: Setup) -> None:

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Int, Key, Shaped
 
 from lit_het import sharding
 from lit_het.errors import FieldError, UserError, require_at_least
-from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.losses.base import finite, masked_mean, weights
 from lit_het.objectives.base import Context, Objective, Setup
 from lit_het.types import Metrics
@@ -52,7 +51,7 @@ class MaskingConfig(Objective):
         Raises:
             UserError: it has not, or the data are stored embeddings.
         """
-        if not isinstance(setup.task.head, GaussianContrastiveConfig) or not setup.task.image_tower.pools_tokens:
+        if setup.task.head.text_variances is None or not setup.task.image_tower.pools_tokens:
             raise UserError("task.masking needs the head 'gaussian' and a ViT as image tower; leave it out")
         for field in ("mask_token", "padding_token"):
             if getattr(self, field) >= (size := setup.task.text_tower.vocabulary_size):

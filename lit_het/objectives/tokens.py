@@ -1,4 +1,4 @@
-"""The loss of the next token, of models that write text and of captioners beside another loss."""
+"""The loss of the next token, of models that write text, also beside another loss."""
 
 import dataclasses
 
@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Int
 from lit_het import sharding
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.classification_config import TokenHeadConfig
-from lit_het.heads.het_xl import HetXLClassifier
 from lit_het.heads.logits import TiedLogits
 from lit_het.heads.noise_config import logits_at_once
 from lit_het.losses import blocks
@@ -61,7 +60,7 @@ def token_loss(
     samples = in_blocks(head(features.reshape(-1, features.shape[-1]), keys("noise")), decoder.config.vocabulary_size)
     result = loss(samples, batch.text.reshape(-1), counted.reshape(-1), weight)
     metrics = {"top1": result.top1, "temperature": head.temperature(), "tokens": jnp.sum(counted)}
-    if isinstance(head, HetXLClassifier):
+    if head.covariance is not None:
         metrics["token_noise_norm"] = masked_mean(head.noise_norm(samples.features), counted.reshape(-1))
     return result.loss, metrics
 

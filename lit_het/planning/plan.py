@@ -11,24 +11,20 @@ from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.heads.noise_config import logits_at_once
 from lit_het.objectives.base import objectives_of
-from lit_het.objectives.tokens import token_logits_at_once
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
 from lit_het.tasks.base import Progress
-from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.translation import TranslationConfig
 from lit_het.towers.dispatch import DISPATCH
 from lit_het.training.build import build
 from lit_het.training.durations import RunLength
 from lit_het.training.step import initial_state, jit_step
 from lit_het.types import Batch, Params, TrainState
 
-# Arrays of the size of a block of logits: the logits, their probabilities and their gradient.
-_COPIES_OF_LOGITS = 3
+COPIES_OF_LOGITS = 3
+"""Arrays of the size of a block of logits: the logits, their probabilities and their gradient."""
+
 # The number of steps does not change the cost of a step.
 _ANY_LENGTH = RunLength(num_steps=10**9, batch_size=1, epoch_size=1)
 
@@ -101,46 +97,14 @@ class Step:
 
     def _batch(self, rows: int) -> Batch:
         """Returns the shapes of a batch of ``rows`` examples."""
-        place, task = sharding.batch_sharding(self.mesh), self.config.task
-
-        def of(*shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=place)
-
-        image = stored = source = None
-        if isinstance(task, TranslationConfig):
-            source = of(task.text_tower.length, dtype=jnp.int32)
-        else:
-            size = task.image_tower.image_size
-            image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
-        is_stored = self.config.data.embeddings is not None
-        suspects = self.config.data.suspects
-        text = stored_text = target = ids = label = None
-        if isinstance(task, ContrastiveConfig):
-            if self.config.data.text_embeddings is not None:
-                stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
-            text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
-            if any(objective.reads_targets for objective in task.objectives.values()):
-                target = of(task.text_tower.length, dtype=jnp.bool_)
-        elif isinstance(task, CaptioningConfig | TranslationConfig):
-            text, ids = of(task.decoder.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
-            target = of(task.decoder.length, dtype=jnp.bool_)
-        else:
-            shape = task.loss.label_shapes(task.num_classes)[0]
-            label = of(*shape, dtype=jnp.float32 if shape else jnp.int32)
-        fields: Any = {
-            "valid": of(dtype=jnp.bool_),
-            "image": None if is_stored else image,
-            "image_embedding": stored if is_stored else None,
-            "source": source,
-            "text": text,
-            "text_embedding": stored_text,
-            "text_target": target,
-            "image_id": ids,
-            "text_id": ids,
-            "label": label,
-            "weight": of(dtype=jnp.float32) if suspects is not None and suspects.weight else None,
+        place, data = sharding.batch_sharding(self.mesh), self.config.data
+        columns = {"valid": jax.ShapeDtypeStruct((), jnp.bool_), **self.config.task.columns(data)}
+        if data.suspects is not None and data.suspects.weight:
+            columns["weight"] = jax.ShapeDtypeStruct((), jnp.float32)
+        of_rows: Any = {
+            name: jax.ShapeDtypeStruct((rows, *one.shape), one.dtype, sharding=place) for name, one in columns.items()
         }
-        return Batch(**fields)
+        return Batch(**of_rows)
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Returns `Plan.counts`."""
@@ -169,6 +133,7 @@ class Step:
         """Returns `Plan.memory`."""
         params, locked = self.inputs.state.params, self.inputs.locked
         rows = self.config.data.batch_size // sharding.num_batch_shards(self.mesh)
+        largest = self.config.task.largest_array(rows, self.config.data.batch_size)
         values = costs.intermediate_bytes(self._loss, params, lambda rows: (locked, self._batch(rows)), rows)
         return {
             "trainable parameters": _bytes_per_device(params),
@@ -179,24 +144,8 @@ class Step:
             "saved for the backward pass": values.saved,
             "peak of temporary values": values.working,
             "gathered kernels": _gathered(params, locked),
-            "logits and keys": self._logits(rows),
+            "logits and keys": COPIES_OF_LOGITS * largest * jnp.dtype(jnp.float32).itemsize,
         }
-
-    def _logits(self, rows: int) -> int:
-        """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
-        task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
-        if isinstance(task, CaptioningConfig | TranslationConfig):
-            return _COPIES_OF_LOGITS * token_logits_at_once(task.decoder, task.head, rows) * item
-        if not isinstance(task, ContrastiveConfig):
-            return class_logits(task.head, rows, task.num_classes) * item
-        all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
-        num_keys = rows if task.loss.form == "ring" else all_rows
-        vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
-        # Keys of images and texts, and the gradient of the keys of the current block.
-        pairs = (_COPIES_OF_LOGITS * vectors + 3 * width) * num_keys
-        # One loss after the other: the largest counts.
-        others = (objective.largest_array(task, rows) for objective in task.objectives.values())
-        return max(pairs, _COPIES_OF_LOGITS * max(others, default=0)) * item
 
     def compile(self) -> Compiled:
         """Compiles the step for the devices of the mesh without allocating memory on them."""
@@ -218,17 +167,6 @@ def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
     step = Step(config, config.mesh.build(devices))
     compiled = step.compile()
     return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)
-
-
-def class_logits(head: Any, rows: int, num_classes: int) -> int:
-    """Returns how many numbers a block of logits of a classification head and its copies hold.
-
-    Args:
-        head: configuration of the head.
-        rows: examples on a device.
-        num_classes: k.
-    """
-    return _COPIES_OF_LOGITS * logits_at_once(head.sampling, rows, num_classes)
 
 
 def _bytes_per_device(tree: Any) -> int:

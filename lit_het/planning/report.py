@@ -15,8 +15,6 @@ from lit_het.eval.report.writing import print_results
 from lit_het.planning.plan import Plan, Step, plan
 from lit_het.planning.program import Collective
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.translation import TranslationConfig
 
 GIB, MIB = 2**30, 2**20
 
@@ -138,8 +136,8 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Calla
     for factor in (2, 4, 8):
         wider = dataclasses.replace(mesh, data=-1, fsdp=factor * mesh.fsdp)
         yield f"--mesh.fsdp {wider.fsdp}", lambda config, wider=wider: dataclasses.replace(config, mesh=wider)
-    if isinstance(task, ContrastiveConfig) and task.loss.form != "ring":
-        loss = dataclasses.replace(task.loss, form="ring")
+    if vars(task.loss).get("form", "ring") != "ring":
+        loss: Any = dataclasses.replace(task.loss, **{"form": "ring"})
         yield "--task.loss.form ring", lambda config: _with_task(config, loss=loss)
     for part in ("text_tower", "decoder", "image_tower"):
         tower: Any = vars(task).get(part)
@@ -148,10 +146,9 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Calla
                 changed: Any = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat=policy))
                 flag = f"--task.{part.replace('_', '-')}.encoder.remat {policy}"
                 yield flag, lambda config, part=part, changed=changed: _with_task(config, **{part: changed})
-    if isinstance(task, TranslationConfig):
-        return
-    parts = 4 * task.microbatches
-    yield f"--task.microbatches {parts}", lambda config: _with_task(config, microbatches=parts)
+    if "microbatches" in vars(task):
+        parts = 4 * task.microbatches
+        yield f"--task.microbatches {parts}", lambda config: _with_task(config, microbatches=parts)
     data = dataclasses.replace(config.data, batch_size=config.data.batch_size // 2)
     yield f"--data.batch-size {data.batch_size}", lambda config: dataclasses.replace(config, data=data)
 

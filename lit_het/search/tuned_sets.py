@@ -5,7 +5,6 @@ from lit_het.errors import UserError
 from lit_het.eval.sets.folders import overlaps
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.models.calibration.split import split
-from lit_het.tasks.classification import ClassificationConfig
 
 # Of a large data set, `split` holds out the fewest: the others are taken to be trained on.
 _MANY_SAMPLES = 10**9
@@ -56,6 +55,6 @@ def _kind(evaluation: EvaluationConfig, config: ExperimentConfig) -> str:
     """Returns the kind of an evaluation, as the names of its metrics begin."""
     [command] = [name for name, one in EVALUATIONS.items() if type(evaluation) is one]
     # Classifiers are evaluated on their own classes by the same command.
-    if command == "zero-shot" and isinstance(config.task, ClassificationConfig):
+    if command == "zero-shot" and not config.task.embeds_texts:
         return "supervised"
     return command.replace("-", "_")

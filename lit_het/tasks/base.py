@@ -3,17 +3,21 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het import parameters
+from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.random import Keys
 from lit_het.training.optimizers_config import ParameterGroup
 from lit_het.types import Batch, Metrics, Params
+
+if TYPE_CHECKING:
+    from lit_het.tasks.quantities import ImageClassifier
 
 Config = TypeVar("Config", bound=Any)
 Model = TypeVar("Model", bound=nnx.Module)
@@ -51,7 +55,20 @@ class Task(Generic[Config, Model]):
         shapes: of all parameters.
         trained: parts of the model, such as "image_tower", with at least one parameter that is not locked.
         learning_rates: groups of parameters whose modules have a learning-rate factor of their own.
+        features: the image tower as a `lit_het.tasks.features.FeatureExtractor`; None without one.
+        num_classes: of a classifier; 0 of a decoder, None of an image-text model.
+        num_predictions: of an image without noise, by members of the tower and by heads.
+        has_image_noise: whether the head has noise for images.
+        has_class_probabilities: whether the loss gives each class a probability of its own, by a sigmoid.
+        antithetic: whether noise samples come in pairs.
+        may_lack_head: whether saved parameters may be those of the image tower alone, as imported.
     """
+
+    features: Any = None
+    num_classes: int | None = None
+    num_predictions = 1
+    has_image_noise = has_class_probabilities = may_lack_head = False
+    antithetic: Any = None
 
     def __init__(self, config: Config, module: Callable[[Config, nnx.Rngs], Model], towers: Mapping[str, Any]):
         """Builds a task.
@@ -90,18 +107,38 @@ class Task(Generic[Config, Model]):
             for part, tree in params.items()
         }
 
-    def check_batch(self, batch: Batch) -> None:
-        """Checks what only the numbers of a batch show, before it is on the devices; nothing by default.
-
-        Raises:
-            UserError: it does not fit the task.
-        """
-
     def loss(
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the loss to minimise and metrics to log, all scalars; without ``progress`` that of the first step."""
         raise NotImplementedError
+
+    def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> "ImageClassifier":
+        """Returns the model as a classifier of images.
+
+        Args:
+            params: parameters of the model.
+            classes: unit embeddings of the texts of an image-text model; None for quantities of the image alone.
+
+        Raises:
+            UserError: the model has no classes.
+        """
+        raise UserError("the model writes text, and has no classes")
+
+    def temperature(self, params: Params) -> Float[Array, ""]:
+        """Returns τ."""
+        model: Any = self.model(params)
+        return model.head.temperature()
+
+    def check_batch(self, batch: Batch) -> None:
+        """Checks the values of a batch on the host.
+
+        Raises:
+            UserError: the loss cannot take them.
+        """
+
+
+AnyTask: TypeAlias = Task[Any, Any]
 
 
 def learning_rate_groups(model: nnx.Module) -> tuple[ParameterGroup, ...]:

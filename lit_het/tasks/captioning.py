@@ -1,23 +1,18 @@
 """The configuration of LiT-decoder (Beyer et al. 2023; SoViT Sec. 4.2, App. C): text of a decoder about an image."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.classification_config import DeterministicConfig, TokenHeadConfig
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
-from lit_het.programs import shared
-from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.options import WritingOptions
 from lit_het.towers.decoder_config import DecoderConfig
-from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ViTConfig
-
-if TYPE_CHECKING:
-    from lit_het.tasks.captioning_task import CaptioningTask
 
 
 @dataclasses.dataclass(frozen=True)
-class CaptioningConfig:
+class CaptioningConfig(WritingOptions):
     """A model that writes text about an image: captions, or answers to questions.
 
     Attributes:
@@ -40,36 +35,24 @@ class CaptioningConfig:
     locked: tuple[str, ...] = ("image_tower/.*",)
     microbatches: int = 1
 
+    tower_key = "image_tower_routing"
+    summary = "A text decoder on an image tower"
+    pipeline_tag = "image-to-text"
+    exports = ("lit-het", "huggingface")
+
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
-        tower = self.image_tower
-        layers = tower.representation_size or tower.projection_size or tower.uncertainty_token or tower.layer_input
-        if tower.pooling != "none" or layers or tower.num_members > 1:
+        if self.image_tower.without_pooling() != self.image_tower:
             raise UserError(
                 "a decoder attends to the tokens of one image tower: set task.image_tower.pooling to 'none', and leave "
-                "out its further layers (representation_size, projection_size, uncertainty_token, layer_input) and "
-                "ensembles of experts"
+                "out its further layers (such as a projection), uncertainty tokens and ensembles of experts"
             )
         self.decoder.check_head(self.head, "task")
 
-    @property
-    def compute_type(self) -> ComputeType:
-        """The type of activations, in which locked parameters are held."""
-        return self.image_tower.compute_type
-
-    @shared
-    def build(self) -> "CaptioningTask":
-        """Returns the task."""
-        from lit_het.tasks.captioning_task import CaptioningTask
-
-        return CaptioningTask(self)
-
-
-def captioning_of(config: ContrastiveConfig) -> CaptioningConfig | None:
-    """Returns the image tower and the decoder of an image-text model as a model that writes text; None without one."""
-    if config.captioner is None:
-        return None
-    assert isinstance(config.image_tower, ViTConfig)
-    tower, captioner = config.image_tower.without_pooling(), config.captioner
-    # Nothing is locked: patterns of the text tower would match nothing.
-    return CaptioningConfig(tower, captioner.decoder, captioner.head, captioner.loss, locked=())
+    def check_stored(self, stored: Any) -> None:
+        """Checks that all tokens are stored, see `TaskOptions`."""
+        if not stored.recipe.num_tokens:
+            raise UserError(
+                f"a decoder reads tokens, and {stored.address} holds pooled embeddings, or is of an earlier version; "
+                "embed again with --tokens into another folder"
+            )

@@ -1,17 +1,21 @@
 """The configuration of supervised classification, for pre-training and fine-tuning."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from lit_het.errors import UserError, require_at_least, require_choice
+import jax
+import jax.numpy as jnp
+
+from lit_het.errors import UserError, counted, require_at_least, require_choice
 from lit_het.heads.classification_config import ClassificationHeadConfig, HetXLConfig
+from lit_het.heads.noise_config import logits_at_once
 from lit_het.losses.classification_config import ClassificationLoss, SoftmaxCrossEntropy
-from lit_het.objectives.base import Objective, objectives_of
+from lit_het.objectives.base import Objective
 from lit_het.objectives.mixup import Mixup
 from lit_het.programs import shared
 from lit_het.tasks.mimo import MimoConfig
+from lit_het.tasks.options import TaskOptions
 from lit_het.tasks.temperature_gradient_config import TemperatureGradient
-from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
 
 if TYPE_CHECKING:
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationConfig:
+class ClassificationConfig(TaskOptions):
     """A classifier.
 
     Attributes:
@@ -55,6 +59,10 @@ class ClassificationConfig:
     microbatches: int = 1
     temperature_gradient: TemperatureGradient | None = None
 
+    takes_members = True
+    calibrated_on = "labels"
+    pipeline_tag = "image-classification"
+
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_classes", "num_heads", "microbatches")
         require_choice(self, "member_loss")
@@ -85,19 +93,43 @@ class ClassificationConfig:
                 "training has none; set members to 'apart'"
             )
         if tower.input_size:
-            raise UserError(
-                "task.image_tower.layer_input is for the head bayes_vlm of image-text models; set it to False"
-            )
+            raise UserError(f"task.image_tower.{tower.appended} is for heads of image-text models; set it to False")
 
     @property
     def objectives(self) -> dict[str, Objective]:
         """What is trained beside the loss of classes, by the names of the fields."""
-        return objectives_of(self) | ({"mixup": Mixup(self.mixup)} if self.mixup else {})
+        return super().objectives | ({"mixup": Mixup(self.mixup)} if self.mixup else {})
 
     @property
-    def compute_type(self) -> ComputeType:
-        """The type of activations, in which locked parameters are held."""
-        return self.image_tower.compute_type
+    def summary(self) -> str:
+        """What the model is, as a model card begins."""
+        return f"A classifier of {counted(self.num_classes, 'class')}"
+
+    def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:
+        """Checks the size of images and the number of classes, see `TaskOptions`."""
+        super().check_data(run, loader, tokenizer)
+        if loader.num_classes != self.num_classes:
+            raise UserError(
+                f"the data has {loader.num_classes or 'no'} classes, the task has {self.num_classes}; "
+                "set --task.num-classes, or `data.labels` in the configuration file"
+            )
+
+    def check_stored(self, stored: Any) -> None:
+        """Checks that no pixels are mixed, see `TaskOptions`."""
+        if self.mixup or self.mimo:
+            raise UserError(
+                "--task.mixup and --task.mimo put the pixels of images together; leave them out, or --data.embeddings"
+            )
+
+    def columns(self, data: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the columns of images and labels, see `TaskOptions`."""
+        shape = self.loss.label_shapes(self.num_classes)[0]
+        label = jax.ShapeDtypeStruct(shape, jnp.float32 if shape else jnp.int32)
+        return super().columns(data) | {"label": label}
+
+    def largest_array(self, rows: int, batch_size: int) -> int:
+        """Returns the size of a block of logits, see `TaskOptions`."""
+        return logits_at_once(self.head.sampling, rows, self.num_classes)
 
     @shared
     def build(self) -> "ClassificationTask":

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError
 from lit_het.heads import sampling
 from lit_het.heads.base import ClassificationHead
-from lit_het.heads.het import HetClassifier
 from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import LossAndTop1
@@ -41,6 +40,8 @@ class Classifier(nnx.Module):
 
 class ClassificationTask(Task[ClassificationConfig, Classifier]):
     """The task of a `ClassificationConfig`."""
+
+    may_lack_head = True
 
     def __init__(self, config: ClassificationConfig):
         super().__init__(config, Classifier, {"image_tower": config.image_tower})
@@ -111,7 +112,7 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             valid, target, weight = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), rows)
         return self.config.loss(samples, target, valid, weight, joint=joint)
 
-    def image_classifier(self, params: Params, classes: None = None) -> ImageClassifier:
+    def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
         """Returns the model as an image classifier; it has its own classes."""
         head = self.model(params).head
 
@@ -127,12 +128,8 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             embeddings=lambda inputs: inputs.mean(axis=1),
             noise_norm=head.noise_norm,
             noise_spectrum=head.spectrum,
-            kernel_alignment=head.kernel_alignment if isinstance(head, HetClassifier) else None,
+            kernel_alignment=head.kernel_alignment,
         )
-
-    def temperature(self, params: Params) -> Float[Array, ""]:
-        """Returns τ."""
-        return self.model(params).head.temperature()
 
     def check_label_shape(self, shape: tuple[int, ...]) -> None:
         """Checks the shape of labels.
@@ -148,15 +145,12 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             )
 
     def check_batch(self, batch: Batch) -> None:
-        """Checks the labels."""
-        self.check_labels(np.asarray(batch.label))
-
-    def check_labels(self, label: Int[np.ndarray, " b"] | Float[np.ndarray, "b k"]) -> None:
         """Checks the shape and the values of labels, on the host.
 
         Raises:
             UserError: a wrong shape, a class that does not exist, or a target outside [0, 1].
         """
+        label = np.asarray(batch.label)
         self.check_label_shape(label.shape)
         least, most = label.min(), label.max()
         if label.ndim == 1 and not 0 <= least <= most < self.config.num_classes:

@@ -1,21 +1,26 @@
 """The configuration of LiT (Zhai et al. 2022): towers, a contrastive head and loss, and what is trained beside it."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.contrastive_config import ContrastiveHeadConfig, DeterministicContrastiveConfig
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
-from lit_het.objectives.base import Objective, Setup, objectives_of
-from lit_het.objectives.captioner_config import CaptionerConfig
-from lit_het.objectives.distillation_config import DistillationConfig
+from lit_het.objectives.base import Setup
+from lit_het.objectives.captioner import CaptionerConfig
+from lit_het.objectives.distillation import DistillationConfig
 from lit_het.objectives.masking import MaskingConfig
 from lit_het.objectives.mixing import Mixing
 from lit_het.programs import shared
+from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.options import TaskOptions, check_text_tower, text_columns
 from lit_het.tasks.temperature_gradient_config import TemperatureGradient
-from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
 from lit_het.towers.text_config import TextConfig, TextTowerConfig
+from lit_het.types import Params
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class ContrastiveConfig:
+class ContrastiveConfig(TaskOptions):
     """An image-text model.
 
     Attributes:
@@ -42,7 +47,7 @@ class ContrastiveConfig:
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
 
     Raises:
-        UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
+        UserError: the towers' embeddings differ in size or do not fit the head, members of an ensemble
             have separate embeddings for another loss than the softmax loss, the loss needs other samples than the head
             draws, images are mixed for a softmax loss, or masking, a captioner or distillation does not fit the head,
             the towers or other fields.
@@ -60,39 +65,33 @@ class ContrastiveConfig:
     distillation: DistillationConfig | None = None
     temperature_gradient: TemperatureGradient | None = None
 
+    embeds_texts = True
+    calibrated_on = "captions"
+    summary = "An image-text model"
+    pipeline_tag = "zero-shot-image-classification"
+
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
         for name, tower in (("image_tower", self.image_tower), ("text_tower", self.text_tower)):
-            if tower.uncertainty_token != self.head.reads_variances:
-                raise UserError(
-                    f"task.{name}.uncertainty_token = {tower.uncertainty_token} does not fit task.head: uncertainty "
-                    "tokens of both towers and the Gaussian head with variances = 'towers' need each other"
-                )
-            if tower.input_size and not self.head.reads_layer_inputs:
-                raise UserError(f"task.{name}.layer_input is for the head bayes_vlm; set it to False")
+            self.head.check_tower(tower, f"task.{name}")
         if (self.loss.likelihood != "samples") != (self.head.num_samples == 0):
             raise UserError(
                 f"task.loss.likelihood = {self.loss.likelihood!r} does not fit task.head.num_samples = "
                 f"{self.head.num_samples}: likelihoods without samples need a head with noise and num_samples = 0, and "
                 "'samples' at least 1"
             )
-        if self.num_keys > 1 and not self.takes_keys:
+        if self.num_keys > 1 and not self.takes_members:
             raise UserError(
                 "image_tower.members = 'apart' gives an image several keys, which need the head 'deterministic' or "
                 "'het_xl' and the softmax loss with the likelihood 'samples'; take 'mean' or 'concatenated'"
             )
-        if self.text_tower.pooling == "none":
+        if not self.text_tower.pools_tokens:
             raise UserError("task.text_tower.pooling = 'none' is for decoders; choose how texts are pooled")
         for objective in self.objectives.values():
             objective.check(Setup(self))
-
-    @property
-    def objectives(self) -> dict[str, Objective]:
-        """What is trained beside the contrastive loss, by the names of the fields."""
-        return objectives_of(self)
 
     @property
     def num_keys(self) -> int:
@@ -100,7 +99,7 @@ class ContrastiveConfig:
         return self.image_tower.num_members if self.image_tower.members == "apart" else 1
 
     @property
-    def takes_keys(self) -> bool:
+    def takes_members(self) -> bool:
         """Whether an image may have several keys."""
         return self.head.takes_members and self.loss.takes_members
 
@@ -108,10 +107,64 @@ class ContrastiveConfig:
         """Returns the head with fresh parameters."""
         return self.head.build_on(self.image_tower, self.text_tower, rngs)
 
+    def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:
+        """Checks the size of images, the tokenizer and the objectives, see `TaskOptions`."""
+        super().check_data(run, loader, tokenizer)
+        if tokenizer is None:
+            raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
+        check_text_tower(self.text_tower, tokenizer)
+        if run.data.prompt is not None and not self._reads_targets:
+            raise UserError("data.prompt is for decoders; leave it out for an image-text model without captioner")
+        for objective in self.objectives.values():
+            objective.check(Setup(self, run=run, tokenizer=tokenizer))
+
     @property
-    def compute_type(self) -> ComputeType:
-        """The type of activations, in which locked parameters are held."""
-        return self.image_tower.compute_type
+    def _reads_targets(self) -> bool:
+        return any(objective.reads_targets for objective in self.objectives.values())
+
+    def check_copies(self, batch_size: int, num_samples: int) -> str | None:
+        """Returns what copies of a pair in a batch count as, see `TaskOptions`."""
+        if 1 < batch_size <= num_samples:
+            return None
+        if min(batch_size, num_samples) == 1:
+            raise UserError(
+                "a batch of 1 image-text pair has no negatives, and its contrastive loss teaches nothing; raise "
+                "--data.batch-size, and train on more than one sample"
+            )
+        if self.loss.duplicates == "positives":
+            return "they count as positives, and only other samples as negatives"
+        return "they count as negatives of each other, see --task.loss.duplicates"
+
+    def columns(self, data: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the columns of images and captions, see `TaskOptions`."""
+        text = self.text_tower
+        found = super().columns(data) | text_columns(text.length, with_targets=self._reads_targets)
+        if data.text_embeddings is not None:
+            found["text_embedding"] = jax.ShapeDtypeStruct((text.output_size,), jnp.float32)
+        return found
+
+    def largest_array(self, rows: int, batch_size: int) -> int:
+        """Returns the size of a block of logits with the keys, or of an objective's array, see `TaskOptions`."""
+        num_keys = rows if self.loss.form == "ring" else batch_size
+        queries = rows if self.loss.form == "dense" else min(rows, self.loss.block_size)
+        # Three times, too: keys of images and of texts, and the gradient of those of the block.
+        pairs = (queries + self.image_tower.embedding_size) * num_keys
+        # One loss after the other: the largest counts.
+        return max(pairs, *(objective.largest_array(self, rows) for objective in self.objectives.values()), 0)
+
+    def decoder_beside(self) -> CaptioningConfig | None:
+        """Returns the image tower and the captioner, see `TaskOptions`."""
+        if (captioner := self.captioner) is None:
+            return None
+        tower = self.image_tower.without_pooling()
+        assert tower is not None, "checked by the captioner"
+        # Nothing is locked: patterns of the text tower would match nothing.
+        return CaptioningConfig(tower, captioner.decoder, captioner.head, captioner.loss, locked=())
+
+    def decoder_params(self, params: Params, like: Params) -> Params:
+        """Returns the parameters of `decoder_beside`, in its shapes, from those of this model."""
+        tower = {name: params["image_tower"][name] for name in like["image_tower"]}
+        return {"image_tower": tower, **params["captioner"]}
 
     @shared
     def build(self) -> "ContrastiveTask":

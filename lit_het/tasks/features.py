@@ -26,9 +26,8 @@ class FeatureExtractor:
 
     def __init__(self, config: ImageTowerConfig):
         self._config = config
-        whole = config.all_members()
-        self.num_members, self.size = config.num_members, whole.embedding_size + whole.input_size
-        self.mean_size = whole.embedding_size // config.num_members // (2 if config.uncertainty_token else 1)
+        self.num_members, self.mean_size = config.num_members, config.mean_size
+        self.size = config.all_members().output_size
 
     @functools.cached_property
     def _graph(self) -> nnx.GraphDef:
@@ -56,7 +55,7 @@ class FeatureExtractor:
             UserError: features of a wrong size.
         """
         self._check_size(features)
-        return self._config.join_members(features.reshape(features.shape[0], -1, self._config.member_size))
+        return self._config.join_members(features.reshape(-1, self.num_members, self.size // self.num_members))
 
     def _check_size(self, features: Float[Array, "b f"]) -> None:
         if features.shape[1] != self.size:

@@ -10,10 +10,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het.errors import UserError
 from lit_het.objectives.tokens import shifted
-from lit_het.tasks.captioning_task import ImageCaptioner
-from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.given_texts import at_positions, mean_log_p
-from lit_het.tasks.translator import Translator
+from lit_het.tasks.writing import EncoderDecoder, WritingTask
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderState, Source
 from lit_het.trees import tree_of_arrays
@@ -100,7 +98,7 @@ def generate(
 class _Writer:
     """Predicts the next token of every text."""
 
-    model: ImageCaptioner | Translator
+    model: EncoderDecoder
     config: GenerationConfig
     end_token: int
     noise: tuple[Key[Array, ""], int] | None

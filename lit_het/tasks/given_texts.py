@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lit_het.losses import blocks
 from lit_het.losses.classification import label_log_probabilities, mean_log_probabilities
 from lit_het.objectives.tokens import in_blocks, shifted
-from lit_het.tasks.every_task import WritingTask
+from lit_het.tasks.writing import WritingTask
 from lit_het.towers.decoder import Source
 from lit_het.types import LogitSamples, Params
 
@@ -68,14 +68,7 @@ def text_log_probabilities(
 
     The sum ranks answers to a question; its exponential, of the mean over tokens, is the inverse perplexity.
 
-    Args:
-        task: of the model.
-        params: its parameters.
-        source: tokens of the images, or of the texts to translate.
-        text: prompts and answers, t for each image, adjacent.
-        target: which tokens are of the answer.
-        noise: random key and S, as in `generate`; None for no noise.
-        fitted: T, as in `generate`.
+    Arguments are those of `token_predictions`, and ``target``: which tokens are of the answer.
     """
     if fitted is not None:
         return jnp.where(target, token_predictions(task, params, source, text, noise, fitted).log_p, 0.0)
@@ -150,14 +143,7 @@ def token_probabilities(
     """Returns the probability of each token of given texts in each noise sample, given the tokens before.
 
     Their mean is the probability with which `generate` writes the token; with T, which is fitted to the mean, roughly.
-
-    Args:
-        task: of the model.
-        params: its parameters.
-        source: tokens of the images, or of the texts to translate.
-        text: prompts and answers, t for each image, adjacent.
-        noise: random key and S, as in `generate`; None for one sample without noise.
-        fitted: T, as in `generate`.
+    Arguments are those of `token_predictions`.
     """
 
     def probabilities(some: LogitSamples, token: Int[Array, " n"]) -> Float[Array, "n s"]:

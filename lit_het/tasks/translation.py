@@ -1,25 +1,24 @@
 """The configuration of the original Transformer (Vaswani et al. 2017): text of a decoder about a text."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from lit_het.errors import FieldError, UserError
 from lit_het.heads.classification_config import DeterministicConfig, TokenHeadConfig
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
-from lit_het.programs import shared
+from lit_het.tasks.options import WritingOptions, check_text_tower
 from lit_het.towers.decoder_config import START_TOKEN, DecoderConfig
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.towers.text_config import TextConfig
-
-if TYPE_CHECKING:
-    from lit_het.tasks.translator import TranslationTask
 
 _ENCODER = TextConfig(pooling="none", padding_token=START_TOKEN)
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationConfig:
+class TranslationConfig(WritingOptions):
     """A model that writes text about a text: its translation, or another sequence.
 
     Attributes:
@@ -42,6 +41,11 @@ class TranslationConfig:
     locked: tuple[str, ...] = ()
     shared_embedding: bool = False
 
+    tower_key = "text_tower"
+    summary = "A text decoder on a text encoder"
+    pipeline_tag = "translation"
+    exports = ("lit-het",)
+
     def __post_init__(self) -> None:
         tower, decoder = self.text_tower, self.decoder
         if tower.pooling != "none":
@@ -63,18 +67,27 @@ class TranslationConfig:
         self.decoder.check_head(self.head, "task")
 
     @property
-    def image_tower(self) -> ImageTowerConfig:
-        """Raises a `UserError`, as there is none."""
-        raise UserError("the model has no image tower: it translates texts, see lit-het translate")
-
-    @property
     def compute_type(self) -> ComputeType:
         """The type of activations, in which locked parameters are held."""
         return self.text_tower.encoder.compute_type
 
-    @shared
-    def build(self) -> "TranslationTask":
-        """Returns the task."""
-        from lit_het.tasks.translator import TranslationTask
+    def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:
+        """Checks that encoder and decoder have the same tokenizer, see `TaskOptions`."""
+        super().check_data(run, loader, tokenizer)
+        tower = self.text_tower
+        check_text_tower(tower, tokenizer)
+        if tower.padding_token != tokenizer.padding_id:
+            raise UserError(
+                f"--task.text-tower.padding-token {tower.padding_token} is not the padding of the tokenizer, "
+                f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
+            )
+        if tokenizer.padding_id in (tokenizer.end_id, tokenizer.unknown_id):
+            raise UserError(
+                f"the padding of the tokenizer, {tokenizer.padding_id}, is also its end token or unknown characters, "
+                "which the decoder would not see; set --tokenizer.padding-id and --task.text-tower.padding-token to "
+                "another token"
+            )
 
-        return TranslationTask(self)
+    def columns(self, data: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the columns of texts and their translations, see `TaskOptions`."""
+        return super().columns(data) | {"source": jax.ShapeDtypeStruct((self.text_tower.length,), jnp.int32)}

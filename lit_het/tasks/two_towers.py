@@ -47,8 +47,6 @@ class TwoTowers(nnx.Module):
 class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
     """The task of a `ContrastiveConfig`."""
 
-    num_classes = None
-
     def __init__(self, config: ContrastiveConfig):
         towers = {"image_tower": config.image_tower, "text_tower": config.text_tower}
         super().__init__(config, TwoTowers, towers | config.objectives)
@@ -90,10 +88,6 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
         """Returns the model as a classifier over texts β with the logits ``(α + ε) · β / τ``, of each key of an image.
 
         With noise on the image only, as in the ablation of HET-XL App. M; the paper evaluates without noise.
-
-        Args:
-            params: parameters of the model.
-            classes: unit embeddings of the texts; None for quantities of the image alone.
         """
         head = self.model(params).head
 
@@ -119,10 +113,6 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
             pair_bias=0.0 if head.bias is None else head.bias[...],
         )
 
-    def temperature(self, params: Params) -> Float[Array, ""]:
-        """Returns τ."""
-        return self.model(params).head.temperature()
-
     def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
         """Returns noiseless embeddings, the head's keys."""
         model = self.model(params)
@@ -137,8 +127,7 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
 
         Those of Gaussian embeddings stay: scores are made of them.
         """
-        is_longer = self.config.head.reads_layer_inputs
-        return keys[..., : self.config.image_tower.embedding_size] if is_longer else keys
+        return keys[..., : self.config.image_tower.embedding_size] if self.config.head.extends_keys else keys
 
     def _embeddings(
         self, model: TwoTowers, batch: Batch, keys: Keys

@@ -95,5 +95,5 @@ class DecoderConfig:
         return Decoder(self, source_width, rngs)
 
     def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
+        """Returns the number of layers above each parameter, see `encoder_config.layers_above`."""
         return layers_above(self.encoder, _INPUTS, params)

@@ -1,13 +1,11 @@
 """The configurations of image towers."""
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
-
-from jaxtyping import Array, Float
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
-from lit_het.towers.encoder_config import ComputeType, EncoderConfig, layers_above
-from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.base import ImageTowerOptions
+from lit_het.towers.encoder_config import ComputeType, EncoderConfig
 from lit_het.types import Params
 
 if TYPE_CHECKING:
@@ -16,12 +14,9 @@ if TYPE_CHECKING:
     from lit_het.towers.resnet import ResNet
     from lit_het.towers.vit import ViT
 
-# Parameters of the tower before its encoder.
-_INPUTS = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
-
 
 @dataclasses.dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(ImageTowerOptions):
     """A Vision Transformer on square images; with experts in its encoder a V-MoE or an efficient ensemble (e3).
 
     Attributes:
@@ -43,7 +38,7 @@ class ViTConfig:
         norm_twice: whether the encoder's last norm is applied to the class token once more (ProLIP's published code).
         num_inputs: M images that the tower sees at once, along the axis of channels (MIMO, e3 App. B.3); a single image
             is repeated.
-        layer_input: whether the embedding is followed by the input of the last linear layer, for BayesVLM's head.
+        layer_input: whether the embedding is followed by the input of the last linear layer, for its posterior.
         class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one.
         patch_sizes: sizes of patches, one of which each training step draws and resizes the first layer and the
             positions for (FlexiViT, Beyer et al. 2023); empty for ``patch_size`` alone.
@@ -71,6 +66,8 @@ class ViTConfig:
     num_inputs: int = 1
     class_token: bool = False
     patch_sizes: tuple[int, ...] = ()
+
+    first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "image_size", "patch_size", "num_inputs")
@@ -110,16 +107,6 @@ class ViTConfig:
             )
 
     @property
-    def compute_type(self) -> ComputeType:
-        """Type of activations."""
-        return self.encoder.compute_type
-
-    @property
-    def experts(self) -> ExpertsConfig | None:
-        """Of its encoder."""
-        return self.encoder.experts
-
-    @property
     def pools_tokens(self) -> bool:
         """Whether its tokens can be read beside an embedding."""
         return self.pooling != "none"
@@ -147,12 +134,8 @@ class ViTConfig:
     @property
     def embedding_size(self) -> int:
         """Size of the embedding."""
-        return self._size * (self.encoder.num_members if self.members == "concatenated" else 1)
-
-    @property
-    def member_size(self) -> int:
-        """Size of the output of each member of an ensemble."""
-        return self._size + self.input_size
+        size = self.mean_size * (2 if self.uncertainty_token else 1)
+        return size * (self.num_members if self.members == "concatenated" else 1)
 
     @property
     def last_layer(self) -> str | None:
@@ -173,28 +156,22 @@ class ViTConfig:
         return self.representation_size or self._pooled_size
 
     @property
-    def _size(self) -> int:
-        return self._mean_size * (2 if self.uncertainty_token else 1)
-
-    @property
-    def _mean_size(self) -> int:
+    def mean_size(self) -> int:
+        """Size of a member's embedding, without log σ²."""
         return self.projection_size or self.representation_size or self._pooled_size
 
     @property
     def _pooled_size(self) -> int:
         return (self.num_tokens if self.pooling == "none" else 1) * self.encoder.width
 
-    @property
-    def num_members(self) -> int:
-        """The number of members of an ensemble (e3); 1 of a single model."""
-        return self.encoder.num_members
-
     def all_members(self) -> "ViTConfig":
         """Returns the tower whose output has the embeddings of all members, side by side."""
         return dataclasses.replace(self, members="concatenated")
 
-    def without_pooling(self) -> "ViTConfig":
-        """Returns the tower whose output is all tokens, one after the other, with no layer behind the last block."""
+    def without_pooling(self) -> "ViTConfig | None":
+        """Returns the tower whose output is all tokens, one after the other; None of an ensemble or with log σ²."""
+        if self.num_members > 1 or self.uncertainty_token:
+            return None
         return dataclasses.replace(
             self,
             pooling="none",
@@ -206,15 +183,21 @@ class ViTConfig:
             patch_sizes=(),
         )
 
-    def join_members(self, by_image: Float[Array, "b m d"]) -> Float[Array, "_ _"]:
-        """Returns embeddings of an ensemble's members, combined as ``members`` defines."""
-        match self.members:
-            case "mean":
-                return by_image.mean(axis=1)
-            case "concatenated":
-                return by_image.reshape(by_image.shape[0], -1)
-            case "apart":
-                return by_image.reshape(-1, by_image.shape[2])
+    def unseen_pixels(self) -> str | None:
+        """Returns what is beyond the last whole patch."""
+        rest = self.image_size % self.patch_size
+        if not rest:
+            return None
+        below = self.image_size - rest
+        return (
+            f"patches of {self.patch_size} pixels do not divide images of {self.image_size}: the last {rest} rows and "
+            f"columns are not seen; choose an image size of {below} or {below + self.patch_size} to use all pixels"
+        )
+
+    def file_options(self) -> dict[str, Any]:
+        """Returns its sizes too, and a pooling that a file may not record."""
+        pooling = {"image_pooling": self.pooling} if self.pooling in ("mean", "first") else {}
+        return {**super().file_options(), "image_size": self.image_size, "patch_size": self.patch_size, **pooling}
 
     def build(self, rngs: "nnx.Rngs") -> "ViT":
         """Returns the tower with fresh parameters."""
@@ -222,13 +205,9 @@ class ViTConfig:
 
         return ViT(self, rngs)
 
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
-        return layers_above(self.encoder, _INPUTS, params)
-
 
 @dataclasses.dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(ImageTowerOptions):
     """A BiT ResNet; ResNet152x2 is ``depth = 152`` with ``width_multiplier = 2``.
 
     Attributes:
@@ -241,19 +220,9 @@ class ResNetConfig:
     depth: Literal[50, 101, 152] = 50
     width_multiplier: int = 1
     image_size: int = 224
-    compute_type: ComputeType = "float32"
+    compute_type: ComputeType = "float32"  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    # No fields: only a Transformer can be an ensemble (e3).
-    num_members: ClassVar[int] = 1
-    members: ClassVar[str] = "mean"
-    uncertainty_token: ClassVar[bool] = False
-    pools_tokens: ClassVar[bool] = False
-    experts: ClassVar[None] = None
-    num_inputs: ClassVar[int] = 1
-    patch_sizes: ClassVar[tuple[int, ...]] = ()
-    # No linear layer is at its end, whose input could follow the embedding.
-    last_layer: ClassVar[None] = None
-    input_size: ClassVar[int] = 0
+    pools_tokens = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "width_multiplier", "image_size")
@@ -263,18 +232,9 @@ class ResNetConfig:
         """Size of the embedding."""
         return 2048 * self.width_multiplier
 
-    @property
-    def member_size(self) -> int:
-        """Size of the embedding of its only member."""
-        return self.embedding_size
-
-    def all_members(self) -> "ResNetConfig":
-        """Returns the tower itself, as it is no ensemble."""
-        return self
-
-    def join_members(self, by_image: Float[Array, "b one d"]) -> Float[Array, "b d"]:
-        """Returns the embeddings of the one member."""
-        return by_image[:, 0]
+    def in_float32(self) -> "ResNetConfig":
+        """Returns the tower that computes in float32."""
+        return dataclasses.replace(self, compute_type="float32")
 
     def build(self, rngs: "nnx.Rngs") -> "ResNet":
         """Returns the tower with fresh parameters."""

@@ -1,11 +1,11 @@
 """The configurations of text towers."""
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
-from lit_het.towers.encoder_config import EncoderConfig, layers_above
-from lit_het.types import Params
+from lit_het.towers.base import TowerOptions
+from lit_het.towers.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -13,12 +13,9 @@ if TYPE_CHECKING:
     from lit_het.towers.bert import Bert
     from lit_het.towers.text import TextTransformer
 
-# Parameters of the tower before its encoder.
-_INPUTS = ("tokens", "positions", "class_token", "uncertainty_token")
-
 
 @dataclasses.dataclass(frozen=True)
-class TextConfig:
+class TextConfig(TowerOptions):
     """A text Transformer.
 
     Attributes:
@@ -37,7 +34,7 @@ class TextConfig:
         uncertainty_token: whether one more learned token is encoded behind the text, whose output gives log σ² of the
             embedding (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``.
         uncertainty_from: what the layer of log σ² reads: that token, or the mean, as in ProLIP's published code.
-        layer_input: whether the embedding is followed by the input of its projection, for BayesVLM's head.
+        layer_input: whether the embedding is followed by the input of its projection, for a posterior of it.
         padding_token: its id, if no token attends to padding; None where the tower learns to ignore it, as in LiT.
         scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
         dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
@@ -62,6 +59,8 @@ class TextConfig:
     padding_token: int | None = None
     scaled_embedding: bool = False
     dropout: float = 0.0
+
+    first_parameters = ("tokens", "positions", "class_token", "uncertainty_token")
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "embedding_size")
@@ -93,9 +92,14 @@ class TextConfig:
         return None if self.uncertainty_token or self.pooling == "none" else "projection"
 
     @property
-    def input_size(self) -> int:
-        """Size of the input of the projection, where it follows the embedding; 0 otherwise."""
-        return self.encoder.width if self.layer_input else 0
+    def pools_tokens(self) -> bool:
+        """Whether its tokens can be read beside an embedding."""
+        return self.pooling != "none"
+
+    def file_options(self) -> dict[str, Any]:
+        """Returns its length too, and a pooling that a file may not record."""
+        pooling = {} if self.pooling == "attention" else {"text_pooling": self.pooling}
+        return {**super().file_options(), "text_length": self.length, **pooling}
 
     def build(self, rngs: "nnx.Rngs") -> "TextTransformer":
         """Returns the tower with fresh parameters."""
@@ -103,17 +107,9 @@ class TextConfig:
 
         return TextTransformer(self, rngs)
 
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
-        return layers_above(self.encoder, _INPUTS, params)
-
-
-# Parameters of the tower before its encoder.
-_BERT_INPUTS = ("tokens", "positions", "segments", "input_norm")
-
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig:
+class BertConfig(TowerOptions):
     """A BERT text tower.
 
     Attributes:
@@ -125,7 +121,7 @@ class BertConfig:
         num_segments: number of segment embeddings; all texts here are segment 0.
         padding_id: token id of padding, which is masked in attention.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
-        layer_input: whether the embedding is followed by the input of the projection, for BayesVLM's head.
+        layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
 
     Raises:
         UserError: a size below 1, norms before layers, or ``layer_input`` without a projection.
@@ -141,8 +137,7 @@ class BertConfig:
     pooler: bool = False
     layer_input: bool = False
 
-    uncertainty_token: ClassVar[bool] = False
-    pooling: ClassVar[str] = "first"
+    first_parameters = ("tokens", "positions", "segments", "input_norm")
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "num_segments")
@@ -163,20 +158,15 @@ class BertConfig:
         """Path of the parameters of the projection; None without one."""
         return None if self.projection_size is None else "projection"
 
-    @property
-    def input_size(self) -> int:
-        """Size of the input of the projection, where it follows the embedding; 0 otherwise."""
-        return self.encoder.width if self.layer_input else 0
+    def file_options(self) -> dict[str, Any]:
+        """Returns its length too."""
+        return {**super().file_options(), "text_length": self.length}
 
     def build(self, rngs: "nnx.Rngs") -> "Bert":
         """Returns the tower with fresh parameters."""
         from lit_het.towers.bert import Bert
 
         return Bert(self, rngs)
-
-    def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
-        return layers_above(self.encoder, _BERT_INPUTS, params)
 
 
 TextTowerConfig: TypeAlias = TextConfig | BertConfig

@@ -36,7 +36,7 @@ class ViT(nnx.Module):
         if config.uncertainty_token:
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
             self.uncertainty_token = nnx.Param(scale(rngs.params(), (encoder.width,), jnp.float32))
-            self.uncertainty = log_variances(encoder.width, config._mean_size, rngs)
+            self.uncertainty = log_variances(encoder.width, config.mean_size, rngs)
         # CLIP's "pre-LayerNorm".
         if config.input_norm:
             self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)

@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import optax
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.objectives.base import late_parts, with_starts
+from lit_het.tasks.base import AnyTask
 from lit_het.tasks.patch_sizes import at_patch_sizes
-from lit_het.tasks.translation import TranslationConfig
 from lit_het.training.durations import RunLength
 from lit_het.training.optimizers import signal_to_noise
 from lit_het.training.step import (
@@ -25,9 +25,6 @@ from lit_het.training.step import (
     skipping_nonfinite,
 )
 
-if TYPE_CHECKING:
-    from lit_het.tasks.every_task import AnyTask
-
 
 class Built(NamedTuple):
     """What a training consists of.
@@ -40,7 +37,7 @@ class Built(NamedTuple):
         step: the step.
     """
 
-    task: "AnyTask"
+    task: AnyTask
     optimizer: optax.GradientTransformationExtraArgs
     losses: Sequence[TaskLoss]
     gradients: Sequence[ValueAndGrad]
@@ -62,8 +59,8 @@ def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> 
     task = started.build()
     groups, late = task.learning_rates, late_parts(started)
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, groups, late)
-    is_of_images = not isinstance(config.task, TranslationConfig)
-    losses = at_patch_sizes(task.loss, config.task.image_tower) if is_of_images else [task.loss]
+    tower = config.task.image_tower
+    losses = [task.loss] if tower is None else at_patch_sizes(task.loss, tower)
     gradients = [of_trainable(loss, config.gradient_of(run) or plain_gradient) for loss in losses]
     step = make_step(drawn(gradients), optimizer, config.seed)
     step = measuring_covariances(step, functools.partial(signal_to_noise, config.optimizer))

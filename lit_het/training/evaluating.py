@@ -18,7 +18,7 @@ from lit_het.eval.evaluation import Drawing, Evaluation, line, opened_evaluation
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import EvaluationConfig
 from lit_het.models.predictor import Programs
-from lit_het.tasks.every_task import AnyTask
+from lit_het.tasks.base import AnyTask
 from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel, Params
 

@@ -1,7 +1,7 @@
 """Initial parameters of a run."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -11,14 +11,11 @@ from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
 from lit_het.programs import shared
-from lit_het.towers.image_config import ViTConfig
+from lit_het.tasks.base import AnyTask
 from lit_het.types import Params
 
-if TYPE_CHECKING:
-    from lit_het.tasks.every_task import AnyTask
 
-
-def initial_params(config: ExperimentConfig, task: "AnyTask", mesh: Mesh) -> tuple[Params, Params]:
+def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple[Params, Params]:
     """Returns (locked, trainable) parameters on the mesh; only those that are not loaded are drawn."""
     key = jax.random.key(config.seed)
     shapes = task.shapes
@@ -33,7 +30,7 @@ def initial_params(config: ExperimentConfig, task: "AnyTask", mesh: Mesh) -> tup
         raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
 
     image_tower = vars(config.task).get("image_tower")
-    experts = image_tower.encoder.experts if isinstance(image_tower, ViTConfig) else None
+    experts = None if image_tower is None else image_tower.experts
     if experts is not None and experts.permutation is not None and not any("/router/" in path for path in loaded):
         raise UserError(
             "experts.permutation orders the experts of a trained image tower, and none is loaded; set "
@@ -73,7 +70,7 @@ def _loaded(
 
 
 @shared
-def _drawing(task: "AnyTask", mesh: Mesh, paths: frozenset[str]) -> Callable[[Key[Array, ""]], dict[str, Array]]:
+def _drawing(task: AnyTask, mesh: Mesh, paths: frozenset[str]) -> Callable[[Key[Array, ""]], dict[str, Array]]:
     """Returns the function of a key that draws the parameters at these paths, on the mesh."""
 
     def draw(key: Key[Array, ""]) -> dict[str, Array]:

@@ -26,19 +26,17 @@ from lit_het.files import cache_folder
 from lit_het.models.calibration.split import Split, split, split_samples
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
-from lit_het.tasks.translation import TranslationConfig
+from lit_het.tasks.base import AnyTask
 from lit_het.training import loop, preemption
 from lit_het.training.build import build
 from lit_het.training.cadence import Cadence
 from lit_het.training.checks import (
-    check_data,
     check_embeddings,
     check_is_trained,
     check_run_dir,
     check_source,
     report_copies,
     report_reused,
-    unseen_pixels,
     with_saved_rule,
 )
 from lit_het.training.directory import checkpoint_dir, config_path
@@ -57,7 +55,6 @@ from lit_het.weights.native.saving import Checkpoints, Retention
 if TYPE_CHECKING:
     from lit_het.data_pipelines.shards.stream import Stream
     from lit_het.data_pipelines.texts.tokenizers import Tokenizer
-    from lit_het.tasks.every_task import AnyTask
 
 
 Watch: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -111,10 +108,10 @@ def _train_on(
     loader, samples = open_data(config, tokenizer, allow_commands)
     if samples.problem:
         message(f"nothing is held out to calibrate on: {samples.problem}")
-    check_data(config, loader, tokenizer)
+    config.task.check_data(config, loader, tokenizer)
     report_copies(config, loader.num_samples if isinstance(loader, Loader) else config.data.batch_size)
     report_reused(config)
-    if not isinstance(config.task, TranslationConfig) and (remark := unseen_pixels(config.task.image_tower)):
+    if (tower := config.task.image_tower) is not None and (remark := tower.unseen_pixels()):
         message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
@@ -371,7 +368,7 @@ class _Saver:
         self.checkpoints.finish()
 
 
-def _to_devices(batches: Iterator[Batch], task: "AnyTask", mesh: Mesh) -> Iterator[Batch]:
+def _to_devices(batches: Iterator[Batch], task: AnyTask, mesh: Mesh) -> Iterator[Batch]:
     for batch in batches:
         task.check_batch(batch)
         yield distributed.to_global(batch, mesh)

@@ -18,9 +18,7 @@ def source_form(theirs: Any, ours: Any) -> Any:
     """Returns our tower in the form of the source: without experts, or with a single input, where theirs is so."""
     experts = None if theirs.encoder.experts is None else ours.encoder.experts
     num_inputs = 1 if theirs.num_inputs == 1 else ours.num_inputs
-    return dataclasses.replace(
-        ours, encoder=dataclasses.replace(ours.encoder, experts=experts), num_inputs=num_inputs, layer_input=False
-    )
+    return dataclasses.replace(ours.with_encoder(experts=experts), num_inputs=num_inputs)
 
 
 def is_adapted(theirs: Any, ours: Any) -> bool:

@@ -8,16 +8,10 @@ from pathlib import Path
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.images.transforms import Transparency
 from lit_het.data_pipelines.texts.captions_config import QUESTION
-from lit_het.errors import counted
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.report.tables import in_markdown, markdown_table
-from lit_het.heads.classification_config import HetXLConfig
 from lit_het.models.opening import Run
 from lit_het.models.pretrained import TOWERS
-from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.translation import TranslationConfig
 
 _TEXT = """\
 # {name}
@@ -74,14 +68,6 @@ print(tokenizer.decode(tokens, skip_special_tokens=True))"""
 WITHOUT_NOISE = "the noise of the head is left out: texts are those of lit-het caption --samples 0"
 """What differs in a decoder with a HET-XL head that leaves for a library without noise."""
 
-# Names of the Hugging Face Hub.
-_KINDS = {
-    ContrastiveConfig: "zero-shot-image-classification",
-    ClassificationConfig: "image-classification",
-    CaptioningConfig: "image-to-text",
-    TranslationConfig: "translation",
-}
-
 
 def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str:
     """Returns the model card of a run.
@@ -94,8 +80,8 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    task = _KINDS[type(run.config.task)]
-    fields = ModelCardData(license=licence, library_name=library, pipeline_tag=task, tags=["lit-het", "jax"])
+    tag = run.config.task.pipeline_tag
+    fields = ModelCardData(license=licence, library_name=library, pipeline_tag=tag, tags=["lit-het", "jax"])
     text = _TEXT.format(
         name=in_markdown(name),
         what=_what(run.config),
@@ -113,16 +99,7 @@ def _what(config: ExperimentConfig) -> str:
     task = config.task
     head, loss = type(task.head).__name__.removesuffix("Config"), type(task.loss).__name__
     towers = [type(vars(task)[part]).__name__.removesuffix("Config") for part in TOWERS if part in vars(task)]
-    match task:
-        case ContrastiveConfig():
-            kind = "An image-text model"
-        case ClassificationConfig():
-            kind = f"A classifier of {counted(task.num_classes, 'class')}"
-        case CaptioningConfig():
-            kind = "A text decoder on an image tower"
-        case TranslationConfig():
-            kind = "A text decoder on a text encoder"
-    return f"{kind}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
+    return f"{task.summary}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
 
 
 def _data(config: ExperimentConfig) -> str:
@@ -164,15 +141,13 @@ def _calibration(run: Run) -> str:
 
 
 def _use(name: str, library: str, config: ExperimentConfig) -> str:
-    task, opened = _KINDS[type(config.task)], _OPENED[config.data.preprocessing.transparency]
+    tag, opened = config.task.pipeline_tag, _OPENED[config.data.preprocessing.transparency]
     if library == "transformers":
-        if isinstance(config.task, CaptioningConfig):
-            return _use_of_decoder(
-                name, opened, config.data.prompts, has_noise=isinstance(config.task.head, HetXLConfig)
-            )
-        labels = ', candidate_labels=["a cat", "a dog"], hypothesis_template="{}"' if task.startswith("zero") else ""
+        if config.task.writes_text:
+            return _use_of_decoder(name, opened, config.data.prompts, has_noise=config.task.head.has_noise)
+        labels = ', candidate_labels=["a cat", "a dog"], hypothesis_template="{}"' if tag.startswith("zero") else ""
         lines = ("from PIL import Image", "from transformers import pipeline", "")
-        made = f'classify = pipeline("{task}", model={_quoted(name)})'
+        made = f'classify = pipeline("{tag}", model={_quoted(name)})'
         return "\n".join(["```python", *lines, made, opened, f"classify(image{labels})", "```"])
     if library == "onnx":
         return "```bash\npython classify.py IMAGE --labels LABELS\n```"

@@ -14,16 +14,10 @@ from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.heads.classification_config import DeterministicConfig, HetXLConfig
-from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.models.opening import Run, open_run
 from lit_het.models.writer import writable_tokens
-from lit_het.objectives.tokens import START_TOKEN
-from lit_het.tasks.captioning_task import CaptioningTask
-from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.translator import TranslationTask
-from lit_het.tasks.two_towers import ContrastiveTask
+from lit_het.towers.decoder_config import START_TOKEN
 from lit_het.towers.image_config import ImageTowerConfig, ResNetConfig, ViTConfig
 from lit_het.types import Params
 from lit_het.weights import portable
@@ -67,13 +61,13 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         require_empty(output)
     try:
         run = open_run(run_dir, options.pretrained)
+        task = run.config.task
         left_out = set(run.params) - {"image_tower", "text_tower", "head"}
-        if isinstance(run.task, ContrastiveTask) and left_out and to != "lit-het":
+        if task.embeds_texts and left_out and to != "lit-het":
             message(f"--to {to} leaves out {' and '.join(sorted(left_out))}; --to lit-het exports all")
-        if isinstance(run.task, TranslationTask) and to != "lit-het":
-            raise UserError(f"--to {to} has no translation models; export with --to lit-het")
-        if isinstance(run.task, CaptioningTask) and to not in ("lit-het", "huggingface"):
-            raise UserError(f"--to {to} has no decoders; export with --to huggingface or --to lit-het")
+        if to not in task.exports:
+            what = task.summary[0].lower() + task.summary[1:]
+            raise UserError(f"--to {to} does not write {what}; export with --to {' or --to '.join(task.exports)}")
         output.parent.mkdir(parents=True, exist_ok=True)
         name = options.push or output.name
         if to == "lit-het":
@@ -81,13 +75,12 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         elif to == "onnx":
             from lit_het.weights.onnx import folder as onnx_folder  # needs an extra
 
-            names = _class_names(run) if isinstance(run.task, ClassificationTask) else ()
+            names = () if task.embeds_texts else _class_names(run)
             onnx_folder.write(run, output, names, calibrated=options.calibrated)
-        elif isinstance(run.task, CaptioningTask):
-            _export_decoder(run, run.task, output, calibrated=options.calibrated)
+        elif task.writes_text:
+            _export_decoder(run, output, calibrated=options.calibrated)
         else:
-            is_classifier = isinstance(run.task, ClassificationTask)
-            write = _export_classifier if is_classifier else _export_contrastive
+            write = _export_contrastive if task.embeds_texts else _export_classifier
             write(run, to, output, calibrated=options.calibrated)
         if library := {"huggingface": "transformers", "onnx": "onnx"}.get(to):
             write_atomically(output / "README.md", write_card(run, name, licence=options.licence, library=library))
@@ -126,8 +119,7 @@ def require_empty(folder: Path) -> None:
 
 
 def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
-    assert isinstance(run.task, ClassificationTask)
-    tower, is_sigmoid = _vit(run.config.task.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
+    tower, is_sigmoid = _vit(run.task.config.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
     if run.task.config.num_heads > 1:
         raise UserError(f"--to {to} has classifiers with one head; export with --to lit-het")
     fitted = run.calibration.noiseless if calibrated and run.calibration is not None else None
@@ -138,7 +130,7 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
         return
     if "head" not in run.params:
         raise UserError("an imported image tower has no classes; export with --to npz or --to lit-het")
-    if not isinstance(run.task.config.head, DeterministicConfig):
+    if run.task.config.head.has_noise:
         raise UserError("transformers has classifiers of one dense layer without noise only; export with --to lit-het")
     temperature = float(run.task.temperature(run.params))
     if fitted and not is_sigmoid:
@@ -153,7 +145,6 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
 
 def _class_names(run: Run) -> tuple[str, ...]:
     """Returns the names of the classes, in order; none if their file is no longer where training read it."""
-    assert isinstance(run.task, ClassificationTask)
     config, labels = run.config, run.config.data.labels
     name = "words.txt" if isinstance(labels, CaptionWords) else "classnames.txt"
     given = getattr(labels, "names", None) or getattr(labels, "vocabulary", None)
@@ -167,14 +158,13 @@ def _class_names(run: Run) -> tuple[str, ...]:
 
 
 def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
-    assert isinstance(run.task, ContrastiveTask)
-    if isinstance(run.task.config.head, GaussianContrastiveConfig):
+    if run.task.config.head.text_variances is not None:
         raise UserError(
             f"--to {to} has no variances, which Gaussian embeddings are compared by; export with --to lit-het"
         )
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
     towers = {name: run.params[name] for name in ("image_tower", "text_tower")}
-    params = {**towers, "head": _exported_head(run, run.task, calibrated=calibrated)}
+    params = {**towers, "head": _exported_head(run, calibrated=calibrated)}
     if to == "npz":
         write_npz(output, image, text, params)
         return
@@ -189,12 +179,13 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
         message(remark)
 
 
-def _export_decoder(run: Run, task: CaptioningTask, output: Path, *, calibrated: bool) -> None:
-    tower, decoder, tokenizer = task.config.image_tower, task.config.decoder, run.tokenizer
+def _export_decoder(run: Run, output: Path, *, calibrated: bool) -> None:
+    task, tokenizer = run.task, run.tokenizer
+    tower, decoder = task.config.image_tower, task.config.decoder
     assert isinstance(tokenizer, SentencePieceTokenizer), "checked in training"
     unwritten = np.flatnonzero(~writable_tokens(decoder.vocabulary_size, tokenizer))
     processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
-    temperature = float(task.model(run.params).head.temperature())
+    temperature = float(task.temperature(run.params))
     if calibrated and run.calibration is not None:
         fitted = run.calibration.noiseless
         temperature *= fitted.temperature
@@ -204,16 +195,17 @@ def _export_decoder(run: Run, task: CaptioningTask, output: Path, *, calibrated:
 
     special = SpecialTokens(START_TOKEN, tokenizer.end_id, tokenizer.padding_id, tuple(unwritten.tolist()))
     write_image_decoder(output, tower, decoder, run.params, temperature, tokenizer, special, processor)
-    if isinstance(task.config.head, HetXLConfig):
+    if task.config.head.has_noise:
         message(WITHOUT_NOISE)
 
 
-def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Params:
+def _exported_head(run: Run, *, calibrated: bool) -> Params:
     """Returns log τ and the bias, without the noise; τ is multiplied by the fitted temperature, with a message."""
     trained = run.params.get("head", {})  # a head without noise and with a fixed τ has no parameters
     learned = trained.get("temperature", {}).get("log_temperature")
     # The formats store log τ alone: one that is fixed or bounded is exported by its value.
-    head = {"temperature": {"log_temperature": jnp.log(task.temperature(run.params)) if learned is None else learned}}
+    log_temperature = jnp.log(run.task.temperature(run.params)) if learned is None else learned
+    head = {"temperature": {"log_temperature": log_temperature}}
     head |= {name: value for name, value in trained.items() if name == "bias"}
     if not calibrated or run.calibration is None:
         return head
@@ -223,7 +215,7 @@ def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Para
         message(f"exported as trained, without the fitted factor {fitted}: it is not that of a sigmoid with a bias")
         return head
     message(_MULTIPLIED.format(fitted))
-    return {"temperature": {"log_temperature": head["temperature"]["log_temperature"] + math.log(fitted.temperature)}}
+    return {"temperature": {"log_temperature": log_temperature + math.log(fitted.temperature)}}
 
 
 def _vit(tower: ImageTowerConfig) -> ViTConfig:

@@ -30,7 +30,6 @@ from lit_het.models.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training import directory
-from lit_het.training.checks import unseen_pixels
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.durations import Duration
 from lit_het.types import Params
@@ -136,14 +135,14 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         tokenizer=_tokenizer(task, tokenizer, found.tokenizer_fields) if tokenizer else None,
         calibration=None,
     )
-    if isinstance(task, ContrastiveConfig) and not tokenizer:
+    if task.embeds_texts and not tokenizer:
         message(
             f"{source} has no tokenizer that lit-het reads: captions need one, import it again with --tokenizer FILE"
         )
-    if remark := unseen_pixels(task.image_tower):
+    if remark := task.image_tower.unseen_pixels():
         message(remark)
     shapes = task.build().shapes
-    if isinstance(task, ClassificationConfig) and found.num_classes is None:
+    if not task.embeds_texts and found.num_classes is None:
         shapes = {"image_tower": shapes["image_tower"]}
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
         params = rename.load(found.arrays, found.parameter_sources, shapes, advance=bar.advance)
@@ -198,7 +197,7 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
             tower = dataclasses.replace(tower, members="apart")
         return ClassificationConfig(image_tower=tower, head=DeterministicConfig(), **head)
     bias = 0.0 if found.has_bias else None
-    is_gaussian = found.text_tower.uncertainty_token
+    is_gaussian = found.text_tower.has_variances
     return ContrastiveConfig(
         image_tower=found.image_tower,
         text_tower=found.text_tower,
@@ -218,13 +217,13 @@ def _tokenizer(
     Raises:
         UserError: the file is not a tokenizer of the model's kind, or its vocabulary is larger than the tower's.
     """
-    if isinstance(task, ClassificationConfig):
+    if (tower := task.text_tower) is None:
         return None
-    config = tokenizer_config(model, task.text_tower.length)
+    config = tokenizer_config(model, tower.length)
     if missing := [name for name in fields if not hasattr(config, name)]:
         raise UserError(f"{model} has no {missing[0]}, which the model needs; give its SentencePiece model")
     config = dataclasses.replace(config, **fields)
-    size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
+    size, most = config.build().vocabulary_size, tower.vocabulary_size
     if size > most:
         raise UserError(f"{model} has {size} tokens, the text tower {most}; give the tokenizer of this model")
     return config

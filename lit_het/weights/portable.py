@@ -19,8 +19,7 @@ from lit_het.data_pipelines.shards.portions import ALL
 from lit_het.errors import UserError
 from lit_het.files import write_safetensors
 from lit_het.models.calibration.saved import copy_calibration
-from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.every_task import AnyTask
+from lit_het.tasks.base import AnyTask
 from lit_het.training import directory
 from lit_het.training.directory import config_path
 from lit_het.types import Params
@@ -115,7 +114,7 @@ def read(folder: Path, task: AnyTask) -> tuple[Params, int]:
     """
     arrays = sources.open_safetensors(folder)
     shapes = task.shapes
-    if isinstance(task, ClassificationTask) and not any(name.startswith("head/") for name in arrays):
+    if task.may_lack_head and not any(name.startswith("head/") for name in arrays):
         shapes = {"image_tower": shapes["image_tower"]}
     wanted = {path: tuple(leaf.shape) for path, leaf in parameters.flatten(shapes).items()}
     found = {path: tuple(array.shape) for path, array in arrays.items()}

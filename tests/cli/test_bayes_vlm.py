@@ -17,10 +17,12 @@ from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import expand
 from lit_het.errors import UserError
+from lit_het.heads import bayes_vlm_fit
+from lit_het.heads.base import unit
 from lit_het.heads.bayes_vlm import LastLayer
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, unit
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.contrastive.gauss_newton import softmax_hessian
-from lit_het.models.calibration import posterior as fitting
+from lit_het.models.calibration import fitting
 from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.opening import open_run
 from lit_het.training.directory import load_config
@@ -99,13 +101,13 @@ def test_predictions_without_noise_stay_and_the_run_is_calibrated(deterministic,
 
 @pytest.mark.slow
 def test_the_pass_reads_every_pair_once_but_those_that_calibrate(monkeypatch, refit):
-    read, whole = [], fitting.pair_factors
+    read, whole = [], bayes_vlm_fit.pair_factors
 
     def recorded(layer, others, *rest):
         read.append((np.asarray(layer.outputs), np.asarray(others)))
         return whole(layer, others, *rest)
 
-    monkeypatch.setattr(fitting, "pair_factors", recorded)
+    monkeypatch.setattr(bayes_vlm_fit, "pair_factors", recorded)
     monkeypatch.setattr(fitting, "calibrate_held_out", lambda *_: None)
     refit("--task.head.num-negatives", 400, "--data.batch-size", 128)
     # 900 of 1,000 pairs, in three equal batches, once for each side.
@@ -146,9 +148,7 @@ def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
     output = tmp_path / "run"
     shutil.copytree(posterior / "embeddings", output / "embeddings")
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "lit_het.models.calibration.posterior.pair_factors", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patched.setattr("lit_het.heads.bayes_vlm_fit.pair_factors", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(arguments(deterministic, pairs, output)) == 130
     capsys.readouterr()
     monkeypatch.setattr(fitting, "calibrate_held_out", lambda *_: None)
@@ -200,9 +200,9 @@ def test_factors_do_not_depend_on_blocks_and_devices(monkeypatch):
 
     layer = LastLayer(outputs, inputs)
     expected = hessian(layer, others, np.ones(30, np.float32))
-    monkeypatch.setattr(fitting, "_COSINES", 30 * 8)
+    monkeypatch.setattr(bayes_vlm_fit, "_COSINES", 30 * 8)
     for devices in (1, 8):
-        found = fitting.pair_factors(layer, others, hessian, mesh_of(devices))
+        found = bayes_vlm_fit.pair_factors(layer, others, hessian, mesh_of(devices))
         np.testing.assert_allclose(found.inputs, expected[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.outputs, expected[1], rtol=1e-4, atol=1e-3)
 
@@ -210,7 +210,7 @@ def test_factors_do_not_depend_on_blocks_and_devices(monkeypatch):
 @pytest.mark.slow
 def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, posterior, pairs, tmp_path):
     line = refusal(capsys, "train", "--config", config_file, "--task.head", "bayes_vlm", "--run-dir", tmp_path / "x")
-    assert "--task.head bayes_vlm has nothing to train" in line
+    assert "this --task.head has nothing to train" in line
     output = tmp_path / "run"
     line = refusal(capsys, *arguments(deterministic, pairs, output, "--data.text-embeddings", "None"))
     assert "a posterior is fitted to stored embeddings; leave out --data.text-embeddings None" in line
@@ -230,7 +230,7 @@ def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, p
     ):
         name = flag[0].partition("=")[0]
         line = refusal(capsys, *arguments(deterministic, pairs, tmp_path / "y", *flag))
-        assert line == f"lit-het: {name}: --task.head bayes_vlm trains nothing; leave the flag out"
+        assert line == f"lit-het: {name}: this --task.head trains nothing; leave the flag out"
     assert not (tmp_path / "y").exists()
 
 

@@ -11,8 +11,7 @@ import safetensors.numpy
 import lit_het
 from lit_het import parameters
 from lit_het.configs import quickstart_lit_deterministic
-from lit_het.heads import laplace
-from lit_het.models.calibration import posterior
+from lit_het.heads import bayes_vlm_fit, laplace
 from lit_het.models.opening import open_run
 from lit_het.tasks.contrastive import ContrastiveConfig
 from tests import tiny
@@ -48,8 +47,8 @@ def fitted(request, clip, pairs, tmp_path_factory):
     model = [clip] if request.param == "clip" else [SIGLIP, "--tokenizer", pairs.with_name("tokenizer.model")]
     given, layers, fits = ["--data", pairs, "--output", output], [], []
     with pytest.MonkeyPatch.context() as patched:
-        sums, fit = posterior.pair_factors, laplace.fit
-        patched.setattr(posterior, "pair_factors", lambda *given: (layers.append(given[0]), sums(*given))[1])
+        sums, fit = bayes_vlm_fit.pair_factors, laplace.fit
+        patched.setattr(bayes_vlm_fit, "pair_factors", lambda *given: (layers.append(given[0]), sums(*given))[1])
         patched.setattr(laplace, "fit", lambda *given: (fits.append(given), fit(*given))[1])
         flags = ["--task.head", "bayes_vlm", "--calibration", "None"]
         run_command("add-noise", "--model", *model, *given, *flags)
@@ -117,4 +116,4 @@ def test_other_formats_hold_what_the_model_itself_gives(fitted, tmp_path, to):
 def test_the_input_of_the_last_layer_is_for_this_head_only(capsys, clip, pairs, tmp_path):
     given = ("--model", clip, "--data", pairs, "--output", tmp_path / "run")
     line = refusal(capsys, "add-noise", *given, "--task.image-tower.layer-input", "True")
-    assert "task.image_tower.layer_input is for the head bayes_vlm; set it to False" in line
+    assert "task.image_tower.layer_input does not fit task.head, which reads plain embeddings" in line

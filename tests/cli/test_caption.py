@@ -252,4 +252,7 @@ def test_an_export_and_its_card_tell_what_is_left_out(decoder, tmp_path, capsys)
 @pytest.mark.parametrize("to", ["onnx", "npz"])
 def test_formats_without_decoders_say_so(decoder, tmp_path, capsys, to):
     line = refusal(capsys, "export", "--checkpoint", decoder.run_dir, "--to", to, "--output", tmp_path / to)
-    assert f"--to {to} has no decoders; export with --to huggingface or --to lit-het" in line
+    assert (
+        f"--to {to} does not write a text decoder on an image tower; export with --to lit-het or --to huggingface"
+        in line
+    )

@@ -149,7 +149,7 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
     images = next(Loader(changed(upstream.data, labels=None)).epoch())
     stored = next(Loader(changed(upstream.data, labels=None, embeddings=str(tmp_path / "e"))).epoch())
     assert stored.image_embedding is not None
-    apart = jnp.asarray(stored.image_embedding).reshape(-1, tower.encoder.num_members, tower.member_size)
+    apart = jnp.asarray(stored.image_embedding).reshape(-1, tower.encoder.num_members, tower.embedding_size)
     for members in ("mean", "concatenated"):
         joining = changed(tower, members=members)
         graph, _ = nnx.split(nnx.eval_shape(lambda joining=joining: joining.build(nnx.Rngs(0))))

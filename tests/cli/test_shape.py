@@ -19,7 +19,7 @@ from lit_het.search.grid_runs import Result
 from lit_het.search.law.observations import Observation
 from lit_het.search.shape import sweeps
 from lit_het.search.shape.sweeps import Sweep, SweptRun
-from scripts.cover_shape_law import CENTRE, S, law, simulate
+from scripts.studies.cover_shape_law import CENTRE, S, law, simulate
 from tests import tiny
 from tests.cli.conftest import write_config_file
 from tests.cli.seeds_of_heads import fails_with

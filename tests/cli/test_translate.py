@@ -222,7 +222,7 @@ def test_what_a_translation_model_cannot_do_is_said_in_one_line(trained, model, 
         with pytest.raises(UserError, match=message):
             model.translate(texts, **options)
     assert "no text to translate" in refusal(capsys, "translate", " ", "--checkpoint", run)
-    assert "--to huggingface has no translation models" in refusal(
+    assert "--to huggingface does not write a text decoder on a text encoder" in refusal(
         capsys, "export", "--checkpoint", run, "--to", "huggingface", "--output", tmp_path / "out"
     )
     labelled = tmp_path / "labelled"
@@ -283,7 +283,7 @@ def test_a_source_that_is_missing_or_too_long_is_a_broken_sample(trained, tmp_pa
     [
         ({"data": {"source": None}}, "set --data.source"),
         ({"data": {"prompt": None}}, "set `data.prompt`"),
-        ({"text_tower": {"length": 9}}, "the encoder has length 9"),
+        ({"text_tower": {"length": 9}}, "the text tower has length 9"),
         ({"text_tower": {"padding_token": 1}}, "text-tower.padding-token 1 is not the padding of the tokenizer, 0"),
         # Padding that stands for something else.
         *(

@@ -31,7 +31,6 @@ from lit_het.models.opening import open_run
 from lit_het.objectives.masking import MaskingConfig
 from lit_het.objectives.mixing import Mixing
 from lit_het.random import keys_at
-from lit_het.training.checks import check_data
 from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, refusal, run_command
@@ -226,11 +225,11 @@ def test_stored_embeddings_hold_the_variances_of_uncertainty_tokens(run_of, prol
 def test_masking_that_does_not_fit_the_data_is_refused_before_anything_is_computed(prolip, changes, fields, line):
     tokenizer = prolip.tokenizer.build()
     loader = Loader(prolip.data, tokenizer)
-    check_data(prolip, loader, tokenizer)
+    prolip.task.check_data(prolip, loader, tokenizer)
     task = changed(prolip.task, mixing=None, masking=changed(prolip.task.masking, **changes))
     config = changed(prolip, task=task, data=changed(prolip.data, **fields))
     with pytest.raises(UserError, match=line):
-        check_data(config, loader, tokenizer)
+        config.task.check_data(config, loader, tokenizer)
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig, unit
+from lit_het.heads.base import unit
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.sampling import SamplingConfig
 from tests.heads.references import draw_normals, held_singly, noise_norms

@@ -20,7 +20,7 @@ from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntro
 from lit_het.mixtures import LabelMixture
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.types import LogitSamples
+from lit_het.types import Batch, LogitSamples
 from tests.heads.references import mean_probabilities
 from tests.losses import contrastive_cases
 
@@ -308,6 +308,10 @@ INDEX, SHAPE = (
 RANGE = "label = {} is not a target of SigmoidCrossEntropy"
 
 
+def batch_of(label):
+    return Batch(np.ones(len(label), bool), label=label)
+
+
 @pytest.mark.parametrize(
     ("loss", "label", "message"),
     [
@@ -324,14 +328,15 @@ RANGE = "label = {} is not a target of SigmoidCrossEntropy"
 def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, message):
     task = ClassificationConfig(num_classes=5, loss=loss).build()
     with pytest.raises(UserError) as error:
-        task.check_labels(label.astype(np.float32) if label.dtype == np.float64 else label)
+        task.check_batch(batch_of(label.astype(np.float32) if label.dtype == np.float64 else label))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
 def test_labels_that_a_loss_can_take_are_accepted():
-    ClassificationConfig(num_classes=5).build().check_labels(np.array([0, 4]))
-    ClassificationConfig(num_classes=5, loss=SigmoidCrossEntropy()).build().check_labels(TARGET.astype(np.float32))
+    ClassificationConfig(num_classes=5).build().check_batch(batch_of(np.array([0, 4])))
+    sigmoid = ClassificationConfig(num_classes=5, loss=SigmoidCrossEntropy())
+    sigmoid.build().check_batch(batch_of(TARGET.astype(np.float32)))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.heads.contrastive import unit
+from lit_het.heads.base import unit
 from lit_het.losses.contrastive.gauss_newton import sigmoid_hessian, softmax_hessian
 from tests.losses.contrastive_cases import mesh_of, split_rows
 

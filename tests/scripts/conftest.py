@@ -40,6 +40,6 @@ def refusal(capsys, main, *arguments):
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 1
     lines = capsys.readouterr().err.strip().splitlines()
-    lines = [line for line in lines if not line.startswith("indexing: ")]
+    lines = [line for line in lines if not line.startswith(("indexing: ", "study: "))]
     assert len(lines) == 1, lines
     return lines[0]

@@ -8,7 +8,7 @@ import pytest
 
 from lit_het.search.law.fitting import fit, search
 from lit_het.search.law.residuals import LEAST_SHARE, Residuals
-from scripts.cover_shape_law import C, S, law, simulate
+from scripts.studies.cover_shape_law import C, S, law, simulate
 
 
 @pytest.fixture(scope="module")

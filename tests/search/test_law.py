@@ -7,7 +7,7 @@ import pytest
 
 from lit_het.errors import FieldError
 from lit_het.search.law.law import Curve, Law
-from scripts.cover_shape_law import S, law
+from scripts.studies.cover_shape_law import S, law
 from tests.refusals import assert_refused
 
 T = np.geomspace(1e10, 1e13, 4)

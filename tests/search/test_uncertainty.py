@@ -11,8 +11,8 @@ from lit_het.search.law import fitting
 from lit_het.search.law.fitting import ROUGH, fit, search
 from lit_het.search.law.residuals import Residuals
 from lit_het.search.law.uncertainty import bootstrap, exponents, profile
-from scripts import cover_shape_law
-from scripts.cover_shape_law import C, S, law, simulate
+from scripts.studies import cover_shape_law
+from scripts.studies.cover_shape_law import C, S, law, simulate
 from tests.refusals import assert_refused
 
 

@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.utils.estimator_checks import check_estimator
 
 from lit_het.sklearn import HetXLClassifier
-from scripts.noise.digits import PARTNER, Digits, digits
+from scripts.studies.noise.digits import PARTNER, Digits, digits
 from tests.refusals import assert_refused
 
 

@@ -25,8 +25,7 @@ from lit_het.objectives.tokens import shifted
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Task
-from lit_het.tasks.captioning import CaptioningConfig, captioning_of
-from lit_het.tasks.captioning_task import captioner_params
+from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.tasks.given_texts import text_log_probabilities
@@ -275,13 +274,13 @@ NOISY_SIGLIP2 = dataclasses.replace(
 )
 def test_the_loss_and_its_gradient_are_the_sum_of_both_parts(config):
     _, params = start(config)
-    captioning = captioning_of(config)
+    captioning = config.decoder_beside()
     assert captioning is not None
     alone, captioning = task_of(dataclasses.replace(config, captioner=None)), task_of(captioning)
 
     def by_parts(params, batch, keys):
         contrastive, _ = alone.loss({name: params[name] for name in alone.shapes}, batch, keys)
-        caption, metrics = captioning.loss(captioner_params(captioning, params), batch, keys)
+        caption, metrics = captioning.loss(config.decoder_params(params, captioning.shapes), batch, keys)
         return contrastive + config.captioner.weight * caption, (caption, metrics["top1"])
 
     # One program for both, whose equal parts are compiled once. The gradient of one of them.
@@ -311,10 +310,10 @@ def test_a_locked_image_tower_learns_from_neither_part():
 
 def test_a_locked_text_tower_leaves_the_decoder_as_it_is():
     config = dataclasses.replace(COCA, locked=("image_tower/.*", "text_tower/tokens/.*", "captioner/head/.*"))
-    captioning = captioning_of(config)
+    captioning = config.decoder_beside()
     assert captioning is not None
     written = captioning.build()
-    assert captioner_params(written, start(COCA)[1]).keys() == written.shapes.keys()
+    assert config.decoder_params(start(COCA)[1], written.shapes).keys() == written.shapes.keys()
     assert config.build().trained
 
 

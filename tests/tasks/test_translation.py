@@ -104,7 +104,7 @@ def test_given_translations_have_the_log_probabilities_of_the_equations():
 
     @jax.jit
     def found(params):
-        source = task.source(params, task.features(params, jnp.asarray(SOURCE[VALID])))
+        source = task.source(params, jnp.asarray(SOURCE[VALID]))
         return text_log_probabilities(task, params, source, jnp.asarray(TEXT[VALID]), jnp.asarray(TARGET[VALID]))
 
     expected = np.take_along_axis(log_p_by_the_equations(SHARED), TEXT[VALID][..., None], axis=2)[..., 0]
@@ -182,7 +182,7 @@ def test_eight_devices_give_the_loss_of_one():
 def test_beams_do_not_depend_on_other_sources():
     task, params = start()
     prompt = Prompt(jnp.asarray(np.zeros((7, 0), np.int32)), jnp.asarray(np.zeros(7, np.int32)))
-    ids = SOURCE[VALID].astype(np.float32)
+    ids = SOURCE[VALID]
     among_others = np.where(np.arange(7)[:, None] == 2, ids, ids[::-1])
     how = GenerationConfig(num_tokens=5, num_texts=3)
     write = jax.jit(lambda ids, prompt: generate(task, params, task.source(params, ids), prompt, how, end_token=1))
@@ -215,4 +215,4 @@ def test_an_encoder_without_pooling_is_no_tower_of_an_image_text_model():
     with pytest.raises(UserError, match=r"text_tower\.pooling = 'none' is for decoders"):
         ContrastiveConfig(text_tower=TextConfig(pooling="none"))
     with pytest.raises(UserError, match="no image tower: it translates texts"):
-        _ = SHARED.image_tower
+        SHARED.require_image_tower()

@@ -100,5 +100,5 @@ def test_towers_that_end_otherwise_have_no_last_layer():
 
 
 def test_a_classifier_has_no_use_for_it():
-    with pytest.raises(UserError, match="layer_input is for the head bayes_vlm"):
+    with pytest.raises(UserError, match="layer_input is for heads of image-text models"):
         ClassificationConfig(image_tower=dataclasses.replace(CLIP, layer_input=True))

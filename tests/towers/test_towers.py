@@ -131,6 +131,7 @@ def test_the_representation_is_a_dense_layer_with_tanh_after_pooling():
 def test_a_tower_without_pooling_returns_all_tokens_a_class_token_among_them():
     pooled = dataclasses.replace(VIT, pooling="class_token", num_registers=2, representation_size=24)
     whole, params = pooled.without_pooling(), drawn(shapes(pooled))
+    assert whole is not None
     assert (whole.num_tokens, whole.embedding_size) == (3 + VIT.num_patches, whole.num_tokens * ENCODER.width)
     kept = {name: params[name] for name in shapes(whole)}
     found = run(whole, kept, IMAGES).embedding.reshape(len(IMAGES), whole.num_tokens, -1)

@@ -17,9 +17,6 @@ from lit_het.models.images import decode
 from lit_het.models.opening import Run, open_run
 from lit_het.models.results import describe_set
 from lit_het.tasks import quantities
-from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.translator import TranslationTask
-from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.types import EvaluatedModel
 
@@ -169,16 +166,16 @@ def open_model(
     """Opens a run and embeds the captions; errors are those of `lit_het.apps.demo.server.demo`."""
     texts = None if captions is None else read_lines(captions)
     run = open_run(checkpoint, pretrained)
-    if isinstance(run.task, ClassificationTask):
+    task = run.config.task
+    if not (task.embeds_texts or task.writes_text):
         raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower, or a decoder")
-    if isinstance(run.task, TranslationTask):
+    if task.reads == "text":
         raise UserError(f"{checkpoint} translates texts, and the demo shows images; use lit-het translate")
-    if isinstance(run.task, ContrastiveTask):
-        model = run.model(calibrated=calibrated)
-        return DemoModel(run, model, None if texts is None else index_captions(model, texts))
-    if texts is not None:
+    if task.writes_text and texts is not None:
         raise UserError(f"{checkpoint} is a decoder, which writes captions and searches none; leave out --captions")
     model = run.model(calibrated=calibrated)
+    if task.embeds_texts:
+        return DemoModel(run, model, None if texts is None else index_captions(model, texts))
     assert model.writer is not None, "a decoder writes"
     return DemoDecoder(run, model, model.writer)
 

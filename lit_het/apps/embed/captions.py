@@ -57,7 +57,7 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
     recipe = Recipe(
         tower=tower_fingerprint(config, params, tokenizer),
         inputs=describe_captions(place, data.caption_unit),
-        size=config.task.text_tower.embedding_size + config.task.text_tower.input_size,
+        size=config.task.text_tower.output_size,
         num_crops=0,
         dtype=options.dtype,
         seed=0,

@@ -28,7 +28,7 @@ from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.features import FeatureExtractor
-from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
+from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.types import Batch, Params
 
 # Maps a batch of the loader to the embeddings of its rows.
@@ -76,7 +76,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     Raises:
         UserError: the tower, the shards or the output cannot be used.
     """
-    _check_tower(config.task.image_tower, options)
+    _check_tower(config.task.require_image_tower(), options)
     data = whole_data(config, options)
     if options.num_crops and data.crop is None and not data.augmentations:
         raise UserError(
@@ -88,7 +88,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     params = tower_params(source, config, "image_tower")
     if options.tokens:
         config, params = _without_pooling(config, params)
-    tower = config.task.image_tower
+    tower = config.task.require_image_tower()
     recipe = Recipe(
         tower=tower_fingerprint(config, params),
         inputs=describe(data.training, data.image_size, random=options.num_crops > 0),
@@ -96,7 +96,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
         num_crops=options.num_crops,
         dtype=options.dtype,
         seed=data.seed,
-        num_tokens=tower.num_tokens if options.tokens and isinstance(tower, ViTConfig) else 0,
+        num_tokens=tower.num_tokens if options.tokens else 0,
     )
     folder = EmbeddingFolder(output, recipe)
     missing, num_samples = missing_shards(folder, addresses, IMAGE)
@@ -123,22 +123,23 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
 def _check_tower(tower: ImageTowerConfig, options: EmbedOptions) -> None:
     """Checks that tokens are stored exactly where they are asked for, and that the tower has them."""
     if not options.tokens:
-        if isinstance(tower, ViTConfig) and tower.pooling == "none":
+        if tower.num_tokens and not tower.pools_tokens:
             raise UserError(
                 f"the tower has no pooling: its embedding of an image would be all of its {tower.num_tokens} tokens; "
                 "store them with --tokens"
             )
-    elif not isinstance(tower, ViTConfig) or tower.num_members > 1 or tower.uncertainty_token:
-        raise UserError("--tokens needs a ViT without ensembles of experts and uncertainty_token")
+    elif tower.without_pooling() is None:
+        raise UserError("--tokens needs a ViT without ensembles of experts and uncertainty tokens")
 
 
 def _without_pooling(config: ExperimentConfig, params: Params) -> tuple[ExperimentConfig, Params]:
     """Returns a decoder on the image tower, whose embedding of an image is all of its tokens, and its parameters."""
-    assert isinstance(config.task.image_tower, ViTConfig)
-    task = CaptioningConfig(config.task.image_tower.without_pooling())
+    tower = config.task.require_image_tower().without_pooling()
+    assert tower is not None, "checked"
+    task = CaptioningConfig(tower)
     names = task.build().shapes["image_tower"]
-    tower = {name: tree for name, tree in params["image_tower"].items() if name in names}
-    return dataclasses.replace(config, task=task), {"image_tower": tower}
+    kept = {name: tree for name, tree in params["image_tower"].items() if name in names}
+    return dataclasses.replace(config, task=task), {"image_tower": kept}
 
 
 def _disk_space(recipe: Recipe, num_images: int) -> str:
@@ -195,7 +196,7 @@ def tower_params(source: Path | None, config: ExperimentConfig, part: str) -> Pa
 
 def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
     """Returns the compiled tower, with its parameters on the devices of the mesh."""
-    tower = config.task.image_tower
+    tower = config.task.require_image_tower()
     weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
     placed = jax.device_put(weights, sharding.tree_shardings(weights, mesh))
     features = _features(tower)

@@ -210,7 +210,7 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict
     """Returns the parts of the configuration that depend on the tower and the data; trains a tokenizer for it."""
     source = load_config(tower)
     image_tower, taken = "tower.task.image_tower", source.tokenizer
-    if getattr(source.task.image_tower, "members", None) == "apart":
+    if source.task.require_image_tower().members == "apart":
         # A classifier's ensemble has an embedding of each member; a text is compared with one.
         image_tower = f'dataclasses.replace({image_tower}, members="mean")'
     if taken is None:

@@ -3,8 +3,8 @@
 With logits ``v_nm = u_n · k_m / τ + bias``, ``u = g / |g|`` and unit keys k, the Jacobian of ``v_n`` at an embedding g
 is ``K J / τ`` with ``J = (I - u uᵀ) / |g|``. The Hessian of the loss with respect to the logits is ``diag p - p
 pᵀ`` (softmax), or diagonal with ``s (1 - s)``, ``s = σ(v)`` (sigmoid). So an example adds ``J M_n J / τ²`` with a
-weighted covariance M of the keys (BayesVLM). With ``1 / |g|²`` as part of M, the sum is computed from products of whole
-matrices, without a matrix per example::
+weighted covariance M of the keys (Baumann et al. 2024). With ``1 / |g|²`` as part of M, the sum is computed from
+products of whole matrices, without a matrix per example::
 
     Σ_n J_n M_n J_n = Σ_n M_n - Uᵀ C - Cᵀ U + Uᵀ diag(u_n · c_n) U,    c_n = M_n u_n
 """

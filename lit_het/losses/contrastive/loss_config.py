@@ -74,6 +74,19 @@ class SoftmaxLoss:
 
         return softmax_loss(self, samples, Rows(valid, tuple(ids), weight))
 
+    def hessian(
+        self,
+        queries: Float[Array, "b d"],
+        keys: Float[Array, "k d"],
+        counted: Float[Array, " b"],
+        temperature: Float[Array, ""],
+        bias: Float[Array, ""],
+    ) -> Float[Array, "d d"]:
+        """Returns the Gauss-Newton Hessian of one direction without noise, see `gauss_newton.softmax_hessian`."""
+        from lit_het.losses.contrastive.gauss_newton import softmax_hessian
+
+        return softmax_hessian(queries, keys, counted, temperature)
+
 
 @dataclasses.dataclass(frozen=True)
 class SigmoidLoss:
@@ -128,6 +141,19 @@ class SigmoidLoss:
         from lit_het.losses.contrastive.loss import Rows, sigmoid_loss
 
         return sigmoid_loss(self, samples, Rows(valid, tuple(ids), weight, mixed))
+
+    def hessian(
+        self,
+        queries: Float[Array, "b d"],
+        keys: Float[Array, "k d"],
+        counted: Float[Array, " b"],
+        temperature: Float[Array, ""],
+        bias: Float[Array, ""],
+    ) -> Float[Array, "d d"]:
+        """Returns the Gauss-Newton Hessian without noise, see `gauss_newton.sigmoid_hessian`."""
+        from lit_het.losses.contrastive.gauss_newton import sigmoid_hessian
+
+        return sigmoid_hessian(queries, keys, counted, temperature, bias)
 
 
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss

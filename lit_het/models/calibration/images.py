@@ -29,8 +29,6 @@ from lit_het.models.calibration.split import LEAST_IMAGES, MOST_IMAGES, split_sa
 from lit_het.models.calibration.tokens import read_tokens
 from lit_het.models.opening import Run, open_run
 from lit_het.models.writer import Writer
-from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.every_task import WritingTask
 from lit_het.training.directory import checkpoint_dir, find_pretrained, load_config
 from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
 from lit_het.weights.native.saving import Checkpoints
@@ -84,7 +82,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     """
     run = open_run(run_dir, pretrained)
     model = run.model(calibrated=False)
-    is_decoder = isinstance(run.task, WritingTask)
+    is_decoder = run.config.task.writes_text
     if model.num_classes == 0 and not is_decoder:
         raise UserError(f"{run_dir} is an image tower without head: it has no classes to calibrate")
     # Of an image-text model with a decoder beside, the temperature is that of its images and texts.
@@ -183,7 +181,7 @@ def _table(calibration: Calibration, fits: _Fits) -> Table:
 
 def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: dict[str, np.ndarray]) -> Loader:
     """Returns the loader of the images with their captions, which it adds to ``captions`` as it reads, or labels."""
-    trained_on, is_decoder = run.config.data, isinstance(run.task, WritingTask)
+    trained_on, is_decoder = run.config.data, run.config.task.writes_text
     labels = None if model.text is not None or is_decoder else trained_on.labels or ClassIndex()
     if not isinstance(labels, ClassIndex | None):
         raise UserError(
@@ -295,7 +293,7 @@ def _models(run_dir: Path, pretrained: Path | None) -> Iterator[Path]:
     with contextlib.suppress(UserError):  # one that is gone
         while (source := load_config(run_dir).pretrained) is not None:
             run_dir, pretrained = find_pretrained(pretrained or source.run, run_dir), None
-            if not isinstance(load_config(run_dir).task, ContrastiveConfig):
+            if not load_config(run_dir).task.embeds_texts:
                 return
             yield run_dir
 

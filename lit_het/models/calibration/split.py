@@ -14,9 +14,6 @@ from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion, Rule
 from lit_het.errors import UserError
-from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.translation import TranslationConfig
 
 LEAST_IMAGES, MOST_IMAGES = 100, 10_000
 """Fewer images give a temperature of large error; of more, so many are taken, evenly spread."""
@@ -47,7 +44,7 @@ def split(config: ExperimentConfig, num_samples: int) -> Split:
         return Split(_rest(config, config.calibration), config.calibration)
     portion = _two_percent(num_samples, config.calibration_by)
     problem = _problem(config, _two_percent(num_samples, "order"), num_samples)
-    if not problem and isinstance(config.task, ClassificationConfig):
+    if not problem and config.task.calibrated_on == "labels":
         # The last samples of shards that are sorted by class would be all those of some classes.
         problem = "shards may be sorted by class; --calibration PORTION holds samples out"
     if config.data.portion != ALL:
@@ -102,13 +99,13 @@ def _rest(config: ExperimentConfig, held_out: Portion) -> Portion:
 def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> str:
     """Returns why a portion cannot be held out for a temperature, or an empty text."""
     data = config.data
-    if isinstance(config.task, CaptioningConfig | TranslationConfig):
+    if config.task.calibrated_on is None:
         return "a decoder is calibrated by hand, with lit-het calibrate"
     if data.stream is not None:
         return "a stream has no portions"
     if data.mixture:
         return "nothing is held out of a mixture"
-    if isinstance(config.task, ClassificationConfig) and not isinstance(data.labels, ClassIndex):
+    if config.task.calibrated_on == "labels" and not isinstance(data.labels, ClassIndex):
         return "a temperature needs images of one label each"
     count = len(portion.sample_range(num_samples))
     if count < LEAST_IMAGES:

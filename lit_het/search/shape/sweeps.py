@@ -25,7 +25,6 @@ from lit_het.search.grid_runs import Planned, direction_of
 from lit_het.search.law.observations import Observation, check_spokes, shown_shape
 from lit_het.search.law.scaling import MULTIPLE, rounded
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.translation import TranslationConfig
 from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.image_config import ViTConfig
 from lit_het.training.durations import Duration, RunLength
@@ -350,7 +349,7 @@ def listed(sweep: Sweep) -> Iterator[str]:
 
 
 def _encoder(config: ExperimentConfig) -> EncoderConfig:
-    tower = None if isinstance(config.task, TranslationConfig) else config.task.image_tower
+    tower = config.task.image_tower
     if not isinstance(tower, ViTConfig):
         raise UserError("this configuration has no Vision Transformer, of which lit-het shape varies the shape")
     return tower.encoder

@@ -265,7 +265,7 @@ class Checkpoints:
         checksums.check_fit(select_item("params", saved), checksums.specs(wanted["params"]), self.directory)
         if any(path.startswith("optimizer/") for path in saved):
             # Objectives that start late had no optimizer state of their own once.
-            way_out = "use the configuration, and with task.distillation the version, that it was trained with"
+            way_out = "use the configuration, and the version, that it was trained with"
             of_optimizer = select_item("optimizer", saved), checksums.specs(wanted["optimizer"])
             checksums.check_fit(*of_optimizer, self.directory, way_out)
         found = saved_step.load(wanted, saved)

@@ -27,15 +27,13 @@ from lit_het.console import message
 from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import HetXLContrastive
-from lit_het.heads.contrastive_config import HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance
+from lit_het.heads.options import ContrastiveOptions
 from lit_het.models.opening import Run
 from lit_het.tasks import quantities
+from lit_het.tasks.base import AnyTask
 from lit_het.tasks.classifier import ClassificationTask
-from lit_het.tasks.every_task import WritingTask
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.towers.image_config import ResNetConfig
 from lit_het.types import Calibration, Params
 from lit_het.weights.onnx.graph import save
 from lit_het.weights.onnx.tracing import convert
@@ -61,16 +59,15 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
     Raises:
         UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow.
     """
-    assert not isinstance(run.task, WritingTask), "refused by `exporting.export`"
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
     # All models are converted before the first file is written: one may be refused.
-    models = _towers(task, params) if isinstance(task, ContrastiveTask) else _classifier(task, params)
+    models = _towers(task, params) if task.config.embeds_texts else _classifier(task, params)
     settings = {
         "preprocessing": preprocessing_settings(run.config.data.preprocessing, task.config.image_tower.image_size),
         "calibration": _temperatures(run.calibration if calibrated else None),
     }
-    if isinstance(task, ContrastiveTask):
+    if task.config.embeds_texts:
         settings |= {"tokenizer": tokenizer_settings(run.tokenizer), **_head(task, params)}
     elif class_names:
         settings["classes"] = list(class_names)
@@ -84,18 +81,15 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
     (folder / "classify.py").write_text(script, "utf-8")
 
 
-def _in_float32(task: ContrastiveTask | ClassificationTask) -> ContrastiveTask | ClassificationTask:
+def _in_float32(task: AnyTask) -> Any:
     """Returns the task with towers that compute in float32, as few runtimes have bfloat16 on a CPU."""
     towers = {}
     for name in ("image_tower", "text_tower"):
         tower: Any = getattr(task.config, name, None)
-        if isinstance(tower, ResNetConfig):
-            towers[name] = dataclasses.replace(tower, compute_type="float32")
-        elif tower is not None:
-            if tower.encoder.experts is not None:
+        if tower is not None:
+            if tower.experts is not None:
                 raise UserError(f"experts in {name} cannot be exported to ONNX; export with --to lit-het")
-            encoder = dataclasses.replace(tower.encoder, compute_type="float32", remat="none")
-            towers[name] = dataclasses.replace(tower, encoder=encoder)
+            towers[name] = tower.in_float32()
     return dataclasses.replace(task.config, **towers).build()
 
 
@@ -113,15 +107,15 @@ def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]
         "text": convert(embed_text, {"text": ((text.length,), np.int32)}),
     }
     head = nnx.merge(task.graph, params).head
-    if isinstance(head, HetXLContrastive) and head.image_covariance is not None:
-        found["covariance"] = _covariance(head, head.image_covariance, task.config.image_tower.embedding_size)
+    if head.image_covariance is not None:
+        found["covariance"] = _covariance(task.config.head, head.image_covariance, image.embedding_size)
     elif task.has_image_noise:
         message("exported without its noise: ONNX has that of HET-XL only")
     return found
 
 
-def _covariance(head: HetXLContrastive, covariance: Covariance, size: int) -> onnx.ModelProto:
-    if head.config.normalize_after_noise and not head.config.normalize_before_noise:
+def _covariance(config: ContrastiveOptions, covariance: Covariance, size: int) -> onnx.ModelProto:
+    if config.normalize_after_noise and not config.normalize_before_noise:
         # Σ would depend on the norm of the tower's output, which the exported embedding has lost.
         raise UserError(
             "task.head.normalize_after_noise without normalize_before_noise cannot be exported to ONNX; export with "
@@ -184,9 +178,8 @@ def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
     found: dict[str, Any] = {"temperature": float(task.temperature(params))}
     if task.has_class_probabilities:
         found["bias"] = float(task.image_classifier(params).pair_bias)
-    is_noisy = isinstance(config, HetXLContrastiveConfig)
-    found["noise_is_left_out"] = task.has_image_noise and not is_noisy
-    return {**found, "normalize_after_noise": is_noisy and config.normalize_after_noise}
+    found["noise_is_left_out"] = task.has_image_noise and task.model(params).head.image_covariance is None
+    return {**found, "normalize_after_noise": config.normalize_after_noise}
 
 
 def _temperatures(calibration: Calibration | None) -> dict[str, float]:

@@ -1,0 +1,138 @@
+"""What the library does not offer: label smoothing, a temperature for every input, and an amplitude of the noise."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key, UInt32
+
+from lit_het.heads.base import ContrastiveHead
+from lit_het.heads.covariance import Covariance
+from lit_het.heads.noise_config import CovarianceConfig
+from lit_het.heads.options import ContrastiveOptions
+from lit_het.heads.sampling import noiseless_samples
+from lit_het.heads.temperature_config import LogTemperature, TemperatureConfig
+from lit_het.losses.base import weights
+from lit_het.losses.contrastive.pairs import MASKED
+from lit_het.types import EmbeddingSamples, LogitSamples, Queries
+
+
+@dataclasses.dataclass(frozen=True)
+class SmoothedSoftmaxLoss:
+    """The softmax loss with smoothed labels (Szegedy et al. 2016, Sec. 7), for queries with or without noise.
+
+    The target of a query is its partner with probability ``1 - smoothing``, plus ``smoothing`` times a uniform
+    distribution over all keys of the batch; its cross-entropy is taken with the mean probability over S samples.
+
+    Attributes:
+        smoothing: probability that is spread over all keys.
+    """
+
+    smoothing: float = 0.1
+
+    likelihood: ClassVar[str] = "samples"
+
+    def __call__(
+        self,
+        samples: EmbeddingSamples,
+        valid: Bool[Array, " b"],
+        ids: Sequence[UInt32[Array, "b 2"]] = (),
+        weight: Float[Array, " b"] | None = None,
+    ) -> Float[Array, ""]:
+        """Returns the weighted mean over valid examples of half the sum of both directions; ``ids`` are unused."""
+        sides = (
+            (samples.image, samples.image_queries, samples.text),
+            (samples.text, samples.text_queries, samples.image),
+        )
+        losses = [
+            self._losses((Queries(own[:, None]) if queries is None else queries).products(keys), samples, valid)
+            for own, queries, keys in sides
+        ]
+        return jnp.sum(weights(valid, weight) * sum(losses)) / 2
+
+    def _losses(
+        self, products: Float[Array, "b s b"], samples: EmbeddingSamples, valid: Bool[Array, " b"]
+    ) -> Float[Array, " b"]:
+        logits = jnp.where(valid[None, None], products / samples.temperature, MASKED)
+        log_p = jax.nn.logmeanexp(jax.nn.log_softmax(logits, axis=2), axis=1)
+        mean = jnp.mean(log_p, axis=1, where=valid[None])
+        return -(1 - self.smoothing) * jnp.diagonal(log_p) - self.smoothing * mean
+
+
+@dataclasses.dataclass(frozen=True)
+class InputTemperatureConfig(ContrastiveOptions):
+    """Deterministic embeddings with a temperature for every query, ``τ(x) = τ exp(w·x + b)``.
+
+    Attributes:
+        temperature: τ, at which τ(x) starts for every input.
+    """
+
+    temperature: TemperatureConfig = LogTemperature()
+
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "InputTemperature":
+        """Returns the head."""
+        return InputTemperature(self, embedding_size, rngs)
+
+
+class InputTemperature(ContrastiveHead):
+    """The head of an `InputTemperatureConfig`; images and texts have parameters of their own."""
+
+    def __init__(self, config: InputTemperatureConfig, embedding_size: int, rngs: nnx.Rngs):
+        super().__init__(config.temperature, initial_bias=None)
+        zeros = nnx.initializers.zeros
+        self.image_scale, self.text_scale = (
+            nnx.Linear(embedding_size, 1, kernel_init=zeros, rngs=rngs) for _ in ("image", "text")
+        )
+
+    def __call__(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> EmbeddingSamples:
+        """Returns keys, and queries divided by ``τ(x) / τ``."""
+        image, text = self.image_key(image), self.text_key(text)
+        return EmbeddingSamples(
+            image,
+            text,
+            Queries((image * jnp.exp(-self.image_scale(image)))[:, None]),
+            Queries((text * jnp.exp(-self.text_scale(text)))[:, None]),
+            self.temperature(),
+        )
+
+    def logits(
+        self, image: Float[Array, "b d"], classes: Float[Array, "k d"], key: Key[Array, ""] | None, num_samples: int
+    ) -> LogitSamples:
+        """Returns one sample ``α · β / τ(α)``; ``key`` and ``num_samples`` are unused."""
+
+        def logits(image: Float[Array, "b d"]) -> Float[Array, "b k"]:
+            image = self.image_key(image)
+            return image * jnp.exp(-self.image_scale(image)) @ classes.T / self.temperature()
+
+        return noiseless_samples(image, logits)
+
+
+class _NormalizedLinear(nnx.Module):
+    """A dense layer whose kernel and bias together have the norm of a learned amplitude."""
+
+    def __init__(self, linear: nnx.Linear):
+        self.linear = linear
+        self.log_amplitude = nnx.Param(jnp.log(self._norm()))
+
+    def __call__(self, inputs: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        return self.linear(inputs) * jnp.exp(self.log_amplitude[...]) / self._norm()
+
+    def _norm(self) -> Float[Array, ""]:
+        return optax.tree.norm(nnx.to_pure_dict(nnx.state(self.linear, nnx.Param)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AmplitudeConfig(CovarianceConfig):
+    """A covariance whose factors are a learned scalar amplitude times a direction of norm 1."""
+
+    def build(self, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs) -> Covariance:
+        """Returns the module; only of the full form."""
+        covariance: Any = super().build(feature_size, noise_size, feature_norm, rngs)
+        covariance.factors = _NormalizedLinear(covariance.factors)
+        return covariance
