@@ -11,20 +11,20 @@ from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.heads.temperature import LogTemperature
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
+from lit_het.heads.contrastive_config import DeterministicContrastiveConfig
+from lit_het.heads.temperature_config import LogTemperature
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.objectives.captioner import CaptionerConfig
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.sizes import encoder_size
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import Adafactor, Optimizer
+from lit_het.training.optimizers_config import Adafactor, Optimizer
 from lit_het.training.schedules import Linear, Schedule
 
 VOCABULARY_SIZE, LENGTH = 64_000, 64

@@ -9,29 +9,30 @@ from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import cattrs
-from flax import traverse_util
 
 from lit_het import parameters, untrusted
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.shards.portions import Portion, Rule
-from lit_het.data_pipelines.texts.tokenizers import TokenizerConfig
+from lit_het.data_pipelines.texts.tokenizers_config import TokenizerConfig
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.objectives.base import Setup, objectives_of
 from lit_het.paths import locate_config
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.base import Gradient
 from lit_het.tasks.held_out import group
-from lit_het.tasks.temperature_gradient import held_out_fraction
+from lit_het.tasks.temperature_gradient_config import held_out_fraction
 from lit_het.tasks.union import TaskConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration, RunLength
-from lit_het.training.optimizers import Optimizer
+from lit_het.training.optimizers_config import Optimizer
 from lit_het.training.schedules import Schedule
+
+if TYPE_CHECKING:
+    from lit_het.tasks.base import Gradient
 
 MAX_JSON_BYTES = 2**24
 """Larger configurations of runs are refused."""
@@ -128,7 +129,7 @@ class ExperimentConfig:
         """The fraction of every batch that is held out for ``task.temperature_gradient``; None without it."""
         return held_out_fraction(self.task.temperature_gradient, self.data.held_out_share)
 
-    def gradient_of(self, run: RunLength) -> Gradient | None:
+    def gradient_of(self, run: RunLength) -> "Gradient | None":
         """Returns the gradient of a step of a run; None for that of the loss.
 
         Raises:
@@ -336,7 +337,7 @@ def differences(first: Any, second: Any) -> dict[str, tuple[Any, Any]]:
 
 def fields(config: Any) -> dict[str, Any]:
     """Returns the dotted fields of a configuration with their values."""
-    return traverse_util.flatten_dict(to_dict(config), sep=".")
+    return {path.replace("/", "."): value for path, value in parameters.flatten(to_dict(config)).items()}
 
 
 _UnionForm: TypeAlias = Any  # the type of X | Y

@@ -11,20 +11,19 @@ from pathlib import Path
 from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
-from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.heads.classification_config import ClassificationHeadConfig, HetXLConfig
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 
 ROOT = quickstart_upstream.ROOT

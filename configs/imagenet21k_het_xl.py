@@ -14,18 +14,16 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.augment import HorizontalFlip
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
-from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.data_pipelines.labels_config import ClassIndex
+from lit_het.heads.classification_config import HetXLConfig
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.image_config import ResNetConfig, ViTConfig
 from lit_het.towers.sizes import encoder_size
-from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Linear, Schedule
 
 NUM_CLASSES = 21_843

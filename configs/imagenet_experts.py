@@ -15,22 +15,21 @@ from typing import Literal
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.images.augment import HorizontalFlip
-from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.data_pipelines.images.augment import HorizontalFlip, RandAugment
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 
 VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.2)

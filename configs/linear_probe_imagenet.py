@@ -16,7 +16,7 @@ from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import SGD, Optimizer
+from lit_het.training.optimizers_config import SGD, Optimizer
 from lit_het.training.schedules import Schedule
 
 

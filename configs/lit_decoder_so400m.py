@@ -11,18 +11,18 @@ from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.images.augment import HorizontalFlip
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
+from lit_het.heads.classification_config import DeterministicConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.sizes import encoder_size
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import Adafactor, Optimizer
+from lit_het.training.optimizers_config import Adafactor, Optimizer
 from lit_het.training.schedules import Schedule
 
 TEXT_LENGTH = 64

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.heads.contrastive import HetXLContrastiveConfig
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.temperature import LogTemperature
+from lit_het.heads.contrastive_config import HetXLContrastiveConfig
+from lit_het.heads.noise_config import CovarianceConfig
+from lit_het.heads.temperature_config import LogTemperature
 from lit_het.losses.contrastive import SoftmaxLoss
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.sizes import encoder_size
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.training.durations import Duration
 
 BATCH_SIZE = 16_384

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.heads.temperature import LogTemperature
+from lit_het.heads.contrastive_config import DeterministicContrastiveConfig
+from lit_het.heads.temperature_config import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss
 
 

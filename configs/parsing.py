@@ -8,9 +8,10 @@ from typing import Any
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.flags import with_flags
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import urls
 from lit_het.errors import UserError
-from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.folders import parse_set
 from lit_het.eval.suite import EVALUATIONS, UNLABELLED, EvaluationConfig
 from lit_het.training.directory import config_path, load_config
 
@@ -88,9 +89,9 @@ def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -
     """
     typed = {*flags, *(flag.partition("=")[2] for flag in flags)}
     for field, text in _texts(experiment.to_dict(config), ""):
-        if storage.is_pipe(text) and text not in typed:
+        if urls.is_pipe(text) and text not in typed:
             raise UserError(
-                f"{path}: {field} is the shell command {storage.shortened(text)}; allow it with --allow-commands if "
+                f"{path}: {field} is the shell command {urls.shortened(text)}; allow it with --allow-commands if "
                 f"you trust the file, or replace it with --{field.partition('[')[0].replace('_', '-')}"
             )
 

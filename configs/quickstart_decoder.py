@@ -10,16 +10,16 @@ from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_lit_deterministic import VOCABULARY_SIZE
 from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.texts.captions import QUESTION
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.data_pipelines.texts.captions_config import QUESTION
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
+from lit_het.heads.classification_config import DeterministicConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.towers.decoder import DecoderConfig
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 
 LENGTH = 16  # of the longest name, or of a question with its answer

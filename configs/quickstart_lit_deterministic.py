@@ -5,15 +5,15 @@ from pathlib import Path
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
+from lit_het.heads.contrastive_config import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 
 VOCABULARY_SIZE = 600

@@ -6,8 +6,8 @@ from pathlib import Path
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.quickstart_upstream import ROOT
-from lit_het.heads.contrastive import HetXLContrastiveConfig
-from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.contrastive_config import HetXLContrastiveConfig
+from lit_het.heads.noise_config import CovarianceConfig
 
 
 def get_config(root: Path = ROOT) -> ExperimentConfig:

@@ -6,17 +6,16 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.glyphs import GlyphConfig
 from lit_het.data_pipelines.images.augment import RandomAffine
-from lit_het.data_pipelines.labels import CaptionWords
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.data_pipelines.labels_config import CaptionWords
+from lit_het.heads.classification_config import HetXLConfig
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 
 ROOT = Path("runs/quickstart")

@@ -11,20 +11,20 @@ from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig
 from lit_het.eval.decoder_suite import WriteCaptionsConfig
 from lit_het.eval.sets import ImageSet
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.heads.classification_config import DeterministicConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.texts import GenerationConfig
-from lit_het.towers.decoder import DecoderConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import ReverseSquareRoot, Schedule
 
 LENGTH = 128

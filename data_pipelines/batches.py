@@ -12,8 +12,9 @@ from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.augment import StreamRandom
 from lit_het.data_pipelines.images.decoding import BrokenImage
 from lit_het.data_pipelines.images.transforms import Training
-from lit_het.data_pipelines.labels import ClassIndex, Labels, MultiHot, check_names_beside
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.labels import Labels, check_names_beside
+from lit_het.data_pipelines.labels_config import ClassIndex, MultiHot
+from lit_het.data_pipelines.shards import urls
 from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.shards.writing import IMAGE
@@ -222,7 +223,7 @@ def batch_maker(
         UserError: the labels cannot be read, or folders of shards have different class names.
     """
     captions = Captions(config.texts, tokenizer) if tokenizer else None
-    labels = config.labels.build(storage.parent(addresses[0])) if config.labels else None
+    labels = config.labels.build(urls.parent(addresses[0])) if config.labels else None
     if isinstance(config.labels, ClassIndex | MultiHot) and config.labels.names is None:
         check_names_beside(addresses)
     return BatchMaker(image_input, captions, labels, texts, config.seed, faults)

@@ -7,11 +7,10 @@ import dataclasses
 import math
 
 from lit_het.data_pipelines.images.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
-from lit_het.data_pipelines.labels import LabelsConfig
+from lit_het.data_pipelines.labels_config import LabelsConfig
 from lit_het.data_pipelines.shards.portions import ALL, Portion
-from lit_het.data_pipelines.shards.suspects import Suspects
-from lit_het.data_pipelines.shards.writing import expand
-from lit_het.data_pipelines.texts.captions import QUESTION, CaptionUnit, TextPlace
+from lit_het.data_pipelines.shards.suspects_config import Suspects
+from lit_het.data_pipelines.texts.captions_config import QUESTION, CaptionUnit, TextPlace
 from lit_het.errors import UserError, require_at_least, require_choice
 
 
@@ -190,5 +189,7 @@ class LoaderConfig:
         Raises:
             UserError: as ``expand``.
         """
+        from lit_het.data_pipelines.shards.writing import expand
+
         data_sets = (self.shards, *(data_set.shards for data_set in self.mixture))
         return [expand(shards, allow_commands=allow_commands) for shards in data_sets]

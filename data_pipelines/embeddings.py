@@ -25,7 +25,7 @@ from lit_het.data_pipelines.shards.index import ShardSummary
 from lit_het.data_pipelines.shards.storage import Reader, Span, Unreadable, content_or_raise
 from lit_het.data_pipelines.shards.tables import ShardTable
 from lit_het.data_pipelines.shards.writing import IMAGE
-from lit_het.data_pipelines.texts.captions import CaptionUnit
+from lit_het.data_pipelines.texts.captions_config import CaptionUnit
 from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 

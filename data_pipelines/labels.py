@@ -1,15 +1,16 @@
 """Labels of samples: the class in the member ``.cls``, a multi-hot vector, or the words of the caption."""
 
 import codecs
-import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.labels_config import CaptionWords as CaptionWords
+from lit_het.data_pipelines.labels_config import ClassIndex as ClassIndex
+from lit_het.data_pipelines.labels_config import MultiHot as MultiHot
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.storage import Unreadable, read_lines
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_npy
@@ -50,62 +51,6 @@ class Labels(Protocol):
             Unreadable: the content is not a label of this vocabulary.
         """
         ...
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassIndex:
-    """Labels that are class indices in the member ``.cls``.
-
-    Attributes:
-        names: a file with one class name per line; None means ``classnames.txt`` in the folder of the shards or its
-            parent.
-    """
-
-    names: str | None = None
-
-    def build(self, directory: str) -> Labels:
-        """Reads the names; ``directory`` is the folder of the shards."""
-        path = self.names or find_beside(directory, "classnames.txt")
-        return ClassIndexLabels(path, len(read_lines(path)))
-
-
-@dataclasses.dataclass(frozen=True)
-class CaptionWords:
-    """Multi-hot labels of the words of a fixed vocabulary that occur in the caption.
-
-    Words are lowercased and separated by white space, so that ``double-struck`` is one word.
-
-    Attributes:
-        vocabulary: a file with one word per line; None means ``words.txt`` in the folder of the shards or its parent.
-        ignore_others: whether a caption may have other words, which are then no labels; it is unreadable otherwise.
-    """
-
-    vocabulary: Path | None = None
-    ignore_others: bool = False
-
-    def build(self, directory: str) -> Labels:
-        """Reads the vocabulary; ``directory`` is the folder of the shards."""
-        path = str(self.vocabulary or find_beside(directory, "words.txt"))
-        return CaptionWordsLabels(path, read_lines(path), ignore_others=self.ignore_others)
-
-
-@dataclasses.dataclass(frozen=True)
-class MultiHot:
-    """Multi-hot labels: a NumPy vector of ones and zeros in the member ``.npy``, as in clip_benchmark.
-
-    Attributes:
-        names: as for `ClassIndex`.
-    """
-
-    names: str | None = None
-
-    def build(self, directory: str) -> Labels:
-        """Reads the names; ``directory`` is the folder of the shards."""
-        path = self.names or find_beside(directory, "classnames.txt")
-        return MultiHotLabels(path, len(read_lines(path)))
-
-
-LabelsConfig: TypeAlias = ClassIndex | CaptionWords | MultiHot
 
 
 class ClassIndexLabels:
@@ -211,7 +156,7 @@ def distribution(content: bytes, num_classes: int) -> Float[np.ndarray, " k"]:
 def find_beside(directory: str, name: str) -> str:
     """Returns the path of a file in a folder, or in its parent if only the parent has the file."""
     # clip_benchmark has one file of names for all splits, so it lies above their folders.
-    near, above = f"{directory}/{name}", f"{storage.parent(directory)}/{name}"
+    near, above = f"{directory}/{name}", f"{urls.parent(directory)}/{name}"
     return above if not storage.exists(near) and storage.exists(above) else near
 
 
@@ -223,7 +168,7 @@ def check_names_beside(addresses: Sequence[str]) -> None:
     """
     # The folder of the first shard comes first, and each one once.
     first, *others = dict.fromkeys(
-        find_beside(folder, "classnames.txt") for folder in dict.fromkeys(map(storage.parent, addresses))
+        find_beside(folder, "classnames.txt") for folder in dict.fromkeys(map(urls.parent, addresses))
     )
     for other in others:
         if storage.exists(other) and read_lines(other) != read_lines(first):

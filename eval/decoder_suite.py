@@ -2,11 +2,9 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from lit_het.data_pipelines.shards import storage
-from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.eval.metrics.answers import AnswerFigure
+from lit_het.errors import require_at_least, require_choice
 from lit_het.eval.sets import ImageSet
 from lit_het.texts import GenerationConfig
 
@@ -14,6 +12,8 @@ if TYPE_CHECKING:
     from lit_het.eval.evaluators.captioning import Captioning
     from lit_het.eval.evaluators.question_answering import QuestionAnswering
     from lit_het.eval.sets.open_sets import Sets
+
+AnswerFigure = Literal["vqa_accuracy", "exact_match", "anls"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +53,11 @@ class WriteCaptionsConfig:
         Raises:
             UserError: an image has no captions, or they or the candidates are unreadable; otherwise as `OpenSet`.
         """
+        from lit_het.eval.decoders import read_candidates
         from lit_het.eval.evaluators.captioning import Captioning
         from lit_het.eval.evaluators.retrieval import read_captions
 
-        candidates = None if self.candidates is None else _read_candidates(self.candidates)
+        candidates = None if self.candidates is None else read_candidates(self.candidates)
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
         captions = read_captions(opened, self.captions)
         return Captioning(opened, captions, self.prompt, candidates, self.generation, self.samples, self.seed)
@@ -100,22 +101,11 @@ class AnswerQuestionsConfig:
             UserError: questions are missing or malformed, or none has an answer; the candidates cannot be read;
                 otherwise as `OpenSet`.
         """
+        from lit_het.eval.decoders import read_candidates
         from lit_het.eval.evaluators.question_answering import QuestionAnswering, read_questions
 
-        candidates = None if self.candidates is None else _read_candidates(self.candidates)
+        candidates = None if self.candidates is None else read_candidates(self.candidates)
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
         at_least = 2 if self.figure == "vqa_accuracy" else 1
         questions = read_questions(opened, self.questions, at_least)
         return QuestionAnswering(opened, questions, candidates, self.figure, self.generation, self.samples, self.seed)
-
-
-def _read_candidates(path: Path) -> tuple[str, ...]:
-    """Returns the texts in a file, one per line.
-
-    Raises:
-        UserError: the file cannot be read, has fewer than two, or one twice.
-    """
-    found = storage.read_lines(str(path))
-    if len(set(found)) < max(len(found), 2):
-        raise UserError(f"{path}: list two texts or more, each once")
-    return found

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import scipy
 from jaxtyping import Float, Int, Real
 
+from lit_het.data_pipelines.shards import storage
 from lit_het.errors import UserError
 from lit_het.eval.drawings import TextPart, draw_texts
 from lit_het.eval.evaluation import Evaluation, of_part
@@ -233,3 +235,15 @@ def evaluation_of(
         draw=lambda: draw_texts(drawn, titles, np.array(positions), opened),
         calibrated=str(writer.calibration or ""),
     )
+
+
+def read_candidates(path: Path) -> tuple[str, ...]:
+    """Returns the texts in a file, one per line.
+
+    Raises:
+        UserError: the file cannot be read, has fewer than two, or one twice.
+    """
+    found = storage.read_lines(str(path))
+    if len(set(found)) < max(len(found), 2):
+        raise UserError(f"{path}: list two texts or more, each once")
+    return found

@@ -7,12 +7,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from lit_het.data_pipelines.texts.openai_clip import imagenet_names
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
-from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
-from lit_het.eval.sets.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_candidates, read_prompts
+from lit_het.eval.sets import SET_PROMPTS, ImageSet, require_one_label, require_other_split
 
 if TYPE_CHECKING:
     from lit_het.eval.evaluators.among_captions import AmongCaptions
@@ -74,6 +72,8 @@ class ClassNamesConfig:
         Raises:
             UserError: a file is missing or malformed, or a template lacks ``{c}``.
         """
+        from lit_het.data_pipelines.texts.openai_clip import imagenet_names
+        from lit_het.eval.sets.prompts import BARE_TEMPLATE, check_templates, read_candidates, read_prompts
         from lit_het.eval.sets.recognition import Recognition, read_classes, read_larger
 
         templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)

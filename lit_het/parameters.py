@@ -1,5 +1,6 @@
 """Parameter trees as nested dicts: paths, the locked/trainable partition and counts."""
 
+import functools
 import re
 import warnings
 from collections.abc import Sequence
@@ -7,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import traverse_util
 from jaxtyping import DTypeLike
 
 from lit_het.errors import UserError
@@ -45,12 +45,20 @@ def check_pattern(pattern: str) -> None:
 
 def flatten(params: Params) -> dict[str, Any]:
     """Returns ``{"image_tower/encoder/blocks/mlp/up/kernel": array, ...}``."""
-    return dict(traverse_util.flatten_dict(params, sep="/"))
+    found: dict[str, Any] = {}
+    for name, value in params.items():
+        within = {f"{name}/{path}": leaf for path, leaf in flatten(value).items()} if isinstance(value, dict) else None
+        found |= {name: value} if within is None else within
+    return found
 
 
 def unflatten(flat: dict[str, Any]) -> Params:
     """The inverse of `flatten`."""
-    return traverse_util.unflatten_dict(flat, sep="/")
+    tree: Params = {}
+    for path, leaf in flat.items():
+        *parents, name = path.split("/")
+        functools.reduce(lambda node, parent: node.setdefault(parent, {}), parents, tree)[name] = leaf
+    return tree
 
 
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:

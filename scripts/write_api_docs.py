@@ -21,7 +21,7 @@ from lit_het.heads import (
     prob_vlm,
     temperature,
 )
-from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.losses.classification_config import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"

@@ -31,8 +31,8 @@ def trees():
 CORE = {
     f"training.{name}"
     for name in (
-        *("cadence", "durations", "isotropic_noise", "lock", "log", "loop", "optimizers", "preemption", "schedules"),
-        *("step", "tracking"),
+        *("cadence", "durations", "isotropic_noise", "lock", "log", "loop", "optimizers", "optimizers_config"),
+        *("preemption", "schedules", "step", "tracking"),
     )
 }
 # What opens and writes runs, beside the readers and writers of formats.
@@ -112,7 +112,7 @@ def loaded_with(name):
         module = waiting.pop()
         if module in MODULES and module not in found:
             found.add(module)
-            waiting += at_import(module)
+            waiting += {*at_import(module), module.rpartition(".")[0]}  # a package is loaded before its modules
     return found
 
 
@@ -157,7 +157,7 @@ ALLOWED = {
     "search": set(),
 }
 # Fields of configurations, which everything may have.
-SETTINGS = {"lit_het.training.durations", "lit_het.training.optimizers"}
+SETTINGS = {"lit_het.training.durations", "lit_het.training.optimizers_config"}
 
 
 def test_packages_of_the_learner_keep_their_order():
@@ -235,18 +235,48 @@ READERS = ("weights.big_vision", "weights.huggingface", "weights.vmoe", "weights
         ("configs.experiment", ("eval.evaluators", "eval.features", "eval.sets.open_sets")),
         (
             "training.train",
-            ("eval.evaluators", "data_pipelines.shards.stream", "data_pipelines.embeddings", "planning", *READERS),
+            (
+                *("eval.evaluators", "eval.evaluation", "eval.metrics", "eval.sets.open_sets", "training.evaluating"),
+                *("data_pipelines.shards.stream", "data_pipelines.embeddings", "data_pipelines.texts.tokenizers."),
+                *("models.opening", "models.predictor", "models.pretrained", "models.calibration.saved"),
+                *("tasks.classifier", "tasks.two_towers", "tasks.generation", "towers.vit", "heads.contrastive."),
+                *("training.tracking", "weights.native.inspection", "planning", *READERS),
+            ),
         ),
     ],
 )
 def test_models_configurations_and_training_load_nothing_that_only_others_need(module, rare):
     loaded = loaded_with(f"lit_het.{module}") - {f"lit_het.{module}"}
-    assert not {name for name in loaded if name.removeprefix("lit_het.").startswith(rare)}
+    # A dot at the end of a name stands for the module itself, where others begin like it.
+    assert not {name for name in loaded if f"{name}.".removeprefix("lit_het.").startswith(rare)}
 
 
 def test_modules_do_not_import_one_another_in_a_circle():
     """A configuration imports what it builds when it builds it."""
     graphlib.TopologicalSorter({name: at_import(name) & MODULES.keys() - {name} for name in MODULES}).prepare()
+
+
+# A configuration is read by every command, and before any work: it has fields and checks, and `build()` imports the
+# rest.
+HEAVY = {"flax", "optax", "orbax", "grain", "torch", "transformers", "fsspec", "webdataset", "sentencepiece"}
+HEAVY |= {"tokenizers", "cv2", "PIL", "simplejpeg", "scipy", "matplotlib", "rich"}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if name.endswith("_config")))
+def test_configurations_import_no_library_that_only_their_work_needs(name):
+    assert not {module.split(".")[0] for loaded in loaded_with(name) for module in at_import(loaded)} & HEAVY
+
+
+def test_a_configuration_file_loads_fields_and_checks():
+    """Without the work of towers, heads, losses and data; the limit is that which one can read in an hour."""
+    loaded = loaded_with("lit_het.configs.lit_so400m_het_xl")
+    assert not {module.split(".")[0] for name in loaded for module in at_import(name)} & HEAVY
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in loaded) < 9_000
+
+
+def test_the_list_of_commands_loads_no_command():
+    loaded = {name.removeprefix("lit_het.") for name in loaded_with("lit_het.cli.main")}
+    assert loaded == {"lit_het", "cli", "cli.main", "errors", "library_logs", "moved", "stopping"}
 
 
 def test_flags_are_checked_before_orbax_and_grain_are_loaded():
@@ -348,9 +378,10 @@ def test_nothing_is_pickled_and_no_class_is_named_by_a_string():
         # The one reader of pickles admits nothing but arrays and plain values.
         pickles = {module.split(".")[0] for module in imports_of(name)} & {"pickle", "dill", "cloudpickle"}
         assert not pickles or name == "lit_het.data_pipelines.prepare.unpickler"
-        # A configuration file is loaded by its path, never looked up by a name; modules that have moved are in a table.
+        # A configuration file is loaded by its path, never looked up by a name; commands, and modules that have moved,
+        # are in tables.
         by_name = calls(tree) & {"importlib.import_module", "__import__", "eval", "exec"}
-        assert not by_name or name == "lit_het.moved", name
+        assert not by_name or name in ("lit_het.moved", "lit_het.cli.main"), name
 
 
 def test_a_violation_would_be_seen():

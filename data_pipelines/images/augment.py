@@ -4,13 +4,12 @@ import dataclasses
 import math
 from typing import Literal
 
-import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 
-_BORDERS = {"white": cv2.BORDER_CONSTANT, "edge": cv2.BORDER_REPLICATE}
+MAX_MAGNITUDE = 20.0  # of RandAugment, at which posterize leaves no bit
 
 
 class StreamRandom:
@@ -54,6 +53,8 @@ class RandomAffine:
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
         """Returns a transformed copy of the image; always draws five numbers from the generator."""
+        import cv2
+
         u = generator.random(5).tolist()  # Python floats: arithmetic on NumPy scalars is slow
         angle = math.radians(self.max_rotation_degrees) * (2 * u[0] - 1)
         slant = math.tan(math.radians(self.max_shear_degrees) * (2 * u[1] - 1))
@@ -71,7 +72,7 @@ class RandomAffine:
             matrix,
             (width, height),
             flags=cv2.INTER_LINEAR,
-            borderMode=_BORDERS[self.border],
+            borderMode=cv2.BORDER_CONSTANT if self.border == "white" else cv2.BORDER_REPLICATE,
             borderValue=(255, 255, 255),
         )
 
@@ -92,4 +93,38 @@ class HorizontalFlip:
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
         """Returns the image or its mirror image; always draws one number from the generator."""
+        import cv2
+
         return cv2.flip(image, 1) if generator.random() < self.probability else image
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAugment:
+    """Applies some operations, drawn with replacement from the 14 of the paper, all at one magnitude.
+
+    Ranges are AutoAugment's (Cubuk et al. 2019, Table 6), reached at magnitude 10: shears of 0.3, shifts of 150/331 of
+    a side and rotations of 30 degrees in either direction, with grey borders; colour, contrast, brightness and
+    sharpness times 1 - 0.9 or 1 + 0.9; posterize to 4 bits; solarize all levels. A larger magnitude always changes
+    more, as in torchvision; in the original code posterize and solarize then change less.
+
+    Attributes:
+        num_layers: operations per image, the paper's N.
+        magnitude: the paper's M, from 0 to 20; above 10 the ranges are extended proportionally.
+
+    Raises:
+        UserError: a negative number of layers, or a magnitude out of range.
+    """
+
+    num_layers: int = 2
+    magnitude: float = 10.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "num_layers", "magnitude")
+        if self.magnitude > MAX_MAGNITUDE:
+            raise UserError(f"RandAugment: magnitude = {self.magnitude} must be at most {MAX_MAGNITUDE:g}")
+
+    def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
+        """Returns a changed image; always draws two numbers per layer from the generator."""
+        from lit_het.data_pipelines.images.rand_augment import rand_augment
+
+        return rand_augment(self, image, generator)

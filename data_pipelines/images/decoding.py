@@ -17,7 +17,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
 
 import cv2
 import numpy as np
@@ -51,16 +50,8 @@ from lit_het.data_pipelines.images.repair import (
     repaired_png,
     without_padding,
 )
+from lit_het.data_pipelines.images.transforms import Box, Filter, Transparency, whole
 from lit_het.data_pipelines.shards.memory import DECODING
-
-Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
-
-Transparency: TypeAlias = Literal["white", "dropped"]
-"""What becomes of transparent pixels: they lie over white, or show the colour that transparency hides, as in Pillow's
-``convert("RGB")`` and TensorFlow's three channels."""
-
-Box: TypeAlias = tuple[float, float, float, float]
-"""A part of an image in its pixels: left, top, right, bottom."""
 
 UNKNOWN_WHITE = "levels whose white is not known"
 """The cause of images of 32 bits per channel."""
@@ -84,11 +75,6 @@ _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resam
 
 # OpenCV's threads would compete with the loader's for the same cores.
 cv2.setNumThreads(0)
-
-
-def whole(height: int, width: int) -> Box:
-    """Returns the box of the whole image."""
-    return 0.0, 0.0, float(width), float(height)
 
 
 def decode(

@@ -1,6 +1,5 @@
 """RandAugment: a few of 14 operations, drawn for every image (Cubuk et al. 2020)."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,11 +9,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.data_pipelines.images.augment import RandAugment
 
 FULL_MAGNITUDE = 10.0
 """The magnitude at which operations reach the ends of AutoAugment's ranges."""
-MAX_MAGNITUDE = 20.0  # at which posterize leaves no bit
 _GREY = (128, 128, 128)
 _LEVELS = np.arange(256)
 _LUMA = np.array([[299, 587, 114]]) / 1000  # ITU-R 601-2, as Pillow's mode L
@@ -25,38 +23,15 @@ _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13  # Pillow's SMOOTH
 _Change: TypeAlias = Callable[[np.ndarray, float], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class RandAugment:
-    """Applies some operations, drawn with replacement from the 14 of the paper, all at one magnitude.
-
-    Ranges are AutoAugment's (Cubuk et al. 2019, Table 6), reached at magnitude 10: shears of 0.3, shifts of 150/331 of
-    a side and rotations of 30 degrees in either direction, with grey borders; colour, contrast, brightness and
-    sharpness times 1 - 0.9 or 1 + 0.9; posterize to 4 bits; solarize all levels. A larger magnitude always changes
-    more, as in torchvision; in the original code posterize and solarize then change less.
-
-    Attributes:
-        num_layers: operations per image, the paper's N.
-        magnitude: the paper's M, from 0 to 20; above 10 the ranges are extended proportionally.
-
-    Raises:
-        UserError: a negative number of layers, or a magnitude out of range.
-    """
-
-    num_layers: int = 2
-    magnitude: float = 10.0
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "num_layers", "magnitude")
-        if self.magnitude > MAX_MAGNITUDE:
-            raise UserError(f"RandAugment: magnitude = {self.magnitude} must be at most {MAX_MAGNITUDE:g}")
-
-    def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns a changed image; always draws two numbers per layer from the generator."""
-        for choice, sign in generator.random((self.num_layers, 2)).tolist():
-            change = CHANGES[int(choice * len(CHANGES))]
-            amount = self.magnitude / FULL_MAGNITUDE
-            image = change(image, amount if sign < 0.5 else -amount)
-        return image
+def rand_augment(
+    config: RandAugment, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator
+) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns a changed image; always draws two numbers per layer from the generator."""
+    for choice, sign in generator.random((config.num_layers, 2)).tolist():
+        change = CHANGES[int(choice * len(CHANGES))]
+        amount = config.magnitude / FULL_MAGNITUDE
+        image = change(image, amount if sign < 0.5 else -amount)
+    return image
 
 
 def identity(image: np.ndarray, amount: float) -> np.ndarray:

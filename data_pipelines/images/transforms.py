@@ -9,10 +9,17 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import UInt8
 
-from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
-from lit_het.data_pipelines.images.decoding import Box, Filter, Transparency, decode, resize, whole
-from lit_het.data_pipelines.images.rand_augment import RandAugment
+from lit_het.data_pipelines.images.augment import HorizontalFlip, RandAugment, RandomAffine
 from lit_het.errors import UserError, require_choice
+
+Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
+
+Transparency: TypeAlias = Literal["white", "dropped"]
+"""What becomes of transparent pixels: they lie over white, or show the colour that transparency hides, as in Pillow's
+``convert("RGB")`` and TensorFlow's three channels."""
+
+Box: TypeAlias = tuple[float, float, float, float]
+"""A part of an image in its pixels: left, top, right, bottom."""
 
 _MAX_TRIES = 10
 _ASPECT_RATIOS = 3 / 4, 4 / 3  # width over height
@@ -53,10 +60,15 @@ class Preprocessing:
         self, data: bytes, size: int, choose_box: Callable[[int, int], Box]
     ) -> UInt8[np.ndarray, "size size 3"]:
         """Decodes a part of an image to RGB, as in training; raises as `decode` does."""
+        # With the first image, as it loads libraries that a configuration does not need.
+        from lit_het.data_pipelines.images.decoding import decode
+
         return decode(data, size, choose_box, self.filter, transparency=self.transparency)
 
     def apply_to_pixels(self, pixels: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "size size 3"]:
         """Resizes an image that is already decoded, with the result that `apply` has for a PNG of it."""
+        from lit_het.data_pipelines.images.decoding import resize
+
         return resize(pixels, size, self.filter, self._box(size)(*pixels.shape[:2]))
 
     def shorter_side(self, size: int) -> int:
@@ -184,3 +196,8 @@ class Training:
         for augmentation in self.augmentations:
             pixels = augmentation.apply(pixels, generator)
         return pixels
+
+
+def whole(height: int, width: int) -> Box:
+    """Returns the box of the whole image."""
+    return 0.0, 0.0, float(width), float(height)

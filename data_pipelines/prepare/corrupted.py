@@ -12,7 +12,7 @@ from lit_het.data_pipelines.images.corruptions import CORRUPTIONS, corrupt
 from lit_het.data_pipelines.images.decoding import BrokenImage, decode_whole, encode_jpeg
 from lit_het.data_pipelines.labels import SOFT_LABELS
 from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.shards.writing import IMAGE
@@ -81,9 +81,9 @@ class CleanShards:
 def copy_names(shard: str, output: Path) -> None:
     """Copies class names and prompts from the folder of a shard, or its parent, to a new folder."""
     output.mkdir(parents=True, exist_ok=True)
-    folder = storage.parent(shard)
+    folder = urls.parent(shard)
     for name in _BESIDE_SHARDS:
-        for place in (f"{folder}/{name}", f"{storage.parent(folder)}/{name}"):
+        for place in (f"{folder}/{name}", f"{urls.parent(folder)}/{name}"):
             if storage.exists(place):
                 try:
                     text = storage.read_whole(place).decode("utf-8")

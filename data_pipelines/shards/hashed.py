@@ -9,7 +9,8 @@ from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.portions import Marked, Portion
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
-from lit_het.data_pipelines.texts.captions import TextPlace, captions_in
+from lit_het.data_pipelines.texts.captions import captions_in
+from lit_het.data_pipelines.texts.captions_config import TextPlace
 
 _CAPTIONS_PER_READ = 1024
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_het.data_pipelines.shards import seals, storage
+from lit_het.data_pipelines.shards import seals, storage, urls
 from lit_het.data_pipelines.shards.scan import scan
 from lit_het.data_pipelines.shards.storage import Span, Unreadable
 from lit_het.data_pipelines.shards.tables import MISSING_MEMBER, NO_FILE, Fault, ShardTable, from_bytes, to_bytes
@@ -84,7 +84,7 @@ class ShardIndex:
         self.summaries: list[ShardSummary] = []
         summary = functools.partial(summarize, attach=attach)
         # Requests to a store overlap; scanning a local shard is bound by the processor.
-        is_remote = any(map(storage.is_remote, map(str, addresses)))
+        is_remote = any(map(urls.is_remote, map(str, addresses)))
         self._pool = ThreadPoolExecutor(storage.MAX_REQUESTS) if is_remote else None
         for result in (self._pool.map if self._pool else map)(summary, map(str, addresses), self._required):
             self.summaries.append(result)
@@ -223,7 +223,7 @@ def index_shard(address: str | Path) -> ShardTable:
         except seals.ForeignKey:
             if place == beside:
                 places.remove(beside)
-                _warn_of_foreign_indexes(storage.parent(address))
+                _warn_of_foreign_indexes(urls.parent(address))
         except (OSError, Malformed):
             continue  # an index is only a cache: the scan replaces a missing or damaged one
     try:
@@ -274,7 +274,7 @@ def summarize(
 
 
 def _cached_path(address: str) -> str:
-    name = hashlib.sha256(storage.absolute(address).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    name = hashlib.sha256(urls.absolute(address).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     return str(cache_folder("indexes") / f"{name}.npz")
 
 

@@ -36,10 +36,12 @@ from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.hashed import marked
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.order import Chosen, HeldOut, Mixed, Order, Sequential, Shuffled, WindowShuffled
-from lit_het.data_pipelines.shards.portions import Concatenated, Marked, Portion, common_shards, without
-from lit_het.data_pipelines.shards.storage import Unreadable, absolute
+from lit_het.data_pipelines.shards.portions import Concatenated, Marked, Portion, without
+from lit_het.data_pipelines.shards.storage import Unreadable
 from lit_het.data_pipelines.shards.tables import ShardTable
-from lit_het.data_pipelines.texts.captions import member_of
+from lit_het.data_pipelines.shards.urls import absolute
+from lit_het.data_pipelines.shards.writing import common_shards
+from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError, counted
 from lit_het.tasks.held_out import group
 from lit_het.types import Batch

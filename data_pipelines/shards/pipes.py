@@ -6,7 +6,8 @@ import select
 import signal
 import subprocess
 
-from lit_het.data_pipelines.shards.storage import PIPE, Unreadable
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.shards.urls import PIPE
 
 # Seconds without output after which a command counts as stuck.
 PATIENCE = 300.0

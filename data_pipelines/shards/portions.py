@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from jaxtyping import Bool
 
-from lit_het.data_pipelines.shards.storage import canonical
 from lit_het.errors import FieldError, require_choice
 
 Rule: TypeAlias = Literal["order", "sample", "key", "caption"]
@@ -161,11 +160,3 @@ class Concatenated(Sequence[int]):
                 chosen = part.marks[common.start - part.start :][: len(common)] if isinstance(part, Marked) else True
                 found[common.start - numbers.start :][: len(common)] = chosen
         return found
-
-
-def common_shards(shards: Sequence[str], portion: Portion, others: Sequence[str], other_portion: Portion) -> list[str]:
-    """Returns the shards, however their paths are written, of which two portions may have samples in common."""
-    files, other_files = ({*map(canonical, some)} for some in (shards, others))
-    # Portions of different lists of shards are of different samples, and may have some in common.
-    apart = files == other_files and not portion.overlaps(other_portion)
-    return [] if apart else sorted(files & other_files)

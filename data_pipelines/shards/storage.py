@@ -2,7 +2,6 @@
 
 import functools
 import os
-import posixpath
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lit_het.data_pipelines.shards import stores
 from lit_het.data_pipelines.shards.stores import PERMANENT_ERRORS, reason, with_retries
+from lit_het.data_pipelines.shards.urls import is_pipe, is_remote
 from lit_het.data_pipelines.shards.watchdog import reading
 from lit_het.errors import UserError
 from lit_het.files import completed
@@ -21,7 +21,6 @@ from lit_het.untrusted import read_bytes
 MAX_TEXT_BYTES = 2**26
 """The largest accepted text file, such as class names and lists of shards: 64 MiB."""
 
-PIPE = "pipe:"
 MAX_REQUESTS = 16  # to a store, concurrently
 _MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
 
@@ -63,21 +62,6 @@ def content_or_raise(content: bytes | Unreadable) -> bytes:
     if isinstance(content, Unreadable):
         raise content
     return content
-
-
-def is_pipe(address: str) -> bool:
-    """Returns whether an address is a shell command whose output is a shard, such as ``pipe:zcat file``."""
-    return address.startswith(PIPE)
-
-
-def shortened(address: str) -> str:
-    """Returns an address in quotes, truncated to 80 characters."""
-    return repr(address if len(address) <= 80 else f"{address[:80]}...")
-
-
-def is_remote(address: str) -> bool:
-    """Returns whether an address is for fsspec, such as ``gs://bucket/file``, rather than a local path."""
-    return "://" in address and not is_pipe(address)
 
 
 filesystem = functools.lru_cache(maxsize=2**16)(stores.filesystem)
@@ -198,24 +182,6 @@ def exists(address: str) -> bool:
         return with_retries(lambda: files.isfile(path))
     except OSError as error:
         raise UserError(f"{address}: the store does not answer ({reason(error)}); start again") from error
-
-
-def parent(address: str) -> str:
-    """Returns the folder of a file."""
-    return address.rpartition("/")[0] if is_remote(address) else str(Path(address).parent)
-
-
-def absolute(address: str) -> str:
-    """Returns the absolute form of an address."""
-    return address if is_remote(address) else str(Path(address).resolve())
-
-
-def canonical(address: str) -> str:
-    """Returns the one spelling of an address, or a command as it is, to compare with others."""
-    if not is_remote(address):
-        return address if is_pipe(address) else absolute(address)
-    scheme, _, path = address.partition("://")
-    return f"{scheme}://{posixpath.normpath(path)}"
 
 
 class _RetriedFile:

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from lit_het.data_pipelines.batches import RawSample, Tokenizer, batch_maker, input_of, rows_per_process
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import urls
 from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.pipes import Pipe
 from lit_het.data_pipelines.shards.scan import DAMAGED, EMPTY, NO_TAR, REPEATED, returning
@@ -234,7 +234,7 @@ class _ShardReader:
 
     @contextlib.contextmanager
     def _opened(self, address: str) -> Iterator[SequentialFile | Pipe]:
-        if not storage.is_pipe(address):
+        if not urls.is_pipe(address):
             with contextlib.closing(SequentialFile(address)) as file:
                 yield file
             return

@@ -1,7 +1,6 @@
 """Suspect samples that training leaves out, or weights less: the first rows of a table of ``lit-het data score``."""
 
 import csv
-import dataclasses
 import io
 import math
 from collections import Counter, defaultdict
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_het.data_pipelines.labels import MAX_TEXT_BYTES
-from lit_het.errors import FieldError, UserError
+from lit_het.data_pipelines.shards.suspects_config import Suspects
+from lit_het.errors import UserError
 from lit_het.files import text_of
 from lit_het.untrusted import open_regular
 
@@ -35,65 +35,38 @@ class ScoreTable(NamedTuple):
     counts: Mapping[str, int]
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspects:
-    """The most suspect samples of a table that ``lit-het data score`` wrote for the training shards.
+def read(config: Suspects) -> ScoreTable:
+    """Returns what `Suspects.read` does."""
+    rows = _rows(config.table)
+    if not rows or not all(isinstance(value, str) for row in rows for value in row):
+        raise UserError(f"{config.table} has rows without a shard and a key; write it with lit-het data score")
+    keys = defaultdict[str, set[str]](set)
+    # Exact decimal arithmetic, as for portions: as floats, 7 % of 100 rows would be more than 7.
+    for shard, key in rows[: math.ceil(Fraction(str(config.fraction)) * len(rows))]:
+        keys[shard].add(key)
+    counts = Counter(shard for shard, _ in rows)
+    return ScoreTable({shard: frozenset(found) for shard, found in keys.items()}, counts)
 
-    Attributes:
-        table: the .csv or .parquet file, with a row per sample and the most suspect first.
-        fraction: of its rows, from the first on, that are suspects.
-        weight: of a suspect in the mean loss, where all others have the weight 1; 0 leaves suspects out of training.
 
-    Raises:
-        UserError: the fraction is not between 0 and 1, or the weight not at least 0 and below 1.
-    """
+def _rows(table: Path) -> list[tuple[Any, Any]]:
+    try:
+        if table.suffix == ".parquet":
+            columns = _read_parquet(table)
+            return list(zip(columns[_SHARD], columns[_KEY], strict=True))
+        with open_regular(table) as file:
+            reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+            return [(text_of(row[_SHARD]), text_of(row[_KEY])) for row in _complete(table, reader)]
+    except KeyError as error:
+        raise UserError(f"{table} has no column {error}; take a table of lit-het data score") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{table} cannot be read ({error}); write it with lit-het data score") from error
 
-    table: Path
-    fraction: float = 0.05
-    weight: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise FieldError(self, "fraction", f"{self.fraction} must be between 0 and 1; 0.05 takes 5 %")
-        if not 0 <= self.weight < 1:
-            raise FieldError(self, "weight", f"{self.weight} must be below 1 and at least 0, which leaves samples out")
-
-    def read(self) -> ScoreTable:
-        """Returns the suspects and the number of rows of each shard.
-
-        Raises:
-            UserError: the table cannot be read, has other columns, or ends within a row.
-        """
-        rows = self._rows()
-        if not rows or not all(isinstance(value, str) for row in rows for value in row):
-            raise UserError(f"{self.table} has rows without a shard and a key; write it with lit-het data score")
-        keys = defaultdict[str, set[str]](set)
-        # Exact decimal arithmetic, as for portions: as floats, 7 % of 100 rows would be more than 7.
-        for shard, key in rows[: math.ceil(Fraction(str(self.fraction)) * len(rows))]:
-            keys[shard].add(key)
-        counts = Counter(shard for shard, _ in rows)
-        return ScoreTable({shard: frozenset(found) for shard, found in keys.items()}, counts)
-
-    def _rows(self) -> list[tuple[Any, Any]]:
-        try:
-            if self.table.suffix == ".parquet":
-                columns = _read_parquet(self.table)
-                return list(zip(columns[_SHARD], columns[_KEY], strict=True))
-            with open_regular(self.table) as file:
-                reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-                return [(text_of(row[_SHARD]), text_of(row[_KEY])) for row in self._complete(reader)]
-        except KeyError as error:
-            raise UserError(f"{self.table} has no column {error}; take a table of lit-het data score") from error
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self.table} cannot be read ({error}); write it with lit-het data score") from error
-
-    def _complete(self, reader: "csv.DictReader[str]") -> Iterator[Mapping[str, str]]:
-        for row in reader:
-            if None in row.values():
-                raise UserError(
-                    f"{self.table} is cut short in line {reader.line_num}; write it again with lit-het data score"
-                )
-            yield row
+def _complete(table: Path, reader: "csv.DictReader[str]") -> Iterator[Mapping[str, str]]:
+    for row in reader:
+        if None in row.values():
+            raise UserError(f"{table} is cut short in line {reader.line_num}; write it again with lit-het data score")
+        yield row
 
 
 def _read_parquet(path: Path) -> Mapping[str, list[Any]]:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
 
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.data_pipelines.shards.tars import is_hidden
 from lit_het.errors import UserError, counted
 
@@ -183,7 +184,7 @@ def _expand_one(pattern: str, lists: _Lists) -> list[str]:
     # Before braces are expanded, because the name of a file may contain them.
     if os.path.isfile(pattern):
         return _listed(pattern, lists) if pattern.endswith(".txt") else [pattern]
-    if storage.is_pipe(pattern):
+    if urls.is_pipe(pattern):
         return _alternatives(pattern)
     return [address for alternative in _alternatives(pattern) for address in _matches(alternative, lists)]
 
@@ -194,7 +195,7 @@ def _alternatives(pattern: str) -> list[str]:
     is_long = pattern.count("{") > MAX_BRACES or any(length >= MAX_ALTERNATIVES for length in lengths)
     try:
         # Backslashes in a command are for the shell.
-        found = [] if is_long else braceexpand(pattern, escape=not storage.is_pipe(pattern))
+        found = [] if is_long else braceexpand(pattern, escape=not urls.is_pipe(pattern))
         alternatives = list(itertools.islice(found, MAX_ALTERNATIVES + 1))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{pattern}: {error}; close every brace") from error
@@ -212,10 +213,10 @@ def _listed(address: str, lists: _Lists) -> list[str]:
     for number, line in enumerate(storage.text_lines(address), 1):
         if not line or line.startswith("#"):
             continue
-        if storage.is_pipe(line) and not lists.allow_commands:
+        if urls.is_pipe(line) and not lists.allow_commands:
             raise UserError(
-                f"{address}:{number}: {storage.shortened(line)} is a shell command, which a list may contain only with "
-                "lit-het train --allow-commands; read the list first"
+                f"{address}:{number}: {urls.shortened(line)} is a shell command, which a list may contain only "
+                "with lit-het train --allow-commands; read the list first"
             )
         try:
             found += _expand_one(line, inner)
@@ -229,7 +230,7 @@ def _listed(address: str, lists: _Lists) -> list[str]:
 def _matches(pattern: str, lists: _Lists) -> list[str]:
     if pattern.endswith(".txt") and not glob.has_magic(pattern):
         return _listed(pattern, lists)
-    if storage.is_remote(pattern):
+    if urls.is_remote(pattern):
         if pattern.endswith(".tar") and not glob.has_magic(pattern):
             return [pattern]  # not checked: it would take one request per shard
         found = matching(pattern) if glob.has_magic(pattern) else _in_folder(matching(f"{pattern.rstrip('/')}/*"), [])
@@ -240,7 +241,7 @@ def _matches(pattern: str, lists: _Lists) -> list[str]:
     if not found:
         raise UserError(f"{pattern}: no tar file matches; check the path of the shards")
     # The name of a file must not run as a command.
-    return [f"./{address}" if storage.is_pipe(address) else address for address in found]
+    return [f"./{address}" if urls.is_pipe(address) else address for address in found]
 
 
 def _in_folder(files: Sequence[str], below: Sequence[str]) -> list[str]:
@@ -250,7 +251,7 @@ def _in_folder(files: Sequence[str], below: Sequence[str]) -> list[str]:
     ignored = {address for address in visible if _ARCHIVE.search(address)}.difference(shards)
     ignored.update(address for address in below if not is_hidden("/".join(address.split("/")[-2:])))
     if shards and ignored:
-        _warn_of_ignored(storage.parent(shards[0]), len(ignored), min(ignored))
+        _warn_of_ignored(urls.parent(shards[0]), len(ignored), min(ignored))
     return shards
 
 
@@ -267,7 +268,7 @@ def matching(pattern: str) -> list[str]:
     Raises:
         UserError: the store does not answer.
     """
-    if not storage.is_remote(pattern):
+    if not urls.is_remote(pattern):
         return glob.glob(pattern, recursive=True)
     files, path = storage.filesystem(pattern)
     try:
@@ -278,3 +279,11 @@ def matching(pattern: str) -> list[str]:
     takes_hidden = pattern.rpartition("/")[2].startswith(".")
     visible = [name for name in found if takes_hidden or not name.rpartition("/")[2].startswith(".")]
     return [files.unstrip_protocol(name) for name in visible]
+
+
+def common_shards(shards: Sequence[str], portion: Portion, others: Sequence[str], other_portion: Portion) -> list[str]:
+    """Returns the shards, however their paths are written, of which two portions may have samples in common."""
+    files, other_files = ({*map(urls.canonical, some)} for some in (shards, others))
+    # Portions of different lists of shards are of different samples, and may have some in common.
+    apart = files == other_files and not portion.overlaps(other_portion)
+    return [] if apart else sorted(files & other_files)

@@ -1,26 +1,18 @@
 """Texts of a sample: captions, which are the lines of a text or those of a JSON member, answers, or translations."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.texts.captions_config import QUESTION, CaptionUnit, TextPlace, member_of
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json
 
 Tokenizer = Callable[[list[str]], np.ndarray]
-CaptionUnit = Literal["line", "text"]
-QUESTION = "{question}"
-"""Stands for the question in a prompt."""
-
-
-def member_of(place: str) -> str:
-    """Returns the member that holds captions: ``json`` of the place ``json/caption``."""
-    return place.partition("/")[0]
 
 
 def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
@@ -94,53 +86,25 @@ def questions_in(text: str, place: str) -> list[Question]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class TextPlace:
-    """Where the texts of a data set are, and what a decoder is given before them.
-
-    Attributes:
-        place: the member, or a field in it, as in `captions_in`; a decoder also reads ``questions`` of a JSON object.
-        unit: see `captions_in`.
-        prompt: see `lit_het.data_pipelines.data_config.LoaderConfig`.
-    """
-
-    place: str = "txt"
-    unit: CaptionUnit = "line"
-    prompt: str | None = None
-
-    @property
-    def member(self) -> str:
-        """The member that holds the texts."""
-        return member_of(self.place)
-
-    @property
-    def has_questions(self) -> bool:
-        """Whether the texts are answers to questions, for a decoder."""
-        return self.place.endswith("/questions")
-
-    def read(self, content: bytes) -> "list[Text]":
-        """Returns the texts in a member: its captions, or the answers to each of its questions.
-
-        Raises:
-            Unreadable: as `captions_in`, or no question has an answer.
-        """
-        text = text_of(content)
-        if self.prompt is None or not self.has_questions:
-            return [Text(self.prompt or "", caption) for caption in captions_in(text, self.place, self.unit)]
-        found = []
-        for question, answers, _ in questions_in(text, self.place):
-            prompt = self.prompt.replace(QUESTION, question)
-            found += [Text(prompt, answer) for answer in answers if answer]
-        if not found:
-            raise Unreadable("no answer", "none of its questions has one")
-        return found
-
-
 class Text(NamedTuple):
     """A text to learn, and what a decoder is given before it."""
 
     prompt: str
     text: str
+
+
+def texts_in(place: TextPlace, content: bytes) -> list[Text]:
+    """Returns what `TextPlace.read` does."""
+    text = text_of(content)
+    if place.prompt is None or not place.has_questions:
+        return [Text(place.prompt or "", caption) for caption in captions_in(text, place.place, place.unit)]
+    found = []
+    for question, answers, _ in questions_in(text, place.place):
+        prompt = place.prompt.replace(QUESTION, question)
+        found += [Text(prompt, answer) for answer in answers if answer]
+    if not found:
+        raise Unreadable("no answer", "none of its questions has one")
+    return found
 
 
 @runtime_checkable

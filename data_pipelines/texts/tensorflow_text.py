@@ -1,11 +1,8 @@
 """BERT's WordPiece tokenizer by TensorFlow Text; the only module that imports TensorFlow, and only on first use."""
 
-import contextlib
-import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,37 +11,6 @@ from jaxtyping import Int32
 from lit_het.data_pipelines.texts import tokenizer_files
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorFlowTextConfig:
-    """A ``vocab.txt`` of BERT, read by TensorFlow Text, which LiT's published BERT towers were trained with.
-
-    Attributes:
-        model: the file, one word piece per line.
-        length: tokens per caption, control tokens included.
-        lowercase: fold case and remove accents first; False for a cased vocabulary.
-        end_token: end captions with ``[SEP]``; LiT's own towers were trained without it.
-        padding_id: None uses ``[PAD]``.
-    """
-
-    model: Path
-    length: int = 16
-    lowercase: bool = True
-    end_token: bool = True
-    padding_id: int | None = None
-
-    def build(self) -> "TensorFlowTextTokenizer":
-        """Reads the file.
-
-        Raises:
-            UserError: it is missing or not a vocabulary of BERT, or TensorFlow Text is not installed.
-        """
-        model_bytes = tokenizer_files.read(self.model)
-        try:
-            return TensorFlowTextTokenizer(model_bytes, self.length, self.lowercase, self.end_token, self.padding_id)
-        except UserError as error:
-            raise UserError(f"{self.model}: {error}") from error
 
 
 class TensorFlowTextTokenizer:
@@ -150,7 +116,7 @@ def load_tensorflow() -> tuple[Any, Any]:
     """Imports TensorFlow, without accelerators, and TensorFlow Text."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with silenced_stderr():
+        with tokenizer_files.silenced_stderr():
             import tensorflow as tf  # pyright: ignore[reportMissingImports]
             import tensorflow_text as tf_text  # pyright: ignore[reportMissingImports]
 
@@ -159,16 +125,3 @@ def load_tensorflow() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(f"needs TensorFlow Text ({error}); pip install 'lit-het[tf-text]'") from error
     return tf, tf_text
-
-
-@contextlib.contextmanager
-def silenced_stderr() -> Iterator[None]:
-    """Silences libraries that print before their log level can be set, or that have no log level."""
-    saved = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

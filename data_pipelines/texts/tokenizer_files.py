@@ -5,9 +5,11 @@ below all of them.
 """
 
 import base64
+import contextlib
 import json
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +306,16 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_TOKEN_CHARACTERS:
         raise Malformed(f"{value!r:.50} is not a text of at most {MAX_TOKEN_CHARACTERS:,} characters")
     return value
+
+
+@contextlib.contextmanager
+def silenced_stderr() -> Iterator[None]:
+    """Silences libraries that print before their log level can be set, or that have no log level."""
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -1,14 +1,12 @@
 """Captions to token ids: SentencePiece (trained in memory or from a file), Hugging Face, TensorFlow Text."""
 
 import contextlib
-import dataclasses
 import io
 import os
 import string
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import sentencepiece
@@ -17,7 +15,8 @@ from jaxtyping import Bool, Int32
 
 from lit_het.data_pipelines.labels import MAX_TEXT_BYTES
 from lit_het.data_pipelines.texts import tokenizer_files
-from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig, silenced_stderr
+from lit_het.data_pipelines.texts.tokenizers_config import HuggingFaceTokenizerConfig as HuggingFaceTokenizerConfig
+from lit_het.data_pipelines.texts.tokenizers_config import SentencePieceConfig as SentencePieceConfig
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
@@ -93,46 +92,6 @@ def train_sentencepiece(
         why = f"({' '.join(str(error).split())})"
         raise UserError(f"a vocabulary of {vocabulary_size} pieces cannot be trained {why}; change its size") from error
     return model.getvalue()
-
-
-@dataclasses.dataclass(frozen=True)
-class SentencePieceConfig:
-    """A SentencePiece model in a file.
-
-    Attributes:
-        model: the ``.model`` file.
-        length: tokens per caption, the end token included.
-        lowercase: lowercase captions first, if the model was trained so.
-        padding_id: None uses the model's own; SigLIP pads with its end token, 1.
-        remove_punctuation: drop ASCII punctuation and join white space first, as Hugging Face's SigLIP does.
-        split_underscores: make spaces of underscores before that, as open_clip's ``canonicalize`` does.
-    """
-
-    model: Path
-    length: int = 16
-    lowercase: bool = True
-    padding_id: int | None = None
-    remove_punctuation: bool = False
-    split_underscores: bool = False
-
-    def build(self) -> "SentencePieceTokenizer":
-        """Reads the model.
-
-        Raises:
-            UserError: the file is missing, or is not a SentencePiece model with an end token and padding.
-        """
-        model_bytes = tokenizer_files.read(self.model)
-        try:
-            return SentencePieceTokenizer(
-                model_bytes,
-                self.length,
-                self.lowercase,
-                self.padding_id,
-                self.remove_punctuation,
-                self.split_underscores,
-            )
-        except UserError as error:
-            raise UserError(f"{self.model}: {error}") from error
 
 
 class SentencePieceTokenizer:
@@ -268,34 +227,6 @@ class SentencePieceTokenizer:
         return [self._processor.DecodeIds([int(i) for i in row if i != self.padding_id]) for row in ids]
 
 
-@dataclasses.dataclass(frozen=True)
-class HuggingFaceTokenizerConfig:
-    """A ``tokenizer.json`` of Hugging Face: BERT's WordPiece, CLIP's byte-pair encoding and others.
-
-    Attributes:
-        model: the file, or CLIP's ``vocab.json`` with its ``merges.txt`` beside it.
-        length: tokens per caption, control tokens included.
-        padding_id: None uses the padding that the file configures, or its token ``[PAD]`` or ``<pad>``, or
-            CLIP's end token.
-    """
-
-    model: Path
-    length: int = 16
-    padding_id: int | None = None
-
-    def build(self) -> "HuggingFaceTokenizer":
-        """Reads the file.
-
-        Raises:
-            UserError: it is missing, not a tokenizer, or has no padding token.
-        """
-        model_bytes = tokenizer_files.read_hugging_face(self.model)
-        try:
-            return HuggingFaceTokenizer(model_bytes, self.length, self.padding_id)
-        except UserError as error:
-            raise UserError(f"{self.model}: {error}") from error
-
-
 class HuggingFaceTokenizer:
     """Turns captions into token ids with the file's normalisation and control tokens; truncation keeps the latter.
 
@@ -309,7 +240,7 @@ class HuggingFaceTokenizer:
     """
 
     def __init__(self, model_bytes: bytes, length: int, padding_id: int | None = None):
-        with _one_line_errors("is not a tokenizer.json"), silenced_stderr():
+        with _one_line_errors("is not a tokenizer.json"), tokenizer_files.silenced_stderr():
             tokenizer_files.check_hugging_face(model_bytes)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(model_bytes)
             control = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -321,7 +252,7 @@ class HuggingFaceTokenizer:
         token = self._tokenizer.id_to_token(self.padding_id)
         if token is None:
             raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
-        with silenced_stderr():
+        with tokenizer_files.silenced_stderr():
             self._tokenizer.enable_truncation(length)
             self._tokenizer.enable_padding(length=length, pad_id=self.padding_id, pad_token=token)
             self._check_speed()
@@ -394,6 +325,3 @@ def _one_line_errors(what: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{what} ({reason}); use the one that comes with the model's weights") from error
-
-
-TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig | TensorFlowTextConfig

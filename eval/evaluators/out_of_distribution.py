@@ -16,7 +16,8 @@ from lit_het.eval.metrics.out_of_distribution import (
 )
 from lit_het.eval.metrics.uncertainty import sampled
 from lit_het.eval.predictions import Predictions, num_members, predict
-from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.folders import parse_set
 from lit_het.eval.sets.open_sets import OpenSet, Sets
 from lit_het.eval.sets.recognition import Recognition
 from lit_het.types import EvaluatedModel

@@ -7,11 +7,13 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.console import message
-from lit_het.data_pipelines.texts.captions import Question, member_of, questions_in
+from lit_het.data_pipelines.texts.captions import Question, questions_in
+from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError, counted
+from lit_het.eval.decoder_suite import AnswerFigure
 from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, least_tokens, writer_of
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.metrics.answers import AnswerFigure, anls, exact_match, vqa_accuracy
+from lit_het.eval.metrics.answers import anls, exact_match, vqa_accuracy
 from lit_het.eval.metrics.significance import standard_error
 from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.texts import GenerationConfig, TextWriter, Written

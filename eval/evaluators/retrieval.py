@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lit_het.console import Bar
-from lit_het.data_pipelines.texts.captions import CaptionUnit, captions_in, member_of
+from lit_het.data_pipelines.texts.captions import captions_in
+from lit_het.data_pipelines.texts.captions_config import CaptionUnit, member_of
 from lit_het.errors import UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation

@@ -8,15 +8,16 @@ import numpy as np
 
 from lit_het.console import message
 from lit_het.data_pipelines.images.corruptions import EXTRA
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.writing import matching
 from lit_het.errors import UserError, counted
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.metrics import scores
 from lit_het.eval.metrics.calibration import scaled
 from lit_het.eval.predictions import Predictions
+from lit_het.eval.sets import CLASS_NAMES_FILE
 from lit_het.eval.sets.open_sets import OpenSet, Sets
-from lit_het.eval.sets.prompts import CLASS_NAMES_FILE, read_classnames
+from lit_het.eval.sets.prompts import read_classnames
 from lit_het.eval.sets.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
@@ -81,12 +82,12 @@ def open_copies(folder: str, clean: OpenSet, sets: Sets) -> dict[str, OpenSet]:
     places = _severities(folder)
     if not places:
         raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")
-    for place in (folder, *dict.fromkeys(map(storage.parent, places.values()))):
+    for place in (folder, *dict.fromkeys(map(urls.parent, places.values()))):
         _check_names(place, clean)
     copies = {}
     for part, place in places.items():
         # Copies have the class names of the clean set, even in another folder.
-        name, split = f"{clean.config.name} {part}", storage.absolute(place)
+        name, split = f"{clean.config.name} {part}", urls.absolute(place)
         copies[part] = sets.open(dataclasses.replace(clean.config, name=name, split=split, embeddings=None))
     _report_missing(copies, clean)
     return copies
@@ -112,7 +113,7 @@ def _some(names: list[str]) -> str:
 def _severities(folder: str) -> Mapping[str, str]:
     """Returns the folders of shards two levels below, in order, by ``<corruption>/<severity>``."""
     shards = matching(f"{glob.escape(folder.rstrip('/'))}/*/*/*.tar")
-    return {"/".join(place.split("/")[-2:]): place for place in sorted(set(map(storage.parent, shards)))}
+    return {"/".join(place.split("/")[-2:]): place for place in sorted(set(map(urls.parent, shards)))}
 
 
 def _check_names(place: str, clean: OpenSet) -> None:

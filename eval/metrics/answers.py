@@ -2,14 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from lit_het.errors import UserError
-
-AnswerFigure = Literal["vqa_accuracy", "exact_match", "anls"]
 
 _TO_TEN = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NUMBERS = {word: str(number) for number, word in enumerate(_TO_TEN)} | {"none": "0"}

@@ -2,16 +2,20 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
 
 import tyro
 
-from lit_het.data_pipelines.shards import storage
-from lit_het.data_pipelines.shards.portions import ALL, Portion, common_shards
-from lit_het.data_pipelines.shards.writing import expand
+from lit_het.data_pipelines.shards import urls
+from lit_het.data_pipelines.shards.portions import ALL, Portion
 from lit_het.errors import UserError, require_at_least
-from lit_het.eval.sets.prompts import CLASS_NAMES_FILE, WORDS_FILE
-from lit_het.paths import named_folder
+
+CLASS_NAMES_FILE = "classnames.txt"
+
+# The class names where labels are the words of captions.
+WORDS_FILE = "words.txt"
+
+# Selects the templates in the folder of the set.
+SET_PROMPTS = "set"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,22 +74,11 @@ class ImageSet:
     @property
     def shards(self) -> str:
         """The folder of shards: in the set's directory, unless the split is a URL or an absolute path."""
-        if storage.is_remote(self.split) or os.path.isabs(self.split):
+        if urls.is_remote(self.split) or os.path.isabs(self.split):
             return self.split
-        if storage.is_remote(self.directory):
+        if urls.is_remote(self.directory):
             return self.directory if self.split == "." else f"{self.directory}/{self.split}"
         return os.path.normpath(f"{self.directory}/{self.split}")
-
-    def overlaps(self, shards: Sequence[str], portion: Portion) -> bool:
-        """Returns whether the set may have images in common with a portion of shards, by their paths, not contents."""
-        return bool(common_shards(_expanded([self.shards]), self.portion, _expanded(shards), portion))
-
-
-def _expanded(shards: Sequence[str]) -> list[str]:
-    try:
-        return expand(shards)
-    except UserError:  # it is reported where the shards are opened
-        return list(shards)
 
 
 def require_one_label(config: ImageSet) -> None:
@@ -115,46 +108,4 @@ def require_other_split(config: ImageSet, train_split: str) -> None:
 
 def have_same_shards(one: ImageSet, other: ImageSet) -> bool:
     """Returns whether the shards of two sets are in the same folder, also where its path is written differently."""
-    return storage.canonical(one.shards) == storage.canonical(other.shards)
-
-
-def parse_set(argument: str, like: ImageSet) -> ImageSet:
-    """Parses ``NAME=FOLDER`` or ``FOLDER`` into a set; all other fields are those of ``like``.
-
-    The folder contains the class names (if the set is labelled), and either shards or a folder ``like.split`` of
-    shards. Or it contains shards, and its parent the class names. Without NAME, the set has the name of the
-    folder, or of its parent if the folder is ``like.split``.
-
-    Raises:
-        UserError: the folder or its class names are missing, or the name has a slash.
-    """
-    name, folder = named_folder(argument)
-    parent, _, last = folder.rpartition("/")
-    directory, split = folder, "." if _has_shards(folder) else like.split
-    if like.labelled and not storage.exists(f"{folder}/{like.names_file}"):
-        directory, split = parent or ".", last
-        if not storage.exists(f"{directory}/{like.names_file}"):
-            raise UserError(
-                f"no {like.names_file} in {folder} or its parent; write one with one class name per line, "
-                "or take the captions of images as classes, with lit-het zero-shot --captions txt"
-            )
-    if not name:
-        name = parent.rpartition("/")[2] if last == like.split and parent.rpartition("/")[2] else last
-    return dataclasses.replace(like, name=name, directory=directory, split=split)
-
-
-def unlabelled(folder: str, name: str | None = None) -> ImageSet:
-    """Returns a folder or pattern of shards as a set whose class names and labels are not read, called by its folder.
-
-    Args:
-        folder: of shards, or a pattern.
-        name: another name.
-    """
-    return ImageSet(name or folder, folder, split=storage.absolute(folder), labelled=False)
-
-
-def _has_shards(folder: str) -> bool:
-    try:
-        return bool(expand(folder))
-    except UserError:
-        return False
+    return urls.canonical(one.shards) == urls.canonical(other.shards)

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.writing import expand, matching
 from lit_het.errors import UserError
-from lit_het.eval.sets import ImageSet
-from lit_het.eval.sets.prompts import CLASS_NAMES_FILE
+from lit_het.eval.sets import CLASS_NAMES_FILE, ImageSet
 from lit_het.eval.suite import (
     ClassNamesConfig,
     EvaluationConfig,
@@ -209,8 +208,8 @@ def _directories(folder: str) -> list[str]:
     found: set[str] = set()
     for depth in range(1, _DEPTH + 1):
         below = start + "/*" * depth
-        found |= set(map(storage.parent, matching(f"{below}/{CLASS_NAMES_FILE}")))
-        found |= {storage.parent(storage.parent(shard)) for shard in matching(f"{below}/test/*.tar")}
+        found |= set(map(urls.parent, matching(f"{below}/{CLASS_NAMES_FILE}")))
+        found |= {urls.parent(urls.parent(shard)) for shard in matching(f"{below}/test/*.tar")}
     # Class names beside shards, and corrupted copies, belong to the set above.
     return sorted(one for one in found if not _is_inside(one, found - {one}))
 

@@ -19,24 +19,17 @@ from jaxtyping import Float, Int
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.transforms import Preprocessing
-from lit_het.data_pipelines.labels import (
-    SOFT_LABELS,
-    CaptionWords,
-    ClassIndex,
-    LabelsConfig,
-    MultiHot,
-    distribution,
-    text_of,
-)
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.labels import SOFT_LABELS, distribution, text_of
+from lit_het.data_pipelines.labels_config import CaptionWords, ClassIndex, LabelsConfig, MultiHot
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise, read_lines
 from lit_het.data_pipelines.texts.captions import Tokenizer
 from lit_het.errors import MissingText, UserError, counted
 from lit_het.eval.features import Features, ReadingTime, joined, stream_features
-from lit_het.eval.sets import ImageSet
-from lit_het.eval.sets.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_templates
+from lit_het.eval.sets import CLASS_NAMES_FILE, ImageSet
+from lit_het.eval.sets.prompts import TEMPLATES_FILE, read_templates
 from lit_het.types import ImageFeatures
 
 _MEMBERS_PER_READ = 1024
@@ -271,7 +264,7 @@ def _labels(config: ImageSet) -> LabelsConfig | None:
     names = f"{config.directory}/{config.names_file}"
     if config.caption_words:
         # `Path` would take a slash of an address away: at one, the words lie beside the shards or above.
-        return CaptionWords(None if storage.is_remote(names) else Path(names))
+        return CaptionWords(None if urls.is_remote(names) else Path(names))
     return MultiHot(names) if config.multi_label else ClassIndex(names)
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.data_pipelines.texts import openai_clip
 from lit_het.errors import UserError
+from lit_het.eval.sets import CLASS_NAMES_FILE, SET_PROMPTS
 
-CLASS_NAMES_FILE = "classnames.txt"
-# The class names where labels are the words of captions.
-WORDS_FILE = "words.txt"
 TEMPLATES_FILE = "zeroshot_classification_templates.txt"
 # Of a subset: the names of a larger classifier's classes, and which of them count as each class of the set.
 CANDIDATES_FILE = "candidates.txt"
@@ -23,8 +21,6 @@ IMAGENET = "imagenet"
 """The value of ``--candidates`` for OpenAI's names of ImageNet's classes."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Selects the templates in the folder of the set.
-SET_PROMPTS = "set"
 # Written for this project: captions as people write them below photographs, in varying light, distance and style.
 _PHOTOS = (
     "a photo of a {c}.",

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from lit_het import untrusted
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.errors import UserError, counted
 from lit_het.eval.features import Features
@@ -389,7 +389,7 @@ def read_json(address: str) -> object:
         UserError: it is missing or malformed.
     """
     try:
-        if storage.is_remote(address):
+        if urls.is_remote(address):
             return untrusted.parse_json(storage.read_whole(address, untrusted.MAX_JSON_BYTES))
         return untrusted.read_json(Path(address))
     except (OSError, untrusted.Malformed) as error:

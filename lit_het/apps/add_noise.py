@@ -20,24 +20,26 @@ from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion
-from lit_het.data_pipelines.shards.storage import Unreadable, absolute, content_or_raise
+from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.shards.urls import absolute
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
-from lit_het.data_pipelines.texts.captions import captions_in, member_of
+from lit_het.data_pipelines.texts.captions import captions_in
+from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.heads.contrastive import HetXLContrastiveConfig
-from lit_het.heads.temperature import LogTemperature
+from lit_het.heads.contrastive_config import ContrastiveHeadConfig, HetXLContrastiveConfig
+from lit_het.heads.temperature_config import LogTemperature
 from lit_het.models.calibration.fitting import check_fitted, fit_unless_done
 from lit_het.models.calibration.images import seen
 from lit_het.models.calibration.split import LEAST_IMAGES, split_samples
 from lit_het.models.opening import open_run
 from lit_het.objectives.base import objectives_of
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveHeadConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.checks import check_run_dir, with_saved_rule
 from lit_het.training.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 from lit_het.training.train import train_unless_done
 from lit_het.weights.importing import ImportOptions, import_weights, require_no_options

@@ -14,7 +14,7 @@ from lit_het import library_logs
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.corruptions import CORRUPTIONS
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
 from lit_het.data_pipelines.prepare.dataset import DataSet, Split
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
@@ -23,7 +23,7 @@ from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.index import summarize
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import expand
-from lit_het.data_pipelines.texts.captions import QUESTION, TextPlace
+from lit_het.data_pipelines.texts.captions_config import QUESTION, TextPlace
 from lit_het.errors import UserError, counted
 
 

@@ -16,7 +16,7 @@ from lit_het.eval.features import Features
 from lit_het.eval.predictions import Predictor, class_scores, image_quantity
 from lit_het.eval.report.grids import Mark, answer_card
 from lit_het.eval.report.page import Html, Section, joined, render_page
-from lit_het.eval.sets import unlabelled
+from lit_het.eval.sets.folders import unlabelled
 from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.eval.sets.recognition import embed_texts
 from lit_het.files import write_atomically, write_columns

@@ -17,7 +17,7 @@ from lit_het.errors import UserError, counted
 from lit_het.eval.answers import label_predictor
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.selection import bald, entropy, epig
-from lit_het.eval.sets import unlabelled
+from lit_het.eval.sets.folders import unlabelled
 from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.files import write_columns
 from lit_het.models.candidates import read_templates

@@ -13,7 +13,8 @@ from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.shards.writing import expand
-from lit_het.data_pipelines.texts.captions import TextPlace, captions_in, member_of, questions_in
+from lit_het.data_pipelines.texts.captions import captions_in, questions_in
+from lit_het.data_pipelines.texts.captions_config import TextPlace, member_of
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError, counted
 from lit_het.files import completed

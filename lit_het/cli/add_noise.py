@@ -17,7 +17,6 @@ def add_to(commands: Any) -> None:
     noise = commands.add_parser(
         "add-noise",
         allow_abbrev=False,
-        help="give a finished image-text model a head with noise, in minutes",
         usage="lit-het add-noise --model ADDRESS --data SHARDS --output RUN [--captions MEMBER] "
         "[--any.field.of-the-configuration VALUE ...]",
         description="Locks both towers of a model, stores their embeddings of one's own image-text pairs, and trains "

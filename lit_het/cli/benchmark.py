@@ -19,7 +19,6 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "benchmark",
         allow_abbrev=False,
-        help="evaluate a run on all sets of a suite, beside published figures",
         description="Evaluates a run on all sets of a suite that lie below a folder, in clip_benchmark's layout: "
         "clip_benchmark (zero-shot and retrieval), vtab (its 19 sets, zero-shot), robustness (ImageNet, its variants "
         "and corrupted copies), fewshot (9 sets, 1 to 25 images per class). Writes a page with a table of all sets, "

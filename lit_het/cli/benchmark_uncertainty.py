@@ -16,7 +16,6 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "benchmark-uncertainty",
         allow_abbrev=False,
-        help="compare how well models know how sure they are",
         description="Measures models on the same images: accuracy, likelihood and calibration as trained and with a "
         "fitted temperature, selective prediction, prediction sets, and what each score of uncertainty finds. Writes "
         "a page with tables and a figure of cost and gain, and the figures beside it as .json and .md.",

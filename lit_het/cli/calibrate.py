@@ -18,7 +18,6 @@ def add_to(commands: Any) -> None:
     calibrating = commands.add_parser(
         "calibrate",
         allow_abbrev=False,
-        help="fit the temperature of a trained run, so that its probabilities can be trusted",
         description="Fits the temperature T that gives held-out images the highest likelihood, without noise and "
         "averaged over noise samples, and saves both in RUN/calibration.json. classify, caption, demo, export and all "
         "evaluations apply them by default. Images with captions are matched among all of their captions, those of a "

@@ -16,7 +16,6 @@ def add_to(commands: Any) -> None:
     caption = commands.add_parser(
         "caption",
         allow_abbrev=False,
-        help="write captions of images, with the probability of each token",
         description="Writes texts about images with a trained decoder (docs/decoder.md): the most probable token at "
         "each step, the best of several beams (--num-texts), or samples (--temperature). Prints each text, its "
         "probability, and that of each token, with its 5-95 % band over noise samples of a HET-XL head.",
@@ -28,7 +27,6 @@ def add_to(commands: Any) -> None:
     ask = commands.add_parser(
         "ask",
         allow_abbrev=False,
-        help="answer a question about an image, or rank given answers",
         description="Answers a question about an image with a trained decoder (docs/decoder.md), freely or by the "
         "probability of given answers (--answers). The question is written as in training.",
     )
@@ -42,7 +40,6 @@ def add_to(commands: Any) -> None:
     translate = commands.add_parser(
         "translate",
         allow_abbrev=False,
-        help="translate texts, one a line",
         description="Translates texts with a trained encoder and decoder (docs/decoder.md): the best of 4 beams "
         "(--num-texts), or a sample (--temperature). Prints one translation a line; --json prints all beams or samples "
         "with the probability of each token.",

@@ -14,7 +14,6 @@ def add_to(commands: Any) -> None:
     kinds = commands.add_parser(
         "checkpoint",
         allow_abbrev=False,
-        help="list a run's checkpoints, show the content of one, verify checksums",
     ).add_subparsers(required=True, metavar="KIND")
     for name, command, text in (
         ("list", _list, "step, time and size of every checkpoint; use verify to check that they are intact"),

@@ -15,7 +15,6 @@ def add_to(commands: Any) -> None:
     classifying = commands.add_parser(
         "classify",
         allow_abbrev=False,
-        help="classify images and show how certain the model is",
         description="Prints the probability of each label without noise, its mean and 5-95 % band over noise samples, "
         "and the noise norm of each image. For a classifier, --labels must name all of its classes, in "
         "order.",

@@ -19,7 +19,6 @@ def add_to(commands: Any) -> None:
     importing = commands.add_parser(
         "import",
         allow_abbrev=False,
-        help="convert the weights of another library to a run",
         description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
         "x.index), Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, dual encoders) and those of "
         "lit-het export --to lit-het, local or at an address such as hf://owner/model. "
@@ -57,7 +56,6 @@ def add_to(commands: Any) -> None:
     exporting = commands.add_parser(
         "export",
         allow_abbrev=False,
-        help="export a trained model for other libraries",
         description="Any model becomes a folder that lit-het opens again (--to lit-het). An image-text model becomes a "
         "folder for AutoModel and the zero-shot pipeline of Hugging Face transformers (huggingface), or a file with "
         "big_vision's names (npz): without the noise of a HET-XL head, and with the temperature of a calibrated run "

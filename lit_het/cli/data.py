@@ -18,7 +18,7 @@ _ONLY_GOOD_SAMPLES = {TooManyBadSamples: "fix them, or leave them out of the sha
 
 def add_to(commands: Any) -> None:
     """Adds the command to those of ``lit-het``."""
-    data = commands.add_parser("data", allow_abbrev=False, help="make shards, index them and check them")
+    data = commands.add_parser("data", allow_abbrev=False)
     actions = data.add_subparsers(required=True, metavar="ACTION")
     index = actions.add_parser(
         "index",
@@ -198,7 +198,7 @@ def _check(options: argparse.Namespace, _: list[str]) -> None:
     for pattern in options.shards:
         require_shards(pattern)
     from lit_het.apps.data import check
-    from lit_het.data_pipelines.labels import ClassIndex
+    from lit_het.data_pipelines.labels_config import ClassIndex
 
     check(
         options.shards,

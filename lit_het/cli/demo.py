@@ -14,7 +14,6 @@ def add_to(commands: Any) -> None:
     showing = commands.add_parser(
         "demo",
         allow_abbrev=False,
-        help="try a model on a local web page",
         description="Serves a page on this machine: drop an image, write labels, and see probabilities, their spread "
         "over noise samples, and the nearest captions. A decoder (docs/decoder.md) writes captions there, and answers "
         "questions. Needs the extra: pip install 'lit-het[demo]'.",

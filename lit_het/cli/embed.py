@@ -16,7 +16,6 @@ def add_to(commands: Any) -> None:
     embedding = commands.add_parser(
         "embed",
         allow_abbrev=False,
-        help="compute the embeddings of a locked tower once, to train on them",
         usage="lit-het embed --tower RUN|FILE --output DIR [--texts | --tokens] [--data SHARDS ...] [--dtype TYPE] "
         "[--crops K] [--part I/N] "
         "[--any.field.of-the-configuration VALUE ...]",

@@ -15,59 +15,45 @@ from lit_het.paths import locate_config, named_folder, require_run, runs_in
 _FIGURES_STAY = "finished evaluations are saved in the run's folder"
 KINDS = {
     "zero-shot": (
-        "classify images by the class names",
         "Scores every image of each data set against the class names; a classifier is scored on the classes that it "
         "was trained on. Reports the model as trained, with a temperature fitted on other images (calibrated), and "
-        "averaged over noise samples (noisy; --samples), with prediction sets and errors of the most confident images.",
+        "averaged over noise samples (noisy; --samples), with prediction sets and errors of the most confident images."
     ),
-    "retrieval": (
-        "find texts for images and images for texts",
-        "Recall of captions by images and of images by captions, with several captions per image.",
-    ),
+    "retrieval": "Recall of captions by images and of images by captions, with several captions per image.",
     "few-shot": (
-        "classify with a few training images per class",
         "Fits ridge regressions to the features of 1, 5, 10 and 25 images per class. Several data sets are followed by "
-        "the mean over them.",
+        "the mean over them."
     ),
     "linear-probe": (
-        "train a linear classifier on the features of an image tower",
-        "Trains a grid of linear classifiers on the features of the training split and evaluates the best.",
+        "Trains a grid of linear classifiers on the features of the training split and evaluates the best."
     ),
-    "shift": (
-        "measure accuracy and calibration on corrupted images",
-        "Evaluates a data set and its corrupted copies, made by 'lit-het data corrupt'.",
-    ),
+    "shift": "Evaluates a data set and its corrupted copies, made by 'lit-het data corrupt'.",
     "out-of-distribution": (
-        "measure the detection of out-of-distribution images",
         "Distinguishes images of the data set from those of other sets by probability, entropy, energy, noise and "
-        "feature distance.",
+        "feature distance."
     ),
     "ensemble": (
-        "evaluate an ensemble and the diversity of its members",
         "Joint and individual metrics of the members of an e3 model, of noise samples, of the runs of lit-het train "
-        "--members, or of several checkpoints, among which --select chooses.",
+        "--members, or of several checkpoints, among which --select chooses."
     ),
     "captioning": (
-        "score the captions that a decoder writes",
         "CIDEr-D, BLEU-4, ROUGE-L and exact match of captions, perplexity of the true ones, and the calibration of "
-        "captions and of single tokens; also averaged over noise samples (noisy; --samples).",
+        "captions and of single tokens; also averaged over noise samples (noisy; --samples)."
     ),
     "question-answering": (
-        "score the answers of a decoder to questions",
         "VQA accuracy, exact match or ANLS (--figure) of answers that are written or chosen (--candidates), and their "
-        "calibration; also averaged over noise samples (noisy; --samples).",
+        "calibration; also averaged over noise samples (noisy; --samples)."
     ),
 }
 
 
 def add_to(commands: Any) -> None:
     """Adds the commands to those of ``lit-het``."""
-    for kind, (summary, description) in KINDS.items():
-        _add_kind(commands, kind, summary, description)
+    for kind, description in KINDS.items():
+        _add_kind(commands, kind, description)
     suite = commands.add_parser(
         "evaluate",
         allow_abbrev=False,
-        help="run all evaluations of a configuration on a trained run",
         description="Runs the `evaluations` of a configuration file, or of the run's own configuration. The results "
         "are saved in the run's folder, for 'lit-het report'.",
     )
@@ -81,11 +67,10 @@ def add_to(commands: Any) -> None:
     suite.set_defaults(command=_suite, name="evaluate", if_stopped=_FIGURES_STAY)
 
 
-def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
+def _add_kind(commands: Any, kind: str, description: str) -> None:
     parser = commands.add_parser(
         kind,
         allow_abbrev=False,
-        help=summary,
         usage=f"lit-het {kind} --checkpoint DIR --data [NAME=]DIR ... [--field-of-the-evaluation VALUE ...]",
         description=description,
         add_help=False,

@@ -3,54 +3,73 @@
 import argparse
 import contextlib
 import difflib
+import importlib
 import io
 import os
 import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from lit_het import __version__, library_logs, stopping
-from lit_het.cli import (
-    add_noise,
-    benchmark,
-    benchmark_uncertainty,
-    calibrate,
-    caption,
-    checkpoint,
-    classify,
-    convert,
-    data,
-    demo,
-    embed,
-    evaluate,
-    new,
-    plan,
-    quickstart,
-    report,
-    shape,
-    tokenizer,
-    train,
-    tune,
-)
 from lit_het.errors import TRY_AGAIN, DataError, UserError
 
-# In the order of --help.
+# Name to the module of its arguments and the line of --help, in groups and in the order of --help.
 _COMMANDS = {
-    "start": (quickstart, new, demo),
-    "data": (data, tokenizer, embed),
-    "train": (train, tune, add_noise, calibrate, checkpoint, plan, shape),
-    "evaluate": (evaluate, benchmark, benchmark_uncertainty, report),
-    "use": (classify, caption),
-    "convert": (convert,),
+    "start": {
+        "quickstart": (
+            "quickstart",
+            "train LiT with and without HET-XL on images of characters, and write a report (about 5 minutes)",
+        ),
+        "new": ("new", "start a project with one's own image-text pairs on a locked tower"),
+        "demo": ("demo", "try a model on a local web page"),
+    },
+    "data": {
+        "data": ("data", "make shards, index them and check them"),
+        "tokenizer": ("tokenizer", "train a tokenizer on captions"),
+        "embed": ("embed", "compute the embeddings of a locked tower once, to train on them"),
+    },
+    "train": {
+        "train": ("train", "train from a configuration file"),
+        "tune": ("tune", "search fields of a configuration for the best value of a metric"),
+        "add-noise": ("add_noise", "give a finished image-text model a head with noise, in minutes"),
+        "calibrate": ("calibrate", "fit the temperature of a trained run, so that its probabilities can be trusted"),
+        "checkpoint": ("checkpoint", "list a run's checkpoints, show the content of one, verify checksums"),
+        "plan": ("plan", "estimate memory and operations of a run on N devices, without them"),
+        "shape": ("shape", "find the width, depth and MLP size of an image tower for a budget (SoViT)"),
+    },
+    "evaluate": {
+        "zero-shot": ("evaluate", "classify images by the class names"),
+        "retrieval": ("evaluate", "find texts for images and images for texts"),
+        "few-shot": ("evaluate", "classify with a few training images per class"),
+        "linear-probe": ("evaluate", "train a linear classifier on the features of an image tower"),
+        "shift": ("evaluate", "measure accuracy and calibration on corrupted images"),
+        "out-of-distribution": ("evaluate", "measure the detection of out-of-distribution images"),
+        "ensemble": ("evaluate", "evaluate an ensemble and the diversity of its members"),
+        "captioning": ("evaluate", "score the captions that a decoder writes"),
+        "question-answering": ("evaluate", "score the answers of a decoder to questions"),
+        "evaluate": ("evaluate", "run all evaluations of a configuration on a trained run"),
+        "benchmark": ("benchmark", "evaluate a run on all sets of a suite, beside published figures"),
+        "benchmark-uncertainty": ("benchmark_uncertainty", "compare how well models know how sure they are"),
+        "report": ("report", "write a page with the configurations, curves and evaluations of runs"),
+        "compare": ("report", "test whether two groups of runs differ, or what runs reach at what cost"),
+    },
+    "use": {
+        "classify": ("classify", "classify images and show how certain the model is"),
+        "caption": ("caption", "write captions of images, with the probability of each token"),
+        "ask": ("caption", "answer a question about an image, or rank given answers"),
+        "translate": ("caption", "translate texts, one a line"),
+    },
+    "convert": {
+        "import": ("convert", "convert the weights of another library to a run"),
+        "export": ("convert", "export a trained model for other libraries"),
+    },
 }
 
 # Columns of the list of commands, and of their names in it.
 _HELP_WIDTH, _NAME_WIDTH = 80, 24
-
-# JAX and the other heavy packages are imported only when a command runs, so that --help is fast.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,19 +179,28 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-class _Group:
-    """Commands that are listed together in --help, in place of one list of all."""
+class _Parsers(Mapping[str, argparse.ArgumentParser]):
+    """The parsers of commands by their names; the module of a command is imported when it is looked up."""
 
-    def __init__(self, commands: Any):
-        self._commands = commands
-        self.lines: list[str] = []
+    def __init__(self):
+        self._modules = {name: module for commands in _COMMANDS.values() for name, (module, _) in commands.items()}
+        self._made: dict[str, argparse.ArgumentParser] = {}
 
-    def add_parser(self, name: str, *, help: str, **options: Any) -> argparse.ArgumentParser:
+    def __getitem__(self, name: str) -> argparse.ArgumentParser:
+        if name not in self._made:
+            importlib.import_module(f"lit_het.cli.{self._modules[name]}").add_to(self)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
         """Adds a command, as that of `argparse` does."""
-        first, *more = textwrap.wrap(help, width=_HELP_WIDTH - _NAME_WIDTH)
-        between = "\n" + " " * _NAME_WIDTH if len(name) > _NAME_WIDTH - 4 else " " * (_NAME_WIDTH - 2 - len(name))
-        self.lines += [f"  {name}{between}{first}", *(" " * _NAME_WIDTH + line for line in more)]
-        return self._commands.add_parser(name, **options)
+        self._made[name] = _Parser(prog=f"lit-het {name}", **options)
+        return self._made[name]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -182,17 +210,23 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Image-text models with uncertainty: LiT with HET-XL heads, in JAX.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n\n".join(f"{title}:\n{_lines(commands)}" for title, commands in _COMMANDS.items()),
     )
     parser.add_argument("--version", action="version", version=f"lit-het {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="lit-het", help=argparse.SUPPRESS)
-    groups = []
-    for title, modules in _COMMANDS.items():
-        group = _Group(commands)
-        for module in modules:
-            module.add_to(group)
-        groups.append("\n".join([f"{title}:", *group.lines]))
-    parser.epilog = "\n\n".join(groups)
+    commands: Any = parser.add_subparsers(required=True, metavar="COMMAND", prog="lit-het", help=argparse.SUPPRESS)
+    # Where argparse looks up a command, and the names that it lists in an error.
+    commands.choices = commands._name_parser_map = _Parsers()
     return parser
+
+
+def _lines(commands: Mapping[str, tuple[str, str]]) -> str:
+    """Returns the commands of a group, as --help lists them."""
+    lines: list[str] = []
+    for name, (_, text) in commands.items():
+        first, *more = textwrap.wrap(text, width=_HELP_WIDTH - _NAME_WIDTH)
+        between = "\n" + " " * _NAME_WIDTH if len(name) > _NAME_WIDTH - 4 else " " * (_NAME_WIDTH - 2 - len(name))
+        lines += [f"  {name}{between}{first}", *(" " * _NAME_WIDTH + line for line in more)]
+    return "\n".join(lines)
 
 
 def run() -> NoReturn:

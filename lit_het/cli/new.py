@@ -16,7 +16,6 @@ def add_to(commands: Any) -> None:
     new = commands.add_parser(
         "new",
         allow_abbrev=False,
-        help="start a project with one's own image-text pairs on a locked tower",
         description="Looks at the tower and the shards and writes PROJECT/config.py, a commented configuration for "
         "lit-het train: a text tower and a HET-XL head, with a batch and a mesh that fit into its devices by "
         "the formula of lit-het plan, a tokenizer trained on the captions (or that of the tower's run), and a held-out "

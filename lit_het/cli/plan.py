@@ -16,7 +16,6 @@ def add_to(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
         allow_abbrev=False,
-        help="estimate memory and operations of a run on N devices, without them",
         usage="lit-het plan --config FILE --devices N [--memory-gib G] [--any.field.of-the-configuration VALUE ...]",
         description="Compiles the training step of FILE for N virtual devices and reports parameters, operations, "
         "memory per device by formula and by the compiler, collectives and their bytes, and, if the step does not fit, "

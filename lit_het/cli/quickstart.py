@@ -12,7 +12,6 @@ def add_to(commands: Any) -> None:
     quickstart = commands.add_parser(
         "quickstart",
         allow_abbrev=False,
-        help="train LiT with and without HET-XL on images of characters, and write a report (about 5 minutes)",
         description="Renders characters in many typefaces, trains an image tower on them, locks it, trains text towers "
         "with a deterministic and with a HET-XL head, evaluates both zero-shot and writes a report. "
         "The same command continues an interrupted quickstart.",

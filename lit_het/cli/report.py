@@ -20,7 +20,6 @@ def _add_report(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         allow_abbrev=False,
-        help="write a page with the configurations, curves and evaluations of runs",
         description="Writes one self-contained HTML page with the configurations, curves and evaluations of runs, and "
         "the same figures beside it as .json, .csv and .md.",
     )
@@ -35,7 +34,6 @@ def _add_comparison(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         allow_abbrev=False,
-        help="test whether two groups of runs differ, or what runs reach at what cost",
         description="Prints means, standard errors and Welch's t-test of every metric that all runs have. The runs of "
         "a group differ in their seeds. With --pareto or --gains, runs may have any settings, and those that differ "
         "only in their seeds are one point.",

@@ -16,9 +16,7 @@ from lit_het.search.law import UNITS
 
 def add_to(commands: Any) -> None:
     """Adds the command to those of ``lit-het``."""
-    shape = commands.add_parser(
-        "shape", allow_abbrev=False, help="find the width, depth and MLP size of an image tower for a budget (SoViT)"
-    )
+    shape = commands.add_parser("shape", allow_abbrev=False)
     actions = shape.add_subparsers(required=True, metavar="ACTION")
     _add_star(actions)
     _add_grid(actions)

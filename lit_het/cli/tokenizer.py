@@ -13,7 +13,7 @@ from lit_het.paths import require_shards
 
 def add_to(commands: Any) -> None:
     """Adds the command to those of ``lit-het``."""
-    tokenizer = commands.add_parser("tokenizer", allow_abbrev=False, help="train a tokenizer on captions")
+    tokenizer = commands.add_parser("tokenizer", allow_abbrev=False)
     actions = tokenizer.add_subparsers(required=True, metavar="ACTION")
     train = actions.add_parser(
         "train",

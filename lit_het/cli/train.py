@@ -18,7 +18,6 @@ def add_to(commands: Any) -> None:
     train = commands.add_parser(
         "train",
         allow_abbrev=False,
-        help="train from a configuration file",
         usage="lit-het train --config FILE [--members M] [--resume | --start-or-resume] "
         "[--distributed [HOST:PORT,I/N]] [--allow-commands] [--any.field.of-the-configuration VALUE ...]",
         description="Trains the experiment that FILE describes. Every field can be changed by the flag with its dotted "

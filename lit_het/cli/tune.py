@@ -16,7 +16,6 @@ def add_to(commands: Any) -> None:
     tune = commands.add_parser(
         "tune",
         allow_abbrev=False,
-        help="search fields of a configuration for the best value of a metric",
         usage="lit-het tune --config FILE --field FIELD=RANGE|VALUES ... --metric NAME --budget N --output DIR "
         "[--method bayes|random|grid] [--seed S] [--prune] [--any.field.of-the-configuration VALUE ...]",
         description="Trains up to N runs that differ in the fields, each with the setting that Optuna suggests after "

@@ -1,18 +1,21 @@
 """Heads: embeddings in, a distribution of logits or embeddings out; docs/heads.md uses them in a loop of one's own."""
 
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import HetHConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.learning_rates import learning_rate_factors
-from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
-from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
-from lit_het.heads.sampling import SamplingConfig
-from lit_het.heads.temperature import BoundedTemperature, FixedTemperature, LogTemperature
+from typing import TYPE_CHECKING, Any
+
+from lit_het.heads.classification_config import DeterministicConfig, HetConfig, HetHConfig, HetXLConfig
+from lit_het.heads.contrastive_config import (
+    BayesVLMContrastiveConfig,
+    DeterministicContrastiveConfig,
+    GaussianContrastiveConfig,
+    HetXLContrastiveConfig,
+    McDropoutContrastiveConfig,
+    ProbVLMContrastiveConfig,
+)
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
+from lit_het.heads.temperature_config import BoundedTemperature, FixedTemperature, LogTemperature
+
+if TYPE_CHECKING:
+    from lit_het.heads.learning_rates import learning_rate_factors
 
 __all__ = [
     "BayesVLMContrastiveConfig",
@@ -32,3 +35,11 @@ __all__ = [
     "SamplingConfig",
     "learning_rate_factors",
 ]
+
+
+def __getattr__(name: str) -> Any:  # PEP 562: configurations need no Flax
+    if name == "learning_rate_factors":
+        from lit_het.heads.learning_rates import learning_rate_factors
+
+        return learning_rate_factors
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Heads without noise, from which all others are derived, and what configurations of heads say of them."""
+"""Heads without noise, from which all others are derived."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -11,11 +11,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.errors import UserError
 from lit_het.heads.covariance import Covariance, Noise
 from lit_het.heads.logits import LogitsLayer, logits_layer
+from lit_het.heads.options import ClassificationOptions
 from lit_het.heads.sampling import noiseless_samples, noisy_samples
-from lit_het.heads.temperature import TemperatureConfig
+from lit_het.heads.temperature_config import TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples, Params
 
 EVALUATED_LOGITS = 2**22
@@ -25,41 +25,6 @@ EVALUATED_LOGITS = 2**22
 def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
     """Divides every row by its norm (plus 1e-8, as big_vision does)."""
     return embedding / (jnp.linalg.norm(embedding, axis=-1, keepdims=True) + 1e-8)
-
-
-class HeadOptions:
-    """What the configuration of any head says of it; here, of a head without noise.
-
-    Attributes:
-        temperature: τ.
-        has_noise: whether it has noise.
-        sampled: of what a noise sample of a prediction is: of "examples", each for itself, of "weights", which all
-            examples share, or of "nothing", where the prediction is in closed form.
-        is_fitted: whether it is fitted to a finished model (`ContrastiveHead.fitted`), and has nothing to train.
-    """
-
-    temperature: Any
-    has_noise: Any = False
-    sampled: Any = "examples"
-    is_fitted: Any = False
-
-
-class ClassificationOptions(HeadOptions):
-    """What the configuration of a classification head says of it; here, of a head without noise.
-
-    Attributes:
-        initial_bias: initial value of the biases of the logits.
-        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
-        sampling: number of noise samples, and how they are computed; None without noise.
-    """
-
-    initial_bias: Any = 0.0
-    zero_kernel: Any = False
-    sampling: Any = None
-
-    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "ClassificationHead":
-        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
-        return ClassificationHead(self, feature_size, num_classes, rngs)
 
 
 class ClassificationHead(nnx.Module):
@@ -114,55 +79,6 @@ class Pairs:
     towers: dict[str, Any]
     params: Params
     mesh: Mesh
-
-
-class ContrastiveOptions(HeadOptions):
-    """What the configuration of a contrastive head says of it; here, of a head without noise.
-
-    Attributes:
-        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
-        num_samples: S, noise samples per example in training; 0 for losses that need none.
-        antithetic: whether they come in pairs with noise ε and -ε; None for pairs wherever S is even.
-        has_image_noise: whether image queries have noise.
-        normalize_before_noise, normalize_after_noise: when queries with noise are scaled to norm 1.
-        text_variances: keys of texts to their variances, which a key holds where embeddings are Gaussians; None where
-            they are not.
-        extends_keys: whether keys go on behind the unit embedding with what predictions without noise do not need.
-        takes_members: whether an image may have several keys.
-    """
-
-    initial_bias: Any = None
-    num_samples: Any = 1
-    antithetic: Any = None
-    has_image_noise: Any = False
-    normalize_before_noise: Any = True
-    normalize_after_noise: Any = False
-    text_variances: Callable[[Float[np.ndarray, "*n key"]], Float[np.ndarray, "*n"]] | None = None
-    extends_keys = False
-    takes_members = False
-
-    def tower_of(self, tower: Any) -> Any:
-        """Returns the tower of a finished model, as this head reads it."""
-        return tower
-
-    def check_tower(self, tower: Any, field: str) -> None:
-        """Checks that a tower returns what the head reads: here, plain embeddings.
-
-        Raises:
-            UserError: it does not, with the field of the tower.
-        """
-        if tower.appended:
-            raise UserError(
-                f"{field}.{tower.appended} does not fit task.head, which reads plain embeddings; set it to False"
-            )
-
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "ContrastiveHead":
-        """Returns the head for embeddings ``[b d]``."""
-        return ContrastiveHead(self.temperature, self.initial_bias)
-
-    def build_on(self, image_tower: Any, text_tower: Any, rngs: nnx.Rngs) -> "ContrastiveHead":
-        """Returns the head for the embeddings of two towers, given by their configurations."""
-        return self.build(image_tower.embedding_size, rngs)
 
 
 class ContrastiveHead(nnx.Module):

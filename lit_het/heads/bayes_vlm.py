@@ -7,19 +7,17 @@ that ends otherwise has the layer ``g = g I``. ProbCosine is the mean and the va
 embeddings, in closed form, with the norms replaced by their root mean squares (Baumann et al. 2024).
 """
 
-import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import FieldError, require_at_least, require_choice
-from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, Pairs, unit
+from lit_het.heads.base import ContrastiveHead, Pairs, unit
+from lit_het.heads.contrastive_config import BayesVLMContrastiveConfig
 from lit_het.heads.covariance import Noise, standard_normals
 from lit_het.heads.sampling import in_pairs, noiseless_samples
-from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import LogitSamples, Params
 
 # Numbers that the samples of a block share or hold at a time: weights, embeddings or logits.
@@ -50,69 +48,6 @@ def prob_cosine(first: Gaussians, second: Gaussians) -> tuple[Float[Array, "b k"
 def probit(mean: Float[Array, "*rows k"], variance: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
     """Returns logits whose softmax or sigmoid approximates its mean over normal logits, ``μ / sqrt(1 + π/8 σ²)``."""
     return mean / jnp.sqrt(1 + math.pi / 8 * variance)
-
-
-@dataclasses.dataclass(frozen=True)
-class BayesVLMContrastiveConfig(ContrastiveOptions):
-    """A Laplace posterior over the last layer of a finished model; ``lit-het add-noise`` fits it.
-
-    Attributes:
-        temperature: τ, that of the model.
-        initial_bias: the bias of the model's logits, of the sigmoid loss; None for none.
-        prediction: with noise, the mean over ``"samples"`` of the weights, or ``"probit"``, the paper's closed form
-            for this mean, which has no samples.
-        num_negatives: most pairs of a batch of the Hessian, whose other side are the candidates.
-        pseudo_data_count: how many times every pair counts; chosen on glyphs, the authors' zero-shot script has 10.
-
-    Raises:
-        UserError: an unknown prediction, fewer than two candidates, or a count that is not finite and positive.
-    """
-
-    temperature: TemperatureConfig = LogTemperature()
-    initial_bias: float | None = None
-    prediction: Literal["samples", "probit"] = "samples"
-    num_negatives: int = 32768
-    pseudo_data_count: float = 100.0
-
-    has_noise = has_image_noise = extends_keys = is_fitted = True
-
-    def __post_init__(self) -> None:
-        require_choice(self, "prediction")
-        require_at_least(2, self, "num_negatives")
-        if not 0 < self.pseudo_data_count < math.inf:
-            raise FieldError(self, "pseudo_data_count", f"{self.pseudo_data_count} must be positive and finite")
-
-    @property
-    def sampled(self) -> str:
-        """All examples share the weights of a sample."""
-        return "weights" if self.prediction == "samples" else "nothing"
-
-    def tower_of(self, tower: Any) -> Any:
-        """Returns the tower that tells the input of its last linear layer too, if it ends with one."""
-        return tower.with_last_input()
-
-    def check_tower(self, tower: Any, field: str) -> None:
-        """Checks that nothing but this input follows the embedding."""
-        if not tower.input_size:
-            super().check_tower(tower, field)
-
-    def build(
-        self, embedding_size: int, rngs: nnx.Rngs, *, image_input_size: int = 0, text_input_size: int = 0
-    ) -> "BayesVLMContrastive":
-        """Returns the head; its variances are zero until a posterior is set.
-
-        Args:
-            embedding_size: d.
-            rngs: unused.
-            image_input_size: p, the inputs of the last layer that follow the embedding of an image; 0 for none.
-            text_input_size: those of a text.
-        """
-        return BayesVLMContrastive(self, embedding_size, image_input_size, text_input_size)
-
-    def build_on(self, image_tower: Any, text_tower: Any, rngs: nnx.Rngs) -> "BayesVLMContrastive":
-        """Returns the head for the embeddings of two towers, and the inputs of their last layers."""
-        sizes = {"image_input_size": image_tower.input_size, "text_input_size": text_tower.input_size}
-        return self.build(image_tower.embedding_size, rngs, **sizes)
 
 
 class LastLayer(NamedTuple):

@@ -1,97 +1,24 @@
 """Contrastive heads: deterministic, and HET-XL with noise on unit-normalised queries (HET-XL Sec. 5.2, App. A.2)."""
 
-import dataclasses
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.heads.base import EVALUATED_LOGITS, ContrastiveHead, ContrastiveOptions, unit
-from lit_het.heads.covariance import Covariance, CovarianceConfig, Noise, standard_normals
+from lit_het.heads.base import EVALUATED_LOGITS, ContrastiveHead, unit
+from lit_het.heads.contrastive_config import DeterministicContrastiveConfig as DeterministicContrastiveConfig
+from lit_het.heads.contrastive_config import HetXLContrastiveConfig
+from lit_het.heads.covariance import Covariance, Noise, standard_normals
 from lit_het.heads.sampling import (
-    Order,
-    check_antithetic,
-    check_order,
     in_pairs,
     is_factored,
     noiseless_samples,
     noisy_logit_samples,
     noisy_samples,
 )
-from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples, Queries
-
-
-@dataclasses.dataclass(frozen=True)
-class DeterministicContrastiveConfig(ContrastiveOptions):
-    """Unit-normalised embeddings without noise.
-
-    Attributes:
-        temperature: τ.
-        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
-    """
-
-    temperature: TemperatureConfig = LogTemperature()
-    initial_bias: float | None = None
-
-    takes_members = True
-
-
-@dataclasses.dataclass(frozen=True)
-class HetXLContrastiveConfig(ContrastiveOptions):
-    """Noisy queries, noiseless keys (HET-XL App. A.2).
-
-    The paper's own settings (App. N.2) are those of ``configs/lit_gigantic14_het_xl.py``.
-
-    Attributes:
-        covariance: Σ of images and of texts; both have their own parameters.
-        temperature: τ.
-        num_samples: S, noise samples per example in training; evaluators have their own number. With the paper's S = 1
-            noise can only raise the loss; with more it pays where labels are noisy (docs/noise.md). 0 for losses that
-            need no samples.
-        antithetic: whether samples come in pairs with noise ε and -ε; None for pairs wherever S is even.
-        order: order of products for S > 1, see `lit_het.heads.sampling`.
-        normalize_before_noise, normalize_after_noise: when embeddings are scaled to norm 1 (HET-XL Table 7); keys have
-            the same settings.
-        noisy: whose queries have noise.
-        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
-    """
-
-    covariance: CovarianceConfig = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1)
-    temperature: TemperatureConfig = LogTemperature()
-    num_samples: int = 16
-    antithetic: bool | None = None
-    order: Order = "cheaper"
-    normalize_before_noise: bool = True
-    normalize_after_noise: bool = False
-    noisy: Literal["both", "image", "text"] = "both"
-    initial_bias: float | None = None
-
-    takes_members = has_noise = True
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "num_samples")
-        require_choice(self, "noisy", "order")
-        check_antithetic(self, "num_samples")
-        if self.num_samples == 0 and (self.normalize_after_noise or self.covariance.is_diagonal):
-            raise UserError(
-                "task.head.num_samples = 0 needs normally distributed queries of low rank; set normalize_after_noise = "
-                "False and covariance.second_term to 'rank_one'"
-            )
-        check_order(self.order, self.covariance)
-
-    @property
-    def has_image_noise(self) -> bool:
-        """Whether image queries have noise."""
-        return self.noisy != "text"
-
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "HetXLContrastive":
-        """Returns the head for embeddings ``[b d]``."""
-        return HetXLContrastive(self, embedding_size, rngs)
 
 
 class HetXLContrastive(ContrastiveHead):

@@ -9,7 +9,6 @@ With factors ``V(x)`` ``[r q]`` and a positive vector ``d(x)`` ``[q]``, a sample
 
 import dataclasses
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,77 +17,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.errors import UserError
+from lit_het.heads.noise_config import CovarianceConfig
 from lit_het.trees import tree_of_arrays
 
 # d(x) = softplus(...) + MINIMUM_SCALE, so that the covariance is never zero.
 MINIMUM_SCALE = 1e-3
-
-
-@dataclasses.dataclass(frozen=True)
-class CovarianceConfig:
-    """The form of Σ(x), and its initial size.
-
-    Attributes:
-        num_factors: r, the rank of the low-rank part; with 0 Σ is diagonal, whatever ``second_term`` is.
-        form: "full" gives every example its own ``V(x) = reshape(C φ(x))``, O(d q r) parameters; "efficient"
-            scales a shared ``J`` per coordinate, ``V(x) = J ∘ v(x)``, O(d q + q r) parameters.
-        second_term: "rank_one" or "diagonal", see the module's docstring.
-        initial_noise_norm: root mean square norm of the initial noise, half of its square from each term; None
-            initializes ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
-        learning_rate_factor: multiplies the learning rate of the parameters of Σ; None for `scaled_learning_rate`.
-
-    Raises:
-        UserError: a negative rank or factor, an unknown form or second term, or a norm that is not finite and positive.
-    """
-
-    num_factors: int = 15
-    form: Literal["full", "efficient"] = "full"
-    second_term: Literal["rank_one", "diagonal"] = "rank_one"
-    initial_noise_norm: float | None = None
-    learning_rate_factor: float | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "num_factors")
-        if self.learning_rate_factor is not None:
-            require_at_least(0, self, "learning_rate_factor")
-        require_choice(self, "form", "second_term")
-        if self.initial_noise_norm is not None and not 0 < self.initial_noise_norm < math.inf:
-            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Whether η has one standard normal per coordinate."""
-        return self.second_term == "diagonal" or self.num_factors == 0
-
-    def scaled_learning_rate(self, noise_size: int, feature_norm: float) -> float:
-        """Returns the factor of the learning rate with which the noise grows alike for every rank and size.
-
-        Adam changes every entry of a kernel by about the learning rate η in a step, whatever the gradient's size. The
-        norm of the noise is that of a vector with as many entries as V has columns, n = q r (q in the efficient form),
-        each a product of a kernel's row with φ. In a random walk it moves in proportion to η √n |φ|, and the factor
-        10 / (√n |φ|), at most 1, makes this independent of r, q and the scale of features. The 10 gives about the 0.3
-        that was best at r = 4 and q = 256 (docs/noise.md). With another rule than Adam's it is a smaller learning rate,
-        and no more.
-        """
-        if self.learning_rate_factor is not None:
-            return self.learning_rate_factor
-        return min(1.0, 10 / math.sqrt(self.num_columns(noise_size)) / feature_norm)
-
-    def num_columns(self, noise_size: int) -> int:
-        """Returns the number of columns of the kernel of V, or without factors of that of d."""
-        return noise_size * (max(self.num_factors, 1) if self.form == "full" else 1)
-
-    def build(self, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs) -> "Covariance":
-        """Returns the module.
-
-        Args:
-            feature_size: d, size of φ(x).
-            noise_size: q, size of ε.
-            feature_norm: typical norm of φ(x), from which the initial scales are derived.
-            rngs: random keys of the parameters.
-        """
-        return Covariance(self, feature_size, noise_size, feature_norm, rngs)
 
 
 @tree_of_arrays

@@ -6,80 +6,22 @@ An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The m
 1]`` and ``[ν, 1, -|ς|²/2]``: every contrastive loss takes them as they are.
 """
 
-import dataclasses
 import math
-from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
+from lit_het.heads.base import ContrastiveHead, unit
+from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.heads.covariance import Noise
-from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 
 # The log of a variance stays within these limits, so that no power of e overflows.
 _LIMIT = 20.0
 # The inclusion test multiplies variances by exp(10) and its logits by 1000, as the authors' code does: distances of
 # means would outweigh the variances otherwise (docs/paper_map.md, 62).
 _INCLUSION_VARIANCE, _INCLUSION_LOGIT = 10.0, 1000.0
-
-
-@dataclasses.dataclass(frozen=True)
-class GaussianContrastiveConfig(ContrastiveOptions):
-    """A diagonal Gaussian for each image and each text.
-
-    PCME++ and ProLIP train it with `lit_het.losses.contrastive.SigmoidLoss`.
-
-    Attributes:
-        temperature: τ.
-        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
-        initial_noise_norm: initial ``|σ|``; ProLIP's, with log σ² = -10 in 768 dimensions, is 0.19.
-        variances: log σ² is a dense layer of the head on the unit embedding, or comes from the uncertainty tokens of
-            the towers (ProLIP), whose embeddings are ``[mean, log σ²]`` and whose layers start at log σ² = -10.
-        bottleneck: weight of the divergence from N(0, 1), the mean over dimensions; both papers use 1e-4.
-        inclusion: weight of the loss that wants an image's Gaussian inside that of its text; ProLIP uses 1e-7.
-
-    Raises:
-        UserError: a negative weight, or a norm that is not finite and positive.
-    """
-
-    temperature: TemperatureConfig = LogTemperature()
-    initial_bias: float | None = None
-    initial_noise_norm: float = 0.1
-    variances: Literal["head", "towers"] = "head"
-    bottleneck: float = 1e-4
-    inclusion: float = 1e-7
-
-    has_noise = has_image_noise = True
-
-    @staticmethod
-    def text_variances(keys: Float[np.ndarray, "*n key"]) -> Float[np.ndarray, "*n"]:
-        """Returns ``|ς|²`` of texts, from their keys."""
-        return -2 * keys[..., -1]
-
-    def check_tower(self, tower: Any, field: str) -> None:
-        """Checks that the tower has log σ² where it is to come from there."""
-        if self.variances == "head":
-            super().check_tower(tower, field)
-        elif not tower.has_variances:
-            raise UserError(
-                f"task.head.variances = 'towers' needs uncertainty tokens of both towers, and {field} has none; set "
-                "--task.head.variances head to learn log σ² from the embedding"
-            )
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "bottleneck", "inclusion")
-        require_choice(self, "variances")
-        if not 0 < self.initial_noise_norm < math.inf:
-            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
-
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "GaussianContrastive":
-        """Returns the head for embeddings ``[b d]``."""
-        return GaussianContrastive(self, embedding_size, rngs)
 
 
 class GaussianContrastive(ContrastiveHead):

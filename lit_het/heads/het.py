@@ -1,42 +1,15 @@
 """The HET classifier, with noise in the logits: (Wᵀ φ + bias + ε(x)) / τ (HET-XL Eq. 2)."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.heads.base import ClassificationHead, ClassificationOptions
-from lit_het.heads.covariance import CovarianceConfig, Noise
-from lit_het.heads.sampling import SamplingConfig, noiseless_samples, noisy_logit_samples
-from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
+from lit_het.heads.base import ClassificationHead
+from lit_het.heads.classification_config import HetConfig
+from lit_het.heads.covariance import Noise
+from lit_het.heads.sampling import noiseless_samples, noisy_logit_samples
 from lit_het.types import LogitSamples
-
-
-@dataclasses.dataclass(frozen=True)
-class HetConfig(ClassificationOptions):
-    """A classifier with noise in its logits; its parameters grow with the number of classes, about 2dk + rk.
-
-    Attributes:
-        covariance: Σ(x) of the noise in the logits.
-        temperature: τ.
-        sampling: number of noise samples, and how they are computed; ``order`` has no effect on noise in the logits.
-        initial_bias: initial value of the biases of the logits.
-        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
-    """
-
-    covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
-    temperature: TemperatureConfig = BoundedTemperature()
-    sampling: SamplingConfig = SamplingConfig()
-    initial_bias: float = 0.0
-    zero_kernel: bool = False
-
-    has_noise = True
-
-    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetClassifier":
-        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
-        return HetClassifier(self, feature_size, num_classes, rngs)
 
 
 class HetClassifier(ClassificationHead):

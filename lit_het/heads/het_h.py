@@ -1,6 +1,5 @@
 """The HET-H classifier, whose classes share noise by a hash: (Wᵀ φ + bias + ε''(x)[h(c)]) / τ (HET-XL Eq. 9)."""
 
-import dataclasses
 import functools
 import hashlib
 
@@ -8,67 +7,19 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import UserError, require_at_least
-from lit_het.heads.base import ClassificationHead, ClassificationOptions
-from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.base import ClassificationHead
+from lit_het.heads.classification_config import HetHConfig
+from lit_het.heads.covariance import Noise
 from lit_het.heads.sampling import (
-    SamplingConfig,
-    check_order,
     is_factored,
     noiseless_samples,
     noisy_logit_samples,
     noisy_samples,
 )
-from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
 # Multiply-adds that take as long as gathering one number for its class, forward and backward (docs/benchmarks.md).
 GATHER_COST = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class HetHConfig(ClassificationOptions):
-    """A classifier whose classes share H coordinates of noise.
-
-    Attributes:
-        num_buckets: H; in the paper the size of the features.
-        hash_seed: seed of the hash from classes to buckets.
-        covariance: Σ''(x) of the noise in the buckets.
-        temperature: τ.
-        sampling: number of noise samples, and how they are computed.
-        initial_bias: initial value of the biases of the logits.
-        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
-
-    Raises:
-        UserError: no buckets, or the factored order without a second term of rank one.
-    """
-
-    num_buckets: int = 768
-    hash_seed: int = 0
-    covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
-    temperature: TemperatureConfig = BoundedTemperature()
-    sampling: SamplingConfig = SamplingConfig()
-    initial_bias: float = 0.0
-    zero_kernel: bool = False
-
-    has_noise = True
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "num_buckets")
-        check_order(self.sampling.order, self.covariance)
-
-    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetHClassifier":
-        """Returns the head for features ``[b d]`` and ``num_classes`` classes.
-
-        Raises:
-            UserError: more buckets than classes.
-        """
-        if self.num_buckets > num_classes:
-            raise UserError(
-                f"HetHConfig: num_buckets = {self.num_buckets} is more than the {num_classes} classes; "
-                f"set --task.head.num-buckets to at most {num_classes}, or use HetConfig"
-            )
-        return HetHClassifier(self, feature_size, num_classes, rngs)
 
 
 @functools.lru_cache

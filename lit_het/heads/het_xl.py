@@ -3,59 +3,19 @@
 If W is not shared, the noise has its own space and matrix: (Wᵀ φ + W'ᵀ ε'(x) + bias) / τ (Eq. 14).
 """
 
-import dataclasses
-
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.errors import require_at_least
-from lit_het.heads.base import ClassificationHead, ClassificationOptions
-from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.base import ClassificationHead
+from lit_het.heads.classification_config import HetXLConfig
+from lit_het.heads.covariance import Noise
 from lit_het.heads.sampling import (
-    SamplingConfig,
-    check_order,
     is_factored,
     noiseless_samples,
     noisy_logit_samples,
     noisy_samples,
 )
-from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
-
-
-@dataclasses.dataclass(frozen=True)
-class HetXLConfig(ClassificationOptions):
-    """A classifier with noise in its features; about 2d² + rd more parameters, independent of the number of classes.
-
-    Attributes:
-        covariance: Σ'(x) of the noise in the features.
-        unshared_size: M, the size of the noise's own space with the matrix W' (Eq. 14); None shares W.
-        temperature: τ.
-        sampling: number of noise samples, and how they are computed.
-        initial_bias: initial value of the biases of the logits.
-        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
-
-    Raises:
-        UserError: M below 1, or the factored order without a second term of rank one.
-    """
-
-    covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
-    unshared_size: int | None = None
-    temperature: TemperatureConfig = BoundedTemperature()
-    sampling: SamplingConfig = SamplingConfig()
-    initial_bias: float = 0.0
-    zero_kernel: bool = False
-
-    has_noise = True
-
-    def __post_init__(self) -> None:
-        if self.unshared_size is not None:
-            require_at_least(1, self, "unshared_size")
-        check_order(self.sampling.order, self.covariance)
-
-    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetXLClassifier":
-        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
-        return HetXLClassifier(self, feature_size, num_classes, rngs)
 
 
 class HetXLClassifier(ClassificationHead):

@@ -5,53 +5,19 @@ prediction uses all entries, or for images the mean over S masks. The uncertaint
 ``E |z - E z|²`` for ``z = m ∘ a / |m ∘ a|``.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.errors import FieldError, require_at_least
-from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
-from lit_het.heads.contrastive import EVALUATED_LOGITS
+from lit_het.heads.base import EVALUATED_LOGITS, ContrastiveHead, unit
+from lit_het.heads.contrastive_config import McDropoutContrastiveConfig
 from lit_het.heads.covariance import Noise, standard_normals
 from lit_het.heads.sampling import noisy_samples
-from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples
 
 # Masks that the noise norm is measured with, the same for all examples and calls.
 _MASKS = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class McDropoutContrastiveConfig(ContrastiveOptions):
-    """Entries of embeddings are dropped in training, and for noise samples of predictions.
-
-    Attributes:
-        temperature: τ.
-        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
-        dropout: probability with which an entry is dropped.
-
-    Raises:
-        UserError: a probability that is negative, or 1 or more.
-    """
-
-    temperature: TemperatureConfig = LogTemperature()
-    initial_bias: float | None = None
-    dropout: float = 0.1
-
-    has_noise = has_image_noise = True
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "dropout")
-        if self.dropout >= 1:
-            raise FieldError(self, "dropout", f"{self.dropout} must be below 1")
-
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "McDropoutContrastive":
-        """Returns the head."""
-        return McDropoutContrastive(self)
 
 
 class McDropoutContrastive(ContrastiveHead):

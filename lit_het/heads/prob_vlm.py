@@ -6,7 +6,6 @@ distribution. It is trained by the likelihood of its own embedding and, weighted
 variance ``α² Γ(3/β) / Γ(1/β)`` is aleatoric; the variance of ẑ over dropout masks is epistemic.
 """
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -16,10 +15,9 @@ from flax import nnx
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.errors import FieldError, UserError, require_at_least
-from lit_het.heads.base import ContrastiveHead, ContrastiveOptions, unit
+from lit_het.heads.base import ContrastiveHead, unit
+from lit_het.heads.contrastive_config import ProbVLMContrastiveConfig
 from lit_het.heads.covariance import Noise
-from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 
 # Dropout masks that the epistemic variance is measured with, the same for all examples and calls.
 _MASKS = 8
@@ -47,44 +45,6 @@ class GeneralizedGaussian(NamedTuple):
     def variance(self) -> Float[Array, "b d"]:
         """Returns ``α² Γ(3/β) / Γ(1/β)``."""
         return self.scale**2 * jnp.exp(gammaln(3 / self.shape) - gammaln(1 / self.shape))
-
-
-@dataclasses.dataclass(frozen=True)
-class ProbVLMContrastiveConfig(ContrastiveOptions):
-    """An adapter for each tower; embeddings themselves, and so predictions without noise, stay as they are.
-
-    Attributes:
-        temperature: τ, which the loss of the task trains.
-        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
-        initial_noise_norm: initial root mean square norm of z - ẑ; ẑ starts at zero, and z has norm 1.
-        hidden_size: width of the adapter's hidden layers.
-        dropout: probability with which a hidden unit is left out, in training and for the epistemic variance.
-        cross_modal: λ.
-
-    Raises:
-        UserError: a negative size or weight, a probability of 1 or more, or a norm that is not finite and positive.
-    """
-
-    temperature: TemperatureConfig = LogTemperature()
-    initial_bias: float | None = None
-    initial_noise_norm: float = 1.0
-    hidden_size: int = 256
-    dropout: float = 0.1
-    cross_modal: float = 1e-4
-
-    has_noise = has_image_noise = True
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "hidden_size")
-        require_at_least(0, self, "dropout", "cross_modal")
-        if self.dropout >= 1:
-            raise FieldError(self, "dropout", f"{self.dropout} must be below 1")
-        if not 0 < self.initial_noise_norm < math.inf:
-            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
-
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "ProbVLMContrastive":
-        """Returns the head for embeddings ``[b d]``."""
-        return ProbVLMContrastive(self, embedding_size, rngs)
 
 
 class Branch(nnx.Module):

@@ -11,70 +11,19 @@ The factored order needs a rank-one second term: a diagonal one has as many norm
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import FieldError, UserError, require_at_least, require_choice
-from lit_het.heads.covariance import CovarianceConfig, Noise, standard_normals
+from lit_het.errors import UserError
+from lit_het.heads.covariance import Noise, standard_normals
+from lit_het.heads.noise_config import CovarianceConfig, Order
+from lit_het.heads.noise_config import SamplingConfig as SamplingConfig
 from lit_het.types import LogitSamples
-
-Order = Literal["cheaper", "direct", "factored"]
 
 # Larger blocks of samples are not faster, and leave memory for fewer examples.
 SAMPLES_PER_BLOCK = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingConfig:
-    """How the expectation over the noise is estimated (HET-XL Sec. 2.1); the paper uses S = 1000 (App. N.1).
-
-    Attributes:
-        num_samples: S in training.
-        num_eval_samples: S of evaluations that take no number of their own (sweeps).
-        block_size: vectors of k numbers in memory at a time on a device; an example has one per sample, and in the
-            factored order one per factor. Larger blocks are faster and need more memory.
-        order: order of products; "cheaper" chooses the one with fewer operations.
-        antithetic: whether samples come in pairs with noise ε and -ε; None for pairs wherever S is even.
-
-    Raises:
-        UserError: a number below 1, an unknown order, or pairs of an odd number of samples.
-    """
-
-    num_samples: int = 16
-    num_eval_samples: int = 16
-    block_size: int = 1024
-    order: Order = "cheaper"
-    antithetic: bool | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "num_samples", "num_eval_samples", "block_size")
-        require_choice(self, "order")
-        for field in ("num_samples", "num_eval_samples"):
-            check_antithetic(self, field)
-
-
-def logits_at_once(sampling: SamplingConfig | None, rows: int, num_classes: int) -> int:
-    """Returns how many numbers a block of logits holds on a device.
-
-    Args:
-        sampling: of the head; None without noise.
-        rows: examples on the device.
-        num_classes: k.
-    """
-    vectors = rows if sampling is None else min(sampling.block_size, rows * sampling.num_samples)
-    return vectors * num_classes
-
-
-def check_antithetic(config: Any, field: str) -> None:
-    """Checks that the number of samples in a field of a configuration is even if pairs are asked for.
-
-    Raises:
-        UserError: it is odd.
-    """
-    if config.antithetic and getattr(config, field) % 2:
-        raise FieldError(config, field, f"{getattr(config, field)} is odd, but antithetic samples come in pairs")
 
 
 def in_pairs(antithetic: bool | None, num_samples: int) -> bool:
@@ -89,20 +38,6 @@ def in_pairs(antithetic: bool | None, num_samples: int) -> bool:
             "number with --samples"
         )
     return num_samples % 2 == 0 if antithetic is None else antithetic
-
-
-def check_order(order: Order, covariance: CovarianceConfig) -> None:
-    """Checks that the covariance supports the order.
-
-    Raises:
-        UserError: the factored order of a diagonal covariance.
-    """
-    if order == "factored" and covariance.is_diagonal:
-        second_term = f"second_term = {covariance.second_term!r} with num_factors = {covariance.num_factors}"
-        raise UserError(
-            f"order = 'factored' needs covariance.second_term = 'rank_one' and factors, not {second_term}; "
-            "use the order 'cheaper'"
-        )
 
 
 def is_factored(

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import sharding
-from lit_het.errors import FieldError
 from lit_het.losses import blocks
 from lit_het.losses.base import weights
+from lit_het.losses.classification_config import SigmoidCrossEntropy as SigmoidCrossEntropy
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.mixtures import LabelMixture
 from lit_het.types import LogitSamples
 
@@ -34,154 +35,69 @@ class LossAndTop1:
     top1: Float[Array, ""]
 
 
-@dataclasses.dataclass(frozen=True)
-class SoftmaxCrossEntropy:
-    """``-log 1/S Σ_s softmax(u_s)[y]`` (HET-XL Eq. 2); each example has one class.
-
-    Attributes:
-        label_smoothing: share of the uniform distribution over all classes in the target (Szegedy et al. 2016, Sec. 7).
-
-    Raises:
-        UserError: a share outside [0, 1).
-    """
-
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise FieldError(self, "label_smoothing", f"{self.label_smoothing} is not in [0, 1)")
-
-    def __call__(
-        self,
-        samples: LogitSamples,
-        label: Int[Array, "b *m"] | LabelMixture,
-        valid: Bool[Array, " b"] | None = None,
-        weight: Float[Array, " b"] | None = None,
-        *,
-        joint: bool = False,
-    ) -> LossAndTop1:
-        """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a label.
-
-        With label smoothing α the weights are ``(1 - α) w_c + α / k``, of all k classes.
-
-        Args:
-            samples: what the head returns.
-            label: of each example, or of each member's prediction of it.
-            valid: which examples count; None for all.
-            weight: of each example in the mean (`lit_het.losses.base.weights`); None for equal weights.
-            joint: whether the loss of several members is that of their mean prediction, instead of their mean loss.
-        """
-
-        def log_probabilities(
-            logits: Float[Array, "n t k"], target: LabelMixture
-        ) -> tuple[Float[Array, "n t _"], Float[Array, "n t"]]:
-            def label_logit(label: Int[Array, " n"]) -> Float[Array, "n t"]:
-                # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
-                is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
-                return jnp.sum(logits, axis=-1, where=is_label[:, None])
-
-            label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
-            # Only the logits of the labels are divided by the normalizer: p of all classes would be another array of
-            # their size.
-            normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-            log_p = label_logits - normalizer
-            if self.label_smoothing:
-                # Of every class, as the probabilities of each are averaged over samples before the logarithm.
-                log_p = jnp.concatenate([log_p, logits - normalizer], axis=-1)
-            return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
-
-        def cross_entropy(log_p: Float[Array, "n _"], target: LabelMixture) -> Float[Array, " n"]:
-            of_labels, of_classes = jnp.split(log_p, [target.label.shape[-1]], axis=-1)
-            found = -jnp.sum(target.weight * of_labels, axis=-1)
-            if not self.label_smoothing:
-                return found
-            return (1 - self.label_smoothing) * found - self.label_smoothing * of_classes.mean(axis=-1)
-
-        if not isinstance(label, LabelMixture):
-            label = LabelMixture(label[..., None], jnp.ones((*label.shape, 1)))
-        return _mean(samples, label, (valid, weight), log_probabilities, cross_entropy, joint)
-
-    def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
-        """Returns the shapes of an example's labels, the usual one first: a class index."""
-        return ((),)
-
-    def targets(self, label: Int[Array, " b"], num_classes: int) -> Int[Array, " b"]:
-        """Returns the labels unchanged."""
-        return label
-
-    def log_probabilities(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
-        """Returns the log-softmax."""
-        return jax.nn.log_softmax(logits)
-
-    def scores(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
-        """Returns a score of each class that does not depend on other classes: the logit."""
-        return logits
-
-    def mean_scores(self, scores: Float[Array, "b m k"]) -> Float[Array, "b k"]:
-        """Returns the mean of the members' scores."""
-        return scores.mean(axis=1)
+Counted: TypeAlias = tuple[Bool[Array, " b"] | None, Float[Array, " b"] | None]
+"""Which examples count, and their weights in the loss; None for all, and for equal ones."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SigmoidCrossEntropy:
-    """Binary cross-entropy of ``1/S Σ_s σ(u_s)``, summed over classes (HET-XL Sec. 2.1); any number of classes."""
+def softmax_cross_entropy(
+    loss: SoftmaxCrossEntropy,
+    samples: LogitSamples,
+    label: Int[Array, "b *m"] | LabelMixture,
+    counted: Counted,
+    joint: bool,
+) -> LossAndTop1:
+    """Computes a `SoftmaxCrossEntropy`."""
+    smoothing = loss.label_smoothing
 
-    def __call__(
-        self,
-        samples: LogitSamples,
-        target: Float[Array, "b *m k"],
-        valid: Bool[Array, " b"] | None = None,
-        weight: Float[Array, " b"] | None = None,
-        *,
-        joint: bool = False,
-    ) -> LossAndTop1:
-        """Returns the binary cross-entropy of the mean probabilities, summed over classes, averaged over examples.
+    def log_probabilities(
+        logits: Float[Array, "n t k"], target: LabelMixture
+    ) -> tuple[Float[Array, "n t _"], Float[Array, "n t"]]:
+        def label_logit(label: Int[Array, " n"]) -> Float[Array, "n t"]:
+            # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
+            is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
+            return jnp.sum(logits, axis=-1, where=is_label[:, None])
 
-        Args:
-            samples: what the head returns.
-            target: 0, 1, or a number between them for each class, of each example or of each member's prediction of it.
-            valid: which examples count; None for all.
-            weight: of each example in the mean (`lit_het.losses.base.weights`); None for equal weights.
-            joint: whether the loss of several members is that of their mean prediction, instead of their mean loss.
-        """
+        label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
+        # Only the logits of the labels are divided by the normalizer: p of all classes would be another array of
+        # their size.
+        normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        log_p = label_logits - normalizer
+        if smoothing:
+            # Of every class, as the probabilities of each are averaged over samples before the logarithm.
+            log_p = jnp.concatenate([log_p, logits - normalizer], axis=-1)
+        return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
 
-        def log_probabilities(
-            logits: Float[Array, "n t k"], target: Float[Array, "n k"]
-        ) -> tuple[Float[Array, "n t two k"], Float[Array, "n t"]]:
-            best = jnp.max(logits, axis=-1)
-            # With several true classes, any of them at the top counts as correct.
-            best_true = jnp.max(jnp.where(target[:, None] > 0.5, logits, -jnp.inf), axis=-1)
-            # Both probabilities are averaged over samples: 1 - exp(log mean p) would lose the digits of a small 1 - p.
-            log_p = jnp.stack([jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)], axis=2)
-            return log_p, (best_true >= best).astype(jnp.float32)
+    def cross_entropy(log_p: Float[Array, "n _"], target: LabelMixture) -> Float[Array, " n"]:
+        of_labels, of_classes = jnp.split(log_p, [target.label.shape[-1]], axis=-1)
+        found = -jnp.sum(target.weight * of_labels, axis=-1)
+        if not smoothing:
+            return found
+        return (1 - smoothing) * found - smoothing * of_classes.mean(axis=-1)
 
-        def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
-            return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
-
-        return _mean(samples, target, (valid, weight), log_probabilities, cross_entropy, joint)
-
-    def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
-        """Returns the shapes of an example's labels, the usual one first: a target per class, or a class index."""
-        return (num_classes,), ()
-
-    def targets(self, label: Int[Array, " b"] | Float[Array, "b k"], num_classes: int) -> Float[Array, "b k"]:
-        """Returns one target per class; class indices become one-hot vectors."""
-        return jax.nn.one_hot(label, num_classes) if label.ndim == 1 else label
-
-    def log_probabilities(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
-        """Returns ``log σ(u)``, divided by the sum over classes: the loss trains every class independently."""
-        return jax.nn.log_softmax(jax.nn.log_sigmoid(logits))
-
-    def scores(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
-        """Returns a score of each class that does not depend on other classes: ``log σ(u)``."""
-        return jax.nn.log_sigmoid(logits)
-
-    def mean_scores(self, scores: Float[Array, "b m k"]) -> Float[Array, "b k"]:
-        """Returns the log of the mean probability of the members."""
-        return jax.nn.logmeanexp(scores, axis=1)
+    if not isinstance(label, LabelMixture):
+        label = LabelMixture(label[..., None], jnp.ones((*label.shape, 1)))
+    return _mean(samples, label, counted, log_probabilities, cross_entropy, joint)
 
 
-ClassificationLoss: TypeAlias = SoftmaxCrossEntropy | SigmoidCrossEntropy
+def sigmoid_cross_entropy(
+    samples: LogitSamples, target: Float[Array, "b *m k"], counted: Counted, joint: bool
+) -> LossAndTop1:
+    """Computes a `SigmoidCrossEntropy`."""
+
+    def log_probabilities(
+        logits: Float[Array, "n t k"], target: Float[Array, "n k"]
+    ) -> tuple[Float[Array, "n t two k"], Float[Array, "n t"]]:
+        best = jnp.max(logits, axis=-1)
+        # With several true classes, any of them at the top counts as correct.
+        best_true = jnp.max(jnp.where(target[:, None] > 0.5, logits, -jnp.inf), axis=-1)
+        # Both probabilities are averaged over samples: 1 - exp(log mean p) would lose the digits of a small 1 - p.
+        log_p = jnp.stack([jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)], axis=2)
+        return log_p, (best_true >= best).astype(jnp.float32)
+
+    def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
+        return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
+
+    return _mean(samples, target, counted, log_probabilities, cross_entropy, joint)
 
 
 def mean_log_probabilities(
@@ -238,7 +154,7 @@ def label_log_probabilities(samples: LogitSamples, label: Int[Array, " b"]) -> F
 def _mean(
     samples: LogitSamples,
     target: Any,
-    counted: tuple[Bool[Array, " b"] | None, Float[Array, " b"] | None],
+    counted: Counted,
     log_probabilities: Callable[[Array, Any], tuple[Array, Array]],
     loss: Callable[[Array, Any], Float[Array, " n"]],
     joint: bool,
@@ -248,7 +164,7 @@ def _mean(
     Args:
         samples: samples of the logits.
         target: a tree with a leading example axis, and a second axis of members where there are several.
-        counted: which examples count, and their weights in the loss; None for all, and for equal ones.
+        counted: see `Counted`.
         log_probabilities: (logits of t samples, targets) to log-probabilities and to 1 for every correct sample.
         loss: (log mean probabilities, targets) to the loss of every example.
         joint: see `SoftmaxCrossEntropy`.

@@ -11,7 +11,8 @@ from lit_het.errors import UserError
 from lit_het.eval.answers import label_predictor
 from lit_het.eval.metrics.conformal import ConformalThresholds, candidates_digest, read_conformal
 from lit_het.eval.predictions import Predictor
-from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, check_templates, fill_template, read_prompts
+from lit_het.eval.sets import SET_PROMPTS
+from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, check_templates, fill_template, read_prompts
 from lit_het.models.calibration.saved import calibration_path
 from lit_het.types import EvaluatedModel
 

@@ -13,8 +13,9 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.images.decoding import BrokenImage, Transparency, upright_rgb
+from lit_het.data_pipelines.images.decoding import BrokenImage, upright_rgb
 from lit_het.data_pipelines.images.headers import check_size
+from lit_het.data_pipelines.images.transforms import Transparency
 from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.shards.storage import reason
 from lit_het.errors import UserError

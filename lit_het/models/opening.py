@@ -161,15 +161,3 @@ def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
         for part, (_, _, subtree) in places.items()
     }
     return dataclasses.replace(config, task=dataclasses.replace(config.task, **moved))
-
-
-def with_absolute_weights(config: Any) -> Any:
-    """Returns a task's configuration with absolute paths of weights, to open it from other directories."""
-    for part in TOWERS:
-        tower: Any = vars(config).get(part)
-        address = getattr(tower, "weights", None)
-        if address is not None and "://" not in address:
-            config = dataclasses.replace(
-                config, **{part: dataclasses.replace(tower, weights=str(Path(address).resolve()))}
-            )
-    return config

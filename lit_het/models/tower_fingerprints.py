@@ -5,21 +5,23 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_het import parameters
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.towers.base import EXECUTION_FIELDS, LATER_FIELDS
 from lit_het.types import Params
 from lit_het.weights.native import checksums
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 
 # Of towers and of tokenizers: embeddings of an earlier version stay valid.
 _LATER_FIELDS = {**LATER_FIELDS, "split_underscores": False}
 
 
-def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None = None) -> str:
+def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Tokenizer | None" = None) -> str:
     """Returns a fingerprint of a tower: a hash of its fields, its parameters in the compute type and its tokenizer.
 
     Args:

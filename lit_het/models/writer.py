@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Key, Real
 
 from lit_het import arguments
-from lit_het.data_pipelines.texts.captions import QUESTION
+from lit_het.data_pipelines.texts.captions_config import QUESTION
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.eval.answers import BAND

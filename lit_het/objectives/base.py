@@ -7,17 +7,19 @@ flags and messages call it so.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from lit_het.errors import UserError
 from lit_het.random import Keys
 from lit_het.training.durations import Duration, RunLength
 from lit_het.types import Batch, Metrics, Params, TowerOutput
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 _Task = TypeVar("_Task", bound=Any)
 
@@ -74,11 +76,11 @@ class Objective:
     start: Duration = Duration(0)
     reads_targets = False
 
-    def modules(self, task: Any, rngs: nnx.Rngs) -> nnx.Module | None:
+    def modules(self, task: Any, rngs: "nnx.Rngs") -> "nnx.Module | None":
         """Returns the module with its parameters, for the towers of a task's configuration."""
 
     def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each of its parameters, see `transformer.layers_above`."""
+        """Returns the number of layers above each of its parameters, see `encoder_config.layers_above`."""
         return jax.tree.map(lambda _: 0, params)
 
     def check(self, setup: Setup) -> None:

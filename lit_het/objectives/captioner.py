@@ -1,19 +1,19 @@
 """A text decoder that learns to write captions beside a contrastive loss (CoCa; SigLIP 2, Sec. 2.2)."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flax import nnx
 from jaxtyping import Array, Float
 
 from lit_het.errors import FieldError, UserError
-from lit_het.heads.base import ClassificationHead
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.heads.classification_config import DeterministicConfig, TokenHeadConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.objectives.base import Context, Objective, Setup
-from lit_het.objectives.tokens import TokenHeadConfig, build_head, check_tied, token_logits_at_once, token_loss
-from lit_het.towers.decoder import DecoderConfig, Source
+from lit_het.towers.decoder_config import DecoderConfig
 from lit_het.types import Metrics, Params
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +40,19 @@ class CaptionerConfig(Objective):
     def __post_init__(self) -> None:
         if not self.weight > 0:
             raise FieldError(self, "weight", f"{self.weight} must be above 0; task.captioner None leaves the loss out")
-        check_tied(self.decoder, self.head, "task.captioner")
+        self.decoder.check_head(self.head, "task.captioner")
 
-    def modules(self, task: Any, rngs: nnx.Rngs) -> "Captioner":
+    def modules(self, task: Any, rngs: "nnx.Rngs") -> "nnx.Module":
         """Returns the decoder and its head."""
-        return Captioner(self, task.image_tower.encoder.width, rngs)
+        from flax import nnx
+
+        from lit_het.objectives.tokens import build_head
+
+        decoder = self.decoder.build(task.image_tower.encoder.width, rngs)
+        return nnx.Dict(decoder=decoder, head=build_head(self.decoder, self.head, decoder, rngs))
 
     def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each of its parameters, see `transformer.layers_above`."""
+        """Returns the number of layers above each of its parameters, see `encoder_config.layers_above`."""
         return {**super().layers_above(params), "decoder": self.decoder.layers_above(params["decoder"])}
 
     def check(self, setup: Setup) -> None:
@@ -84,6 +89,9 @@ class CaptionerConfig(Objective):
 
     def term(self, context: Context) -> tuple[Float[Array, ""], Metrics]:
         """Returns the weighted loss of the next token, and metrics."""
+        from lit_het.objectives.tokens import token_loss
+        from lit_het.towers.decoder import Source
+
         if "image" not in context.outputs or context.batch.text_target is None:
             raise UserError(
                 "task.captioner needs images, not their stored embeddings, and the tokens of captions: leave out "
@@ -96,14 +104,6 @@ class CaptionerConfig(Objective):
 
     def largest_array(self, task: Any, rows: int) -> int:
         """Returns the numbers of a block of logits."""
+        from lit_het.objectives.tokens import token_logits_at_once
+
         return token_logits_at_once(self.decoder, self.head, rows)
-
-
-class Captioner(nnx.Module):
-    """The decoder and the head of a `CaptionerConfig`."""
-
-    head: ClassificationHead
-
-    def __init__(self, config: CaptionerConfig, source_width: int, rngs: nnx.Rngs):
-        self.decoder = config.decoder.build(source_width, rngs)
-        self.head = build_head(config.decoder, config.head, self.decoder, rngs)

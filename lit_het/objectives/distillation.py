@@ -1,24 +1,22 @@
 """Self-distillation and masked prediction beside a contrastive loss (SigLIP 2, Sec. 2.3; SILC; DINO; iBOT)."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.losses.base import weights
-from lit_het.losses.distillation import VECTORS_PER_BLOCK, prototype_cross_entropy
 from lit_het.objectives.base import Context, Objective, Setup
 from lit_het.objectives.masking import random_patches
-from lit_het.objectives.views import random_views
 from lit_het.random import Keys
-from lit_het.towers.layers import linear
-from lit_het.towers.vit import ViT, ViTConfig
 from lit_het.training.durations import Duration
 from lit_het.types import Batch, Metrics
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +75,30 @@ class DistillationConfig(Objective):
             if not 0 < least <= most <= 1:
                 raise FieldError(self, field, f"({least}, {most}) must be two shares of an image, the smaller first")
 
-    def modules(self, task: Any, rngs: nnx.Rngs) -> "Distillation":
+    def modules(self, task: Any, rngs: "nnx.Rngs") -> "nnx.Module":
         """Returns the heads between the tower and the prototypes, and the token of masked patches."""
-        return Distillation(self, task.image_tower, rngs)
+        from flax import nnx
+
+        width, found = task.image_tower.encoder.width, nnx.Dict()
+        if self.weight:
+            found.image_head = self._prototype_head(task.image_tower.embedding_size, rngs)
+        if self.masked_weight:
+            found.patch_head = self._prototype_head(width, rngs)
+            found.mask_token = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (width,), jnp.float32))
+        return found
+
+    def _prototype_head(self, width: int, rngs: "nnx.Rngs") -> "nnx.Module":
+        """Returns the layers of `unit_vectors`, and the prototypes to compare them with (DINO, App. C)."""
+        from flax import nnx
+
+        from lit_het.towers.layers import linear
+
+        first = linear(width, self.hidden, "float32", rngs)
+        second = linear(self.hidden, self.hidden, "float32", rngs)
+        bottleneck = linear(self.hidden, self.bottleneck, "float32", rngs)
+        normal = nnx.initializers.normal(1.0)
+        prototypes = nnx.Param(normal(rngs.params(), (self.bottleneck, self.num_prototypes), jnp.float32))
+        return nnx.Dict(first=first, second=second, bottleneck=bottleneck, prototypes=prototypes)
 
     def check(self, setup: Setup) -> None:
         """Checks that the image tower has what the losses compare, is trained, and has an average.
@@ -113,52 +132,33 @@ class DistillationConfig(Objective):
         """Returns the weighted sum of both losses, and metrics."""
         assert context.teacher is not None, "checked with the run"
         student, teacher = ((m.image_tower, m.distillation) for m in (context.model, context.teacher))
-        return distillation_loss(student, teacher, context.batch, context.keys)
+        return distillation_loss(self, student, teacher, context.batch, context.keys)
 
     def largest_array(self, task: Any, rows: int) -> int:
         """Returns the numbers of a block of logits of prototypes."""
+        from lit_het.losses.distillation import VECTORS_PER_BLOCK
+
         return VECTORS_PER_BLOCK * self.num_prototypes
 
 
-class PrototypeHead(nnx.Module):
-    """Features to unit vectors, and unit prototypes to compare them with (DINO, App. C)."""
-
-    def __init__(self, width: int, config: DistillationConfig, rngs: nnx.Rngs):
-        self.first = linear(width, config.hidden, "float32", rngs)
-        self.second = linear(config.hidden, config.hidden, "float32", rngs)
-        self.bottleneck = linear(config.hidden, config.bottleneck, "float32", rngs)
-        normal = nnx.initializers.normal(1.0)
-        self.prototypes = nnx.Param(normal(rngs.params(), (config.bottleneck, config.num_prototypes), jnp.float32))
-
-    def __call__(self, features: Float[Array, "n width"]) -> Float[Array, "n d"]:
-        """Returns unit vectors."""
-        hidden = nnx.gelu(self.first(features.astype(jnp.float32)), approximate=False)
-        return _unit(self.bottleneck(nnx.gelu(self.second(hidden), approximate=False)), axis=1)
-
-    def unit_prototypes(self) -> Float[Array, "d k"]:
-        """Returns the directions of the prototypes: their lengths do not count (DINO's weight norm of length 1)."""
-        return _unit(self.prototypes[...], axis=0)
+def unit_vectors(head: Any, features: Float[Array, "n width"]) -> Float[Array, "n d"]:
+    """Returns features as unit vectors, to compare with `unit_prototypes` of the same head."""
+    hidden = jax.nn.gelu(head.first(features.astype(jnp.float32)), approximate=False)
+    return _unit(head.bottleneck(jax.nn.gelu(head.second(hidden), approximate=False)), axis=1)
 
 
-class Distillation(nnx.Module):
-    """What the losses of a `DistillationConfig` need besides the image tower."""
-
-    def __init__(self, config: DistillationConfig, tower: ViTConfig, rngs: nnx.Rngs):
-        self.config = config
-        width = tower.encoder.width
-        if config.weight:
-            self.image_head = PrototypeHead(tower.embedding_size, config, rngs)
-        if config.masked_weight:
-            self.patch_head = PrototypeHead(width, config, rngs)
-            self.mask_token = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (width,), jnp.float32))
+def unit_prototypes(head: Any) -> Float[Array, "d k"]:
+    """Returns the directions of the prototypes: their lengths do not count (DINO's weight norm of length 1)."""
+    return _unit(head.prototypes[...], axis=0)
 
 
 def distillation_loss(
-    student: tuple[ViT, Distillation], teacher: tuple[ViT, Distillation], batch: Batch, keys: Keys
+    config: DistillationConfig, student: tuple[Any, Any], teacher: tuple[Any, Any], batch: Batch, keys: Keys
 ) -> tuple[Float[Array, ""], Metrics]:
     """Returns the weighted sum of both losses, and metrics.
 
     Args:
+        config: of the losses.
         student: image tower and heads to differentiate.
         teacher: the moving average of both.
         batch: with images.
@@ -167,9 +167,11 @@ def distillation_loss(
     Raises:
         UserError: the batch has stored embeddings instead of images.
     """
+    from lit_het.objectives.views import random_views
+
     if batch.image is None:
         raise UserError("task.distillation needs images, not their stored embeddings; leave out data.embeddings")
-    config, tower = student[1].config, student[0].config
+    tower = student[0].config
     of_whole, of_parts, of_mask = jax.random.split(keys("distillation"), 3)
     whole = random_views(of_whole, batch.image, 1, tower.image_size, config.global_areas)
     target = teacher[0](whole)
@@ -201,20 +203,22 @@ def masked_patches(key: Key[Array, ""], share: float, num_images: int, num_patch
 
 def _compared(
     config: DistillationConfig,
-    heads: tuple[PrototypeHead, PrototypeHead],
+    heads: tuple[Any, Any],
     features: tuple[Float[Array, "..."], ...],
     share: Float[Array, " b"],
 ) -> tuple[Float[Array, ""], Metrics]:
     """Returns the loss of the features of several views or patches of each image, of student and teacher."""
+    from lit_het.losses.distillation import prototype_cross_entropy
+
     student, teacher = (
-        head(x.reshape(-1, x.shape[-1])).reshape(len(share), -1, config.bottleneck)
+        unit_vectors(head, x.reshape(-1, x.shape[-1])).reshape(len(share), -1, config.bottleneck)
         for head, x in zip(heads, features, strict=True)
     )
     return prototype_cross_entropy(
         student,
         teacher,
-        heads[0].unit_prototypes(),
-        heads[1].unit_prototypes(),
+        unit_prototypes(heads[0]),
+        unit_prototypes(heads[1]),
         share,
         student_temperature=config.student_temperature,
         teacher_temperature=config.teacher_temperature,

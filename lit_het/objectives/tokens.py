@@ -7,28 +7,21 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lit_het import sharding
-from lit_het.errors import UserError
 from lit_het.heads.base import ClassificationHead
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.classification_config import TokenHeadConfig
 from lit_het.heads.logits import TiedLogits
-from lit_het.heads.sampling import logits_at_once
+from lit_het.heads.noise_config import logits_at_once
 from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.random import Keys
-from lit_het.towers.decoder import Decoder, DecoderConfig, Source
+from lit_het.towers.decoder import Decoder, Source
+from lit_het.towers.decoder_config import START_TOKEN, DecoderConfig
 from lit_het.types import Batch, LogitSamples, Metrics
-
-START_TOKEN = 0
-"""The input from which the first token of a text is predicted: padding, as in T5 and big_vision."""
 
 # 256 MiB in float32.
 _LOGITS_PER_BLOCK = 2**26
 _LEAST_TOKENS_PER_BLOCK = 128
-
-TokenHeadConfig = DeterministicConfig | HetXLConfig
-"""Heads that map features of a decoder to logits of the next token."""
 
 
 def build_head(config: DecoderConfig, head: TokenHeadConfig, decoder: Decoder, rngs: nnx.Rngs) -> ClassificationHead:
@@ -37,16 +30,6 @@ def build_head(config: DecoderConfig, head: TokenHeadConfig, decoder: Decoder, r
     if config.tied_output:
         built.logits = TiedLogits(decoder.tokens.embedding, built.logits.bias)
     return built
-
-
-def check_tied(decoder: DecoderConfig, head: TokenHeadConfig, field: str) -> None:
-    """Checks that tied logits fit the head of a field.
-
-    Raises:
-        UserError: the head starts with a kernel of zeros.
-    """
-    if decoder.tied_output and head.zero_kernel:
-        raise UserError(f"{field}.decoder.tied_output has no kernel to be zero; set {field}.head.zero_kernel to False")
 
 
 def token_loss(

@@ -2,6 +2,7 @@
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
+from lit_het.eval.sets.folders import overlaps
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.models.calibration.split import split
 
@@ -37,13 +38,13 @@ def check_sets(config: ExperimentConfig, metric: str) -> None:
     training += [(data_set.shards, data_set.portion) for data_set in config.data.mixture]
     for data in validation:
         for shards, portion in training:
-            if data.overlaps(shards, portion):
+            if overlaps(data, shards, portion):
                 raise UserError(
                     f"--metric {metric}: {data.name} has images that the runs are trained on ({data.shards}); evaluate "
                     "other images, or hold some out with --data.portion"
                 )
         for other in sets:
-            if other.name != data.name and data.overlaps((other.shards,), other.portion):
+            if other.name != data.name and overlaps(data, (other.shards,), other.portion):
                 raise UserError(
                     f"--metric {metric}: {data.name} and {other.name} are the same images ({data.shards}), and a set "
                     "that chooses settings is no test; leave one out, or give it other images"

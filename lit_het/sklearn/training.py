@@ -17,7 +17,7 @@ from lit_het.losses import LabelMixture, SoftmaxCrossEntropy, mean_log_probabili
 from lit_het.random import shuffled_batches
 from lit_het.tasks.base import learning_rate_groups
 from lit_het.training.durations import Duration, RunLength
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 from lit_het.types import Params
 

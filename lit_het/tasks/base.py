@@ -13,7 +13,7 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.random import Keys
-from lit_het.training.optimizers import ParameterGroup
+from lit_het.training.optimizers_config import ParameterGroup
 from lit_het.types import Batch, Metrics, Params
 
 if TYPE_CHECKING:

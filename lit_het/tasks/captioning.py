@@ -4,12 +4,11 @@ import dataclasses
 from typing import Any
 
 from lit_het.errors import UserError, require_at_least
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.objectives.tokens import TokenHeadConfig, check_tied
+from lit_het.heads.classification_config import DeterministicConfig, TokenHeadConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.tasks.options import WritingOptions
-from lit_het.towers.decoder import DecoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.image_config import ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +47,7 @@ class CaptioningConfig(WritingOptions):
                 "a decoder attends to the tokens of one image tower: set task.image_tower.pooling to 'none', and leave "
                 "out its further layers (such as a projection), uncertainty tokens and ensembles of experts"
             )
-        check_tied(self.decoder, self.head, "task")
+        self.decoder.check_head(self.head, "task")
 
     def check_stored(self, stored: Any) -> None:
         """Checks that all tokens are stored, see `TaskOptions`."""

@@ -1,31 +1,25 @@
 """The configuration of supervised classification, for pre-training and fine-tuning."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from lit_het.errors import UserError, counted, require_at_least, require_choice
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import HetHConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import logits_at_once
-from lit_het.losses.classification import ClassificationLoss, SoftmaxCrossEntropy
+from lit_het.heads.classification_config import ClassificationHeadConfig, HetXLConfig
+from lit_het.heads.noise_config import logits_at_once
+from lit_het.losses.classification_config import ClassificationLoss, SoftmaxCrossEntropy
 from lit_het.objectives.base import Objective
 from lit_het.objectives.mixup import Mixup
 from lit_het.programs import shared
-from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.mimo import MimoConfig
 from lit_het.tasks.options import TaskOptions
-from lit_het.tasks.temperature_gradient import TemperatureGradient
-from lit_het.towers.vit import ViTConfig
+from lit_het.tasks.temperature_gradient_config import TemperatureGradient
+from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
 
 if TYPE_CHECKING:
     from lit_het.tasks.classifier import ClassificationTask
-
-ClassificationHeadConfig: TypeAlias = HetXLConfig | HetConfig | HetHConfig | DeterministicConfig
 
 
 @dataclasses.dataclass(frozen=True)

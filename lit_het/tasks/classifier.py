@@ -14,7 +14,8 @@ from lit_het.heads import sampling
 from lit_het.heads.base import ClassificationHead
 from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import LossAndTop1, SigmoidCrossEntropy
+from lit_het.losses.classification import LossAndTop1
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.mixtures import LabelMixture
 from lit_het.objectives.base import prepared
 from lit_het.random import Keys
@@ -23,7 +24,7 @@ from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.tasks.temperature_gradient import check_temperature
+from lit_het.tasks.temperature_gradient_config import check_temperature
 from lit_het.types import Batch, LogitSamples, Metrics, Params, TowerOutput
 
 

@@ -1,19 +1,13 @@
 """The configuration of LiT (Zhai et al. 2022): towers, a contrastive head and loss, and what is trained beside it."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from lit_het.errors import UserError, require_at_least
-from lit_het.heads.base import ContrastiveHead
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
-from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
+from lit_het.heads.contrastive_config import ContrastiveHeadConfig, DeterministicContrastiveConfig
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
 from lit_het.objectives.base import Setup
 from lit_het.objectives.captioner import CaptionerConfig
@@ -22,25 +16,17 @@ from lit_het.objectives.masking import MaskingConfig
 from lit_het.objectives.mixing import Mixing
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.features import ImageTowerConfig
 from lit_het.tasks.options import TaskOptions, check_text_tower, text_columns
-from lit_het.tasks.temperature_gradient import TemperatureGradient
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.tasks.temperature_gradient_config import TemperatureGradient
+from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
+from lit_het.towers.text_config import TextConfig, TextTowerConfig
 from lit_het.types import Params
 
 if TYPE_CHECKING:
-    from lit_het.tasks.two_towers import ContrastiveTask
+    from flax import nnx
 
-ContrastiveHeadConfig: TypeAlias = (
-    DeterministicContrastiveConfig
-    | HetXLContrastiveConfig
-    | GaussianContrastiveConfig
-    | ProbVLMContrastiveConfig
-    | BayesVLMContrastiveConfig
-    | McDropoutContrastiveConfig
-)
+    from lit_het.heads.base import ContrastiveHead
+    from lit_het.tasks.two_towers import ContrastiveTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +54,7 @@ class ContrastiveConfig(TaskOptions):
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
-    text_tower: TextConfig | BertConfig = TextConfig()
+    text_tower: TextTowerConfig = TextConfig()
     head: ContrastiveHeadConfig = DeterministicContrastiveConfig()
     loss: ContrastiveLoss = SoftmaxLoss()
     locked: tuple[str, ...] = ("image_tower/.*",)
@@ -117,7 +103,7 @@ class ContrastiveConfig(TaskOptions):
         """Whether an image may have several keys."""
         return self.head.takes_members and self.loss.takes_members
 
-    def build_head(self, rngs: nnx.Rngs) -> ContrastiveHead:
+    def build_head(self, rngs: "nnx.Rngs") -> "ContrastiveHead":
         """Returns the head with fresh parameters."""
         return self.head.build_on(self.image_tower, self.text_tower, rngs)
 

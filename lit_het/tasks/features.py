@@ -8,11 +8,9 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from lit_het.errors import UserError
-from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.types import Params
 
-ImageTowerConfig: TypeAlias = ViTConfig | ResNetConfig
 ImageOrStored: TypeAlias = UInt8[Array, "b h w c"] | Float[Array, "b f"]
 """Pixels, or precomputed features of the image tower."""
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from lit_het.errors import UserError
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.heads.classification_config import TokenHeadConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.objectives.base import Objective, objectives_of
-from lit_het.objectives.tokens import TokenHeadConfig, token_logits_at_once
 from lit_het.programs import shared
-from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
-from lit_het.towers.decoder import DecoderConfig
-from lit_het.towers.layers import ComputeType
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.image_config import ImageTowerConfig
 
 if TYPE_CHECKING:
     from lit_het.tasks.writing import WritingTask
@@ -98,6 +98,8 @@ class TaskOptions:
         if self.image_tower is None:
             return {}
         if data.embeddings is not None:
+            from lit_het.tasks.features import FeatureExtractor
+
             return {"image_embedding": jax.ShapeDtypeStruct((FeatureExtractor(self.image_tower).size,), jnp.float32)}
         size = self.image_tower.image_size
         return {"image": jax.ShapeDtypeStruct((size, size, 3), jnp.uint8)}
@@ -166,6 +168,8 @@ class WritingOptions(TaskOptions):
 
     def largest_array(self, rows: int, batch_size: int) -> int:
         """Returns the size of a block of logits of tokens, see `TaskOptions`."""
+        from lit_het.objectives.tokens import token_logits_at_once
+
         return token_logits_at_once(self.decoder, self.head, rows)
 
     @shared

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.resizing import bilinear, patch_resize
-from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 _Loss = TypeVar("_Loss", bound=Any)

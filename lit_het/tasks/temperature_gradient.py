@@ -4,116 +4,46 @@ All other parameters Θ are trained on the rest of the batch, with τ as it is.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable
-from typing import Literal, TypeAlias
 
 import jax
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from lit_het import parameters
-from lit_het.errors import FieldError, UserError, require_choice
 from lit_het.random import Keys
 from lit_het.tasks import held_out
 from lit_het.tasks.base import Gradient, Loss, LossAndGradient
+from lit_het.tasks.temperature_gradient_config import TEMPERATURE, Method
 from lit_het.types import Batch, Metrics, Params
 
-Method: TypeAlias = Literal["simple", "luketina"]
-
-_TEMPERATURE = "head/temperature/.*"
 # Of log τ, or of t in Eq. 16. The error of a central difference is of the order of its square; a smaller one would lose
 # the digits of float32.
 _SHIFT = 1e-2
 
 
-@dataclasses.dataclass(frozen=True)
-class TemperatureGradient:
-    """How τ is trained on held-out rows.
+def held_out_gradient(method: Method, fraction: float, learning_rate: Callable[[ArrayLike], ArrayLike]) -> Gradient:
+    """Returns what `TemperatureGradient.build` does, of the same arguments."""
+    of_temperature = _simple if method == "simple" else _luketina
 
-    Attributes:
-        method: ``simple`` takes the gradient of their loss at the present Θ (Eq. 13 with ∇Θ*(τ) = 0), and ``luketina``
-            at the Θ after a step of gradient descent, through which it differentiates (Luketina et al. 2016).
-        held_out: fraction of every batch; None where a data set of ``data.mixture`` is held out.
+    def gradient(loss: Loss, params: Params, batch: Batch, keys: Keys, step: Int[Array, ""]) -> LossAndGradient:
+        tau, rest = parameters.partition(params, [TEMPERATURE])
+        rows, held_out_rows = held_out.split(batch, fraction)
+        # Noise of its own: equal keys would give both parts the same.
+        held_out_keys = Keys(keys("held_out"))
 
-    Raises:
-        UserError: an unknown method, or a fraction that is not between 0 and 1.
-    """
+        def training(tau: Params, rest: Params) -> tuple[Float[Array, ""], Metrics]:
+            return loss(parameters.merge(tau, rest), rows, keys)
 
-    method: Method = "simple"
-    held_out: float | None = 0.125
+        def validation(tau: Params, rest: Params) -> Float[Array, ""]:
+            return loss(parameters.merge(tau, rest), held_out_rows, held_out_keys)[0]
 
-    def __post_init__(self) -> None:
-        require_choice(self, "method")
-        if self.held_out is not None and not 0 < self.held_out < 1:
-            raise FieldError(self, "held_out", f"{self.held_out} must be more than 0 and less than 1, such as 0.125")
+        (value, metrics), of_rest = jax.value_and_grad(training, argnums=1, has_aux=True)(tau, rest)
+        found = _Step(training, validation, tau, rest, of_rest, learning_rate(step))
+        held_out_loss, of_tau = of_temperature(found)
+        return (value, {**metrics, "held_out_loss": held_out_loss}), parameters.merge(of_tau, of_rest)
 
-    def build(self, fraction: float, learning_rate: Callable[[ArrayLike], ArrayLike]) -> Gradient:
-        """Returns the gradient of a step, with the loss of held-out rows as the metric ``held_out_loss``.
-
-        Args:
-            fraction: of the rows of a batch, that are held out.
-            learning_rate: of a step, by its number: s_t, the size of the step of gradient descent.
-        """
-        of_temperature = _simple if self.method == "simple" else _luketina
-
-        def gradient(loss: Loss, params: Params, batch: Batch, keys: Keys, step: Int[Array, ""]) -> LossAndGradient:
-            tau, rest = parameters.partition(params, [_TEMPERATURE])
-            rows, held_out_rows = held_out.split(batch, fraction)
-            # Noise of its own: equal keys would give both parts the same.
-            held_out_keys = Keys(keys("held_out"))
-
-            def training(tau: Params, rest: Params) -> tuple[Float[Array, ""], Metrics]:
-                return loss(parameters.merge(tau, rest), rows, keys)
-
-            def validation(tau: Params, rest: Params) -> Float[Array, ""]:
-                return loss(parameters.merge(tau, rest), held_out_rows, held_out_keys)[0]
-
-            (value, metrics), of_rest = jax.value_and_grad(training, argnums=1, has_aux=True)(tau, rest)
-            found = _Step(training, validation, tau, rest, of_rest, learning_rate(step))
-            held_out_loss, of_tau = of_temperature(found)
-            return (value, {**metrics, "held_out_loss": held_out_loss}), parameters.merge(of_tau, of_rest)
-
-        return gradient
-
-
-def held_out_fraction(config: TemperatureGradient | None, share: float | None) -> float | None:
-    """Returns the fraction of every batch that is held out; None without a ``temperature_gradient``.
-
-    Args:
-        config: of the task.
-        share: of the data set that is held out, in a batch; None if there is none.
-
-    Raises:
-        UserError: there is not exactly one of a fraction and such a data set, or it has no use.
-    """
-    if config is None and share is not None:
-        raise UserError("a data set of data.mixture is held_out, which only task.temperature_gradient uses; set it")
-    if config is not None and (config.held_out is None) == (share is None):
-        raise UserError(
-            "task.temperature_gradient needs either a fraction of every batch, its held_out, or a data set of "
-            f"data.mixture that is held_out, and has {'neither' if share is None else 'both'}"
-        )
-    return share if config is None or config.held_out is None else config.held_out
-
-
-def check_temperature(config: TemperatureGradient | None, params: Params, locked: tuple[str, ...]) -> None:
-    """Checks that a task trains its τ, if there is a ``temperature_gradient``.
-
-    Args:
-        config: of the task.
-        params: of the task.
-        locked: patterns of those that are not trained.
-
-    Raises:
-        UserError: τ is fixed or locked.
-    """
-    trainable = parameters.flatten(parameters.partition(params, locked)[1])
-    if config is not None and not any(re.fullmatch(_TEMPERATURE, path) for path in trainable):
-        raise UserError(
-            "task.temperature_gradient trains τ, which is fixed or locked; take another task.head.temperature and "
-            "leave it out of task.locked, or leave out task.temperature_gradient"
-        )
+    return gradient
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from lit_het.errors import FieldError, UserError
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.objectives.tokens import START_TOKEN, TokenHeadConfig, check_tied
+from lit_het.heads.classification_config import DeterministicConfig, TokenHeadConfig
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.tasks.options import WritingOptions, check_text_tower
-from lit_het.towers.decoder import DecoderConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.text import TextConfig
+from lit_het.towers.decoder_config import START_TOKEN, DecoderConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.text_config import TextConfig
 
 _ENCODER = TextConfig(pooling="none", padding_token=START_TOKEN)
 
@@ -65,7 +64,7 @@ class TranslationConfig(WritingOptions):
                 "shared_embedding",
                 "True needs equal vocabulary_size and encoder.width of text_tower and decoder, and no weights",
             )
-        check_tied(self.decoder, self.head, "task")
+        self.decoder.check_head(self.head, "task")
 
     @property
     def compute_type(self) -> ComputeType:

@@ -21,7 +21,7 @@ from lit_het.tasks.base import Progress, Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.tasks.temperature_gradient import check_temperature
+from lit_het.tasks.temperature_gradient_config import check_temperature
 from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries, TowerOutput
 
 # JAX's arrays or NumPy's.

@@ -8,7 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import sharding
-from lit_het.towers.layers import ComputeType, linear
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.layers import linear
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Size
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
+from lit_het.towers.encoder_config import ComputeType, layers_above
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.transformer import layers_above
 from lit_het.types import Params
 
 EXECUTION_FIELDS = (
@@ -122,7 +121,7 @@ class TowerOptions:
         return {"compute_type": self.compute_type, "experts": experts}
 
     def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
+        """Returns the number of layers above each parameter, see `encoder_config.layers_above`."""
         return layers_above(self.encoder, self.first_parameters, params)
 
 

@@ -7,9 +7,28 @@ import numpy as np
 from jaxtyping import Int
 
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.towers.rank_one import RankOneConfig
 
 Dispatch: TypeAlias = Literal["einsum", "ragged"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOneConfig:
+    """Experts that share a kernel U: expert e has ``U ∘ (r_e s_eᵀ)`` and a bias of its own.
+
+    Attributes:
+        initial: r and s are at first random signs, or normal with mean 1 and standard deviation 0.5.
+        learning_rate_factor: of r and s (the paper's grid is 0.5, 1 and 2).
+
+    Raises:
+        UserError: an unknown choice, or a negative factor.
+    """
+
+    initial: Literal["signs", "normal"] = "signs"
+    learning_rate_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_choice(self, "initial")
+        require_at_least(0, self, "learning_rate_factor")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,17 +1,14 @@
 """Layers of all Transformers: dense, norm and MLP."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-ComputeType: TypeAlias = Literal["float32", "bfloat16"]
-# "gelu" is exact, "gelu_tanh" its tanh form (big_vision, SigLIP), "quick_gelu" x sigmoid(1.702 x) (CLIP); "swiglu" has
-# a gate beside the hidden layer: silu(gate x) * (up x) (DINOv2 giant).
-Activation: TypeAlias = Literal["gelu_tanh", "gelu", "quick_gelu", "relu", "swiglu"]
+from lit_het.towers.encoder_config import Activation, ComputeType
 
 _FUNCTIONS: dict[Activation, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),

@@ -5,8 +5,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from lit_het import sharding
+from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.layers import layer_norm
-from lit_het.towers.transformer import EncoderConfig
 
 
 class AttentionPooling(nnx.Module):

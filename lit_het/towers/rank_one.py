@@ -1,41 +1,12 @@
 """Dense layers of BatchEnsemble (Wen, Tran and Ba, "BatchEnsemble", ICLR 2020; e3 App. B.2, F, G.1)."""
 
-import dataclasses
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from lit_het.errors import require_at_least, require_choice
-from lit_het.towers.layers import ComputeType
-
-
-@dataclasses.dataclass(frozen=True)
-class RankOneConfig:
-    """Experts that share a kernel U: expert e has ``U ∘ (r_e s_eᵀ)`` and a bias of its own.
-
-    Attributes:
-        initial: r and s are at first random signs, or normal with mean 1 and standard deviation 0.5.
-        learning_rate_factor: of r and s (the paper's grid is 0.5, 1 and 2).
-
-    Raises:
-        UserError: an unknown choice, or a negative factor.
-    """
-
-    initial: Literal["signs", "normal"] = "signs"
-    learning_rate_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_choice(self, "initial")
-        require_at_least(0, self, "learning_rate_factor")
-
-    def vector(self, num_experts: int, size: int, rngs: nnx.Rngs) -> nnx.Param:
-        """Returns r or s of all experts."""
-        if self.initial == "signs":
-            return nnx.Param(jax.random.rademacher(rngs.params(), (num_experts, size), jnp.float32))
-        return nnx.Param(1 + nnx.initializers.normal(0.5)(rngs.params(), (num_experts, size), jnp.float32))
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.experts_config import RankOneConfig
 
 
 class RankOneLinear(nnx.Module):
@@ -68,5 +39,12 @@ class RankOneVectors(nnx.Module):
 
     def __init__(self, config: RankOneConfig, num_experts: int, size_in: int, size_out: int, rngs: nnx.Rngs):
         self.learning_rate_factor = config.learning_rate_factor
-        self.input = config.vector(num_experts, size_in, rngs)
-        self.output = config.vector(num_experts, size_out, rngs)
+        self.input = _vector(config, num_experts, size_in, rngs)
+        self.output = _vector(config, num_experts, size_out, rngs)
+
+
+def _vector(config: RankOneConfig, num_experts: int, size: int, rngs: nnx.Rngs) -> nnx.Param:
+    """Returns r or s of all experts."""
+    if config.initial == "signs":
+        return nnx.Param(jax.random.rademacher(rngs.params(), (num_experts, size), jnp.float32))
+    return nnx.Param(1 + nnx.initializers.normal(0.5)(rngs.params(), (num_experts, size), jnp.float32))

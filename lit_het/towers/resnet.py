@@ -1,63 +1,16 @@
 """BiT's ResNet-v2 (Kolesnikov et al. 2020): uint8 pixels in, one embedding per image out."""
 
-import dataclasses
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key, UInt8
 
-from lit_het.errors import UserError, require_at_least
-from lit_het.towers.base import ImageTowerOptions
-from lit_het.towers.layers import ComputeType
-from lit_het.types import Params, TowerOutput
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.image_config import ResNetConfig
+from lit_het.types import TowerOutput
 
 # Blocks of each stage (He et al. 2016, Table 1).
 _BLOCKS: dict[int, tuple[int, int, int, int]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
-
-
-@dataclasses.dataclass(frozen=True)
-class ResNetConfig(ImageTowerOptions):
-    """A BiT ResNet; ResNet152x2 is ``depth = 152`` with ``width_multiplier = 2``.
-
-    Attributes:
-        depth: number of layers.
-        width_multiplier: factor of every width.
-        image_size: height and width in pixels; parameters do not depend on it.
-        compute_type: type of activations; parameters are float32.
-    """
-
-    depth: Literal[50, 101, 152] = 50
-    width_multiplier: int = 1
-    image_size: int = 224
-    compute_type: ComputeType = "float32"  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    pools_tokens = False
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "width_multiplier", "image_size")
-
-    @property
-    def embedding_size(self) -> int:
-        """Size of the embedding."""
-        return 2048 * self.width_multiplier
-
-    def in_float32(self) -> "ResNetConfig":
-        """Returns the tower that computes in float32."""
-        return dataclasses.replace(self, compute_type="float32")
-
-    def build(self, rngs: nnx.Rngs) -> "ResNet":
-        """Returns the tower with fresh parameters."""
-        return ResNet(self, rngs)
-
-    def layers_above(self, params: Params) -> Params:
-        """Raises an error, as the papers define no layer decay for a ResNet.
-
-        Raises:
-            UserError: always.
-        """
-        raise UserError("--optimizer.layer-decay needs a Transformer, but the tower is a ResNet; set it to 1")
 
 
 def standardize(kernel: Float[Array, "h w c_in c_out"]) -> Float[Array, "h w c_in c_out"]:

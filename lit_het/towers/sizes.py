@@ -1,8 +1,7 @@
 """Encoders of published sizes."""
 
 from lit_het.errors import UserError
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.encoder_config import ComputeType, EncoderConfig
 
 # (width, depth, mlp_width, num_heads): ViT sizes of Dosovitskiy et al. 2021, Zhai et al. 2022, SoViT Table 1, PaLI
 # (Chen et al. 2022) Table 1 for e, and of big_vision's variants for M, g-opt (SigLIP 2) and G-opt.

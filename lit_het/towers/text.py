@@ -3,9 +3,6 @@
 With masked padding and dropout it is the encoder of the original Transformer (Vaswani et al. 2017, Sec. 3.1).
 """
 
-import dataclasses
-from typing import Any, Literal
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,105 +10,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.errors import FieldError, UserError, require_at_least, require_choice
-from lit_het.towers.base import TowerOptions
 from lit_het.towers.layers import layer_dropout, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sinusoidal_positions
-from lit_het.towers.transformer import Encoder, EncoderConfig
+from lit_het.towers.text_config import TextConfig
+from lit_het.towers.transformer import Encoder
 from lit_het.types import TowerOutput
-
-
-@dataclasses.dataclass(frozen=True)
-class TextConfig(TowerOptions):
-    """A text Transformer.
-
-    Attributes:
-        vocabulary_size: number of token ids.
-        length: tokens per text, padding included.
-        embedding_size: size of the projected embedding; with an uncertainty token it holds the mean and log σ².
-        encoder: the stack of blocks.
-        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
-        pooling: the last position (the tokenizer's end token or padding), the first one, the mean or the maximum over
-            all positions, attention pooling, the end token (CLIP), a learned token behind the text (ProLIP), or "none",
-            for a decoder that attends to all tokens; ``embedding_size`` is then not used.
-        end_token: its id, for the pooling "end_token": the first occurrence is pooled. None for the largest id of each
-            text, as CLIP's authors do.
-        positions: learned, or fixed sines and cosines (the original Transformer, whose encoder has the activation
-            "relu" and norms after layers).
-        uncertainty_token: whether one more learned token is encoded behind the text, whose output gives log σ² of the
-            embedding (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``.
-        uncertainty_from: what the layer of log σ² reads: that token, or the mean, as in ProLIP's published code.
-        layer_input: whether the embedding is followed by the input of its projection, for a posterior of it.
-        padding_token: its id, if no token attends to padding; None where the tower learns to ignore it, as in LiT.
-        scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
-        dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
-
-    Raises:
-        UserError: a size below 1, an unknown choice, an end token that is not pooled or is not in the vocabulary, an
-            odd size of mean and log σ², further layers without pooling, a rate outside [0, 1), dropout beside experts,
-            or an ensemble of experts.
-    """
-
-    vocabulary_size: int = 32_000
-    length: int = 16
-    embedding_size: int = 768
-    encoder: EncoderConfig = EncoderConfig()
-    weights: str | None = None
-    pooling: Literal["last", "first", "mean", "max", "attention", "end_token", "class_token", "none"] = "last"
-    end_token: int | None = None
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    uncertainty_token: bool = False
-    uncertainty_from: Literal["token", "mean"] = "token"
-    layer_input: bool = False
-    padding_token: int | None = None
-    scaled_embedding: bool = False
-    dropout: float = 0.0
-
-    first_parameters = ("tokens", "positions", "class_token", "uncertainty_token")
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "vocabulary_size", "length", "embedding_size")
-        require_choice(self, "pooling", "positions", "uncertainty_from")
-        if self.end_token is not None and self.pooling != "end_token":
-            raise UserError(f"end_token = {self.end_token} needs pooling = 'end_token', not {self.pooling!r}")
-        if self.end_token is not None and not 0 <= self.end_token < self.vocabulary_size:
-            raise UserError(
-                f"end_token = {self.end_token} is not below the vocabulary of {self.vocabulary_size} tokens"
-            )
-        if self.uncertainty_token and self.embedding_size % 2:
-            raise UserError(f"embedding_size = {self.embedding_size} must be even: its second half is log σ²")
-        if self.pooling == "none" and (self.uncertainty_token or self.layer_input):
-            raise UserError("pooling = 'none' has no embedding; leave out uncertainty_token and layer_input")
-        if self.layer_input and self.last_layer is None:
-            raise FieldError(self, "layer_input", "True needs uncertainty_token = False")
-        if not 0 <= self.dropout < 1:
-            raise FieldError(self, "dropout", f"{self.dropout} is not in [0, 1)")
-        if self.dropout and self.encoder.experts is not None:
-            raise FieldError(self, "dropout", f"{self.dropout} must be 0 beside experts, which have their own")
-        if self.encoder.num_members > 1:
-            raise UserError(
-                f"a text tower has one embedding per text: num_members = {self.encoder.num_members} must be 1"
-            )
-
-    @property
-    def last_layer(self) -> str | None:
-        """Path of the parameters of the projection; None without one, or where log σ² follows it."""
-        return None if self.uncertainty_token or self.pooling == "none" else "projection"
-
-    @property
-    def pools_tokens(self) -> bool:
-        """Whether its tokens can be read beside an embedding."""
-        return self.pooling != "none"
-
-    def file_options(self) -> dict[str, Any]:
-        """Returns its length too, and a pooling that a file may not record."""
-        pooling = {} if self.pooling == "attention" else {"text_pooling": self.pooling}
-        return {**super().file_options(), "text_length": self.length, **pooling}
-
-    def build(self, rngs: nnx.Rngs) -> "TextTransformer":
-        """Returns the tower with fresh parameters."""
-        return TextTransformer(self, rngs)
 
 
 class TextTransformer(nnx.Module):

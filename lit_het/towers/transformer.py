@@ -1,22 +1,20 @@
 """The Transformer encoder of image and text towers, with scans over blocks and rematerialization."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lit_het import parameters, sharding
-from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.towers.attention import Attention
+from lit_het import sharding
+from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_dropout, layer_norm, linear
-from lit_het.types import Metrics, Params, Size
+from lit_het.towers.layers import layer_dropout, layer_norm
+from lit_het.types import Metrics, Size
 
 _Module = TypeVar("_Module", bound=nnx.Module)
 
@@ -26,90 +24,6 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class EncoderConfig:
-    """Shape and execution of a stack of Transformer blocks.
-
-    Attributes:
-        width: size of a token.
-        depth: number of blocks.
-        mlp_width: size of the hidden layer of the MLPs.
-        num_heads: attention heads; divides ``width``.
-        activation: of the MLPs.
-        norm_placement: LayerNorms before each layer and after the last block (ViT), or after each residual sum (the
-            original Transformer, BERT).
-        norm_epsilon: added to variances.
-        layer_scale: whether a learned vector scales the output of each layer before the residual sum (DINOv2).
-        causal: whether a token attends only to itself and to earlier tokens (CLIP's texts).
-        experts: mixtures of experts in place of some MLPs, or None.
-        compute_type: type of activations; parameters are float32.
-        unrolled: whether to compile every block separately, with faster steps on CPUs; otherwise a scan over blocks,
-            which compiles fast at any depth. Parameters are the same.
-        remat: what the backward pass recomputes: nothing, all but matrix products, or everything.
-    """
-
-    width: int = 768
-    depth: int = 12
-    mlp_width: int = 3072
-    num_heads: int = 12
-    activation: Activation = "gelu_tanh"
-    norm_placement: Literal["before", "after"] = "before"
-    norm_epsilon: float = 1e-6
-    layer_scale: bool = False
-    causal: bool = False
-    experts: ExpertsConfig | None = None
-    compute_type: ComputeType = "float32"
-    unrolled: bool = False
-    remat: Literal["none", "dots", "full"] = "none"
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "width", "depth", "mlp_width", "num_heads")
-        require_choice(self, "activation", "norm_placement", "compute_type", "remat")
-        if self.width % self.num_heads:
-            raise UserError(f"encoder.width = {self.width} is not a multiple of encoder.num_heads = {self.num_heads}")
-        if self.experts is not None:
-            self.experts.block_numbers(self.depth)
-
-    @property
-    def num_members(self) -> int:
-        """M: outputs of the encoder per example (e3), in evaluation."""
-        return 1 if self.experts is None else self.experts.num_predictions
-
-    def build_attention(self, rngs: nnx.Rngs, source_width: int | None = None) -> Attention:
-        """Returns the attention of a block to its own tokens, or to those of another tower."""
-        return Attention(self.width, self.num_heads, self.compute_type, rngs, source_width)
-
-    def build_mlp(self, rngs: nnx.Rngs, layer: Callable[..., Any] = linear) -> Mlp:
-        """Returns the MLP of a block, or of one expert, of dense layers of a kind."""
-        return Mlp(self.width, self.mlp_width, self.activation, self.compute_type, rngs, layer)
-
-
-def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -> Params:
-    """Returns the number of layers between each parameter of a tower and the layers after its last block.
-
-    Args:
-        config: configuration of the tower's ``encoder``.
-        inputs: names of the tower's parameters before the encoder, which count as one layer.
-        params: parameters of the tower, or a part of them.
-
-    Returns:
-        A tree of numbers: ``depth + 1`` for inputs, ``depth`` to 1 for blocks, 0 after them. Stacked blocks have an
-        array ``[blocks 1 ...]``.
-    """
-    # Plain and expert blocks are stacked apart, so the position in a stack is not the position in the tower.
-    with_experts = () if config.experts is None else config.experts.block_numbers(config.depth)
-    plain = tuple(number for number in range(config.depth) if number not in with_experts)
-    stacks = {"encoder/blocks/": plain, "encoder/expert_blocks/": with_experts}
-
-    def above(path: str, param: Any) -> int | np.ndarray:
-        for stack, numbers in stacks.items():
-            if path.startswith(stack):
-                return config.depth - np.reshape(numbers, (-1,) + (1,) * (param.ndim - 1))
-        return config.depth + 1 if path.split("/")[0] in inputs else 0
-
-    return parameters.unflatten({path: above(path, param) for path, param in parameters.flatten(params).items()})
 
 
 class Block(nnx.Module):

@@ -1,5 +1,6 @@
 """A run's optimizer and step, put together from its configuration."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from lit_het.objectives.base import late_parts, with_starts
 from lit_het.tasks.base import AnyTask
 from lit_het.tasks.patch_sizes import at_patch_sizes
 from lit_het.training.durations import RunLength
+from lit_het.training.optimizers import signal_to_noise
 from lit_het.training.step import (
     TaskLoss,
     TrainStep,
@@ -61,7 +63,7 @@ def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> 
     losses = [task.loss] if tower is None else at_patch_sizes(task.loss, tower)
     gradients = [of_trainable(loss, config.gradient_of(run) or plain_gradient) for loss in losses]
     step = make_step(drawn(gradients), optimizer, config.seed)
-    step = measuring_covariances(step, config.optimizer.signal_to_noise)
+    step = measuring_covariances(step, functools.partial(signal_to_noise, config.optimizer))
     if config.average_decay is not None:
         step = averaged(step, config.average_decay)
     if config.on_nonfinite == "skip":

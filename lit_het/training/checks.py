@@ -9,6 +9,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.errors import UserError
+from lit_het.eval.sets.folders import overlaps
 from lit_het.tasks.base import AnyTask
 from lit_het.training.directory import config_path, load_config
 
@@ -126,7 +127,7 @@ def report_reused(config: ExperimentConfig) -> None:
     """Says so if images by which τ is trained are evaluated, too."""
     for one in config.data.mixture:
         for evaluation in config.evaluations if one.held_out else ():
-            if evaluation.data.overlaps(one.shards, one.portion):
+            if overlaps(evaluation.data, one.shards, one.portion):
                 message(
                     f"{evaluation.data.name} has images that are held out to train τ ({one.shards[0]}): its figures "
                     "are no test; evaluate other images for one"

@@ -1,6 +1,8 @@
 """Paths and files of a run directory: configuration, tokenizer, and the run of the locked parameters."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
@@ -76,3 +78,15 @@ def check_chain(run_dir: Path) -> None:
             place = find_pretrained(pretrained.run, place)
         except UserError:
             return  # opening the run reports the error, if it needs this one
+
+
+def with_absolute_weights(config: Any) -> Any:
+    """Returns a task's configuration with absolute paths of weights, to open it from other directories."""
+    for part in ("image_tower", "text_tower"):
+        tower: Any = vars(config).get(part)
+        address = getattr(tower, "weights", None)
+        if address is not None and "://" not in address:
+            config = dataclasses.replace(
+                config, **{part: dataclasses.replace(tower, weights=str(Path(address).resolve()))}
+            )
+    return config

@@ -19,7 +19,6 @@ from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import EvaluationConfig
 from lit_het.models.predictor import Programs
 from lit_het.tasks.base import AnyTask
-from lit_het.training.log import read_metrics
 from lit_het.training.preemption import Preempted
 from lit_het.types import EvaluatedModel, Params
 
@@ -44,8 +43,6 @@ def evaluated_in_training(
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
-    if not config.evaluations:
-        return lambda trainable, step: {}
     programs = Programs(task, mesh, tokenizer, config.data.prompts)
     versions = itertools.count()
 
@@ -82,11 +79,3 @@ def _save(found: Evaluation, evaluation: EvaluationConfig, run_dir: Path, step: 
         raise
     except UserError as error:
         message(f"{error}; the training continues, and metrics.jsonl has the figures")
-
-
-def lacks_evaluation(config: ExperimentConfig, step: int, num_steps: int) -> bool:
-    """Returns whether the evaluation after the last saved step is missing, as the run was stopped in it."""
-    if not step or not config.evaluations or not config.cadence.evaluates_after(step, num_steps):
-        return False
-    records = [record for record in read_metrics(config.run_dir / "metrics.jsonl") if record["step"] == step]
-    return all(any(name.startswith("train/") for name in record) for record in records)

@@ -17,22 +17,21 @@ import jax
 from lit_het import distributed
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.shards.loader import Loader
-from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.models.opening import with_absolute_weights
 from lit_het.training import directory
-from lit_het.training.directory import config_path
+from lit_het.training.directory import config_path, with_absolute_weights
 
 if TYPE_CHECKING:
     from lit_het.data_pipelines.shards.stream import Stream
+    from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 
 # Variables that change the computation; none of them holds a secret.
 _ENVIRONMENT = re.compile(r"XLA_FLAGS$|JAX_|LIBTPU")
 _PACKAGES = ("lit-het", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 
 
-def write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
+def write_run_files(config: ExperimentConfig, tokenizer: "Tokenizer | None") -> None:
     """Writes the configuration and the tokenizer to the run's directory; only the main process writes.
 
     Raises:

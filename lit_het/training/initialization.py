@@ -1,6 +1,7 @@
 """Initial parameters of a run."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -9,7 +10,6 @@ from jaxtyping import Array, Key
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
-from lit_het.models.pretrained import load_pretrained, load_weights
 from lit_het.programs import shared
 from lit_het.tasks.base import AnyTask
 from lit_het.types import Params
@@ -23,16 +23,10 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
     like = parameters.flatten(
         jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
     )
-    loaded = parameters.flatten(load_weights(config.task, shapes, shardings))
     locked = parameters.flatten(parameters.partition(shapes, task.locked)[0])
-    pattern = config.pretrained.pattern if config.pretrained else None
-    if pattern or locked.keys() - loaded.keys():
-        wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
-        if pattern and (both := wanted.keys() & loaded.keys()):
-            raise UserError(f"both `pretrained` and `weights` set {min(both)}; leave out one of them")
-        paths = wanted.keys() - loaded.keys()
-        loaded |= parameters.flatten(load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
+    loaded = _loaded(config, like, locked, shardings)
     if missing := locked.keys() - loaded.keys():
+        pattern = config.pretrained.pattern if config.pretrained else None
         raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
 
     image_tower = vars(config.task).get("image_tower")
@@ -45,6 +39,34 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
 
     drawn = _drawing(task, mesh, frozenset(like.keys() - loaded.keys()))(key)
     return parameters.partition(parameters.unflatten({**drawn, **loaded}), task.locked)
+
+
+def _loaded(
+    config: ExperimentConfig, like: dict[str, Any], locked: dict[str, Any], shardings: Params
+) -> dict[str, Any]:
+    """Returns the parameters that are those of another run or of files, by their paths.
+
+    Args:
+        config: of the run.
+        like: shapes of all parameters.
+        locked: those of the locked ones.
+        shardings: of all parameters.
+    """
+    has_weights = any(getattr(tower, "weights", None) for tower in vars(config.task).values())
+    if not (config.pretrained or locked or has_weights):
+        return {}
+    from lit_het.models.pretrained import load_pretrained, load_weights
+
+    shapes = parameters.unflatten(like)
+    loaded = parameters.flatten(load_weights(config.task, shapes, shardings))
+    pattern = config.pretrained.pattern if config.pretrained else None
+    if pattern or locked.keys() - loaded.keys():
+        wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
+        if pattern and (both := wanted.keys() & loaded.keys()):
+            raise UserError(f"both `pretrained` and `weights` set {min(both)}; leave out one of them")
+        paths = wanted.keys() - loaded.keys()
+        loaded |= parameters.flatten(load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
+    return loaded
 
 
 @shared

@@ -7,13 +7,15 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_het import distributed, untrusted
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.training.tracking import Tracker
+
+if TYPE_CHECKING:
+    from lit_het.training.tracking import Tracker
 
 _MOST_BYTES_OF_LINE = 2**20
 # Larger whole numbers are not metrics.
@@ -31,7 +33,7 @@ class MetricLog:
         tracker: also receives every record.
     """
 
-    def __init__(self, directory: Path, *, first_step: int = 0, tracker: Tracker | None = None):
+    def __init__(self, directory: Path, *, first_step: int = 0, tracker: "Tracker | None" = None):
         self.path, self._tracker = directory / "metrics.jsonl", tracker
         self._writes = distributed.is_main_process()
         if not self._writes:

@@ -2,13 +2,16 @@
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import ArrayLike
 
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.training.durations import Duration, RunLength
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +27,10 @@ class Cosine:
     def __post_init__(self) -> None:
         require_at_least(0, self, "final_fraction")
 
-    def build(self, peak: float, num_steps: int, run: RunLength) -> optax.Schedule:
+    def build(self, peak: float, num_steps: int, run: RunLength) -> "optax.Schedule":
         """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up."""
+        import optax
+
         return optax.cosine_decay_schedule(peak, num_steps, self.final_fraction)
 
 
@@ -42,8 +47,10 @@ class Linear:
     def __post_init__(self) -> None:
         require_at_least(0, self, "final_fraction")
 
-    def build(self, peak: float, num_steps: int, run: RunLength) -> optax.Schedule:
+    def build(self, peak: float, num_steps: int, run: RunLength) -> "optax.Schedule":
         """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up."""
+        import optax
+
         return optax.linear_schedule(peak, peak * self.final_fraction, num_steps)
 
 
@@ -65,7 +72,7 @@ class ReverseSquareRoot:
         if self.timescale.amount <= 0:
             raise FieldError(self, "timescale", f"{self.timescale} must be positive")
 
-    def build(self, peak: float, num_steps: int, run: RunLength) -> optax.Schedule:
+    def build(self, peak: float, num_steps: int, run: RunLength) -> "optax.Schedule":
         """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up.
 
         Raises:
@@ -108,12 +115,14 @@ class Schedule:
         if self.initial_rate > self.learning_rate:
             raise FieldError(self, "initial_rate", f"{self.initial_rate} must be at most the peak {self.learning_rate}")
 
-    def build(self, run: RunLength) -> optax.Schedule:
+    def build(self, run: RunLength) -> "optax.Schedule":
         """Returns the learning rate of every step of a run.
 
         Raises:
             UserError: the warm-up is as long as the run.
         """
+        import optax
+
         warmup = run.steps(self.warmup, "schedule.warmup")
         if warmup >= run.num_steps:
             raise UserError(f"--schedule.warmup {self.warmup} must be shorter than the run's {run.num_steps} steps")

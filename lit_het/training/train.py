@@ -21,10 +21,8 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.watchdog import watched as reads_watched
-from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import DoesNotFit, Unwritable, UserError, counted
 from lit_het.files import cache_folder
-from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.calibration.split import Split, split, split_samples
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
@@ -43,22 +41,20 @@ from lit_het.training.checks import (
 )
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.durations import RunLength
-from lit_het.training.evaluating import evaluated_in_training, lacks_evaluation
 from lit_het.training.files import write_nonfinite, write_run_files
 from lit_het.training.initialization import initial_params
 from lit_het.training.lock import locked
 from lit_het.training.log import MetricLog, read_metrics
 from lit_het.training.loop import NonFinite
 from lit_het.training.step import TrainStep, initial_state, jit_step
-from lit_het.training.tracking import Tracker, require
 from lit_het.types import Batch, Params, TrainState
 from lit_het.weights.native import checksums
 from lit_het.weights.native.folders import complete_steps
-from lit_het.weights.native.inspection import damage
 from lit_het.weights.native.saving import Checkpoints, Retention
 
 if TYPE_CHECKING:
     from lit_het.data_pipelines.shards.stream import Stream
+    from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 
 
 Watch: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -82,6 +78,8 @@ def train(
     check_is_trained(config)
     check_source(config)
     if config.log and distributed.is_main_process():
+        from lit_het.training.tracking import require
+
         require(config.log)  # before data and models are opened
     _cache_compiled_programs()
     mesh = config.mesh.build()
@@ -140,6 +138,8 @@ def _train_on(
             write_run_files(config, tokenizer)
             tracker = None
             if config.log and distributed.is_main_process():
+                from lit_het.training.tracking import Tracker
+
                 tracker = Tracker(config.log, config.run_dir, experiment.fields(config))
             log = MetricLog(config.run_dir, first_step=int(state.step), tracker=tracker)
         except OSError as error:
@@ -147,7 +147,7 @@ def _train_on(
             raise Unwritable(f"{problem}; free the disk and start again") from error
         watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
         try:
-            evaluate = evaluated_in_training(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
+            evaluate = _evaluations(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(
                     programs.step,
@@ -224,6 +224,7 @@ def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> N
         message(f"not calibrated, which needs a single process: {by_hand}")
         return
     from lit_het.models.calibration.images import CalibrateOptions, SeenByModel, calibrate
+    from lit_het.models.calibration.saved import read_calibration
 
     try:
         if read_calibration(config.run_dir, step) is None:
@@ -236,6 +237,15 @@ def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> N
         message(f"not calibrated: {error}; after a correction, {by_hand}")
 
 
+def _evaluations(config: ExperimentConfig, *arguments: Any) -> Callable[[Params, int], Mapping[str, float]]:
+    """Returns what `evaluated_in_training` does; without evaluations there are no metrics."""
+    if not config.evaluations:
+        return lambda *_: {}
+    from lit_het.training.evaluating import evaluated_in_training
+
+    return evaluated_in_training(config, *arguments)
+
+
 def _cache_compiled_programs() -> None:
     """Caches compiled programs for restarts, unless the user has set JAX's cache."""
     # Programs for CPUs depend on the CPU's features, which may differ between machines with one home directory.
@@ -244,7 +254,7 @@ def _cache_compiled_programs() -> None:
 
 
 def open_data(
-    config: ExperimentConfig, tokenizer: Tokenizer | None, allow_commands: bool
+    config: ExperimentConfig, tokenizer: "Tokenizer | None", allow_commands: bool
 ) -> tuple["Loader | Stream", Split]:
     """Opens the samples to train on; the others of the split are left out of them."""
     if config.data.stream is not None:
@@ -326,6 +336,9 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False,
     if newest is None or newest < num_steps or lacks_evaluation(config, newest, num_steps):
         train(config, resume=True, allow_commands=allow_commands, watch=watch)
         return
+    from lit_het.models.calibration.saved import read_calibration
+    from lit_het.weights.native.inspection import damage
+
     with Checkpoints(checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
         damaged = damage(checkpoints, newest)
     if damaged:
@@ -359,3 +372,11 @@ def _to_devices(batches: Iterator[Batch], task: AnyTask, mesh: Mesh) -> Iterator
     for batch in batches:
         task.check_batch(batch)
         yield distributed.to_global(batch, mesh)
+
+
+def lacks_evaluation(config: ExperimentConfig, step: int, num_steps: int) -> bool:
+    """Returns whether the evaluation after the last saved step is missing, as the run was stopped in it."""
+    if not step or not config.evaluations or not config.cadence.evaluates_after(step, num_steps):
+        return False
+    records = [record for record in read_metrics(config.run_dir / "metrics.jsonl") if record["step"] == step]
+    return all(any(name.startswith("train/") for name in record) for record in records)

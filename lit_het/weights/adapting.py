@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 
 
 def source_form(theirs: Any, ours: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.images.decoding import Transparency
-from lit_het.data_pipelines.texts.captions import QUESTION
+from lit_het.data_pipelines.images.transforms import Transparency
+from lit_het.data_pipelines.texts.captions_config import QUESTION
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.report.tables import in_markdown, markdown_table
 from lit_het.models.opening import Run

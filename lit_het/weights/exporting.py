@@ -9,18 +9,16 @@ import numpy as np
 
 from lit_het import arguments
 from lit_het.console import message
-from lit_het.data_pipelines.labels import CaptionWords
+from lit_het.data_pipelines.labels_config import CaptionWords
 from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.models.opening import Run, open_run
 from lit_het.models.writer import writable_tokens
-from lit_het.objectives.tokens import START_TOKEN
-from lit_het.tasks.features import ImageTowerConfig
-from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.decoder_config import START_TOKEN
+from lit_het.towers.image_config import ImageTowerConfig, ResNetConfig, ViTConfig
 from lit_het.types import Params
 from lit_het.weights import portable
 from lit_het.weights.big_vision.exporting import write_npz

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from lit_het.errors import UserError
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.types import Params
 from lit_het.weights import rename
 from lit_het.weights.big_vision.importing import read_big_vision

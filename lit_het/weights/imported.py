@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.weights.rename import ParameterSource
 from lit_het.weights.sources import Arrays
 

@@ -14,13 +14,16 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.transforms import Preprocessing
-from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig
-from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TokenizerConfig
+from lit_het.data_pipelines.texts.tokenizers_config import (
+    HuggingFaceTokenizerConfig,
+    SentencePieceConfig,
+    TensorFlowTextConfig,
+    TokenizerConfig,
+)
 from lit_het.errors import UserError
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.heads.classification_config import DeterministicConfig
+from lit_het.heads.contrastive_config import DeterministicContrastiveConfig, GaussianContrastiveConfig
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.models.calibration.saved import copy_calibration
 from lit_het.models.opening import Run, open_run

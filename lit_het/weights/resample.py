@@ -5,8 +5,8 @@ import scipy.ndimage
 from jaxtyping import Float
 
 from lit_het.errors import UserError
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.resizing import bilinear, patch_resize
-from lit_het.towers.vit import ViTConfig
 
 
 def resample(

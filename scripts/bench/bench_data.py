@@ -31,8 +31,7 @@ from rich.progress import track
 
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.images.augment import HorizontalFlip, StreamRandom
-from lit_het.data_pipelines.images.decoding import Filter
-from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.data_pipelines.images.transforms import Filter, InceptionCrop, Preprocessing, Training
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.storage import content_or_raise

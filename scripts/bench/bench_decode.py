@@ -27,9 +27,10 @@ from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.generation import Prompt, generate
 from lit_het.tasks.writing import WritingTask
 from lit_het.texts import GenerationConfig
-from lit_het.towers.decoder import DecoderConfig, Source
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.decoder import Source
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.types import Params
 
 try:

@@ -32,9 +32,9 @@ from lit_het.data_pipelines.shards.index import index_shard, summarize
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.sizes import encoder_size
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.types import Batch
 
 IMAGES, STORED, BOUND = "images", "stored embeddings", "nothing read (bound)"

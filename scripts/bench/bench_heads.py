@@ -25,12 +25,8 @@ from bench_tools import MIB, Program, Report, assert_close, parser_of, plot, rat
 from rich.console import Console
 
 from lit_het.cli.prepare import positive
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import HetHConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import Order, SamplingConfig
+from lit_het.heads.classification_config import DeterministicConfig, HetConfig, HetHConfig, HetXLConfig
+from lit_het.heads.noise_config import CovarianceConfig, Order, SamplingConfig
 
 
 def main() -> None:

@@ -27,11 +27,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import HetHConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import Order, SamplingConfig
+from lit_het.heads.classification_config import HetConfig, HetHConfig, HetXLConfig
+from lit_het.heads.noise_config import CovarianceConfig, Order, SamplingConfig
 
 Fit: TypeAlias = Literal["fits", "may not fit", "does not fit"]
 

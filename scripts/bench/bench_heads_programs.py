@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from bench_tools import Program
 from flax import nnx
 
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import GATHER_COST, HetHConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import is_factored, logits_at_once
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.heads.classification_config import DeterministicConfig, HetConfig, HetHConfig, HetXLConfig
+from lit_het.heads.het_h import GATHER_COST
+from lit_het.heads.noise_config import logits_at_once
+from lit_het.heads.sampling import is_factored
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.planning import costs
 from lit_het.planning.plan import COPIES_OF_LOGITS
 from lit_het.types import LogitSamples

@@ -26,11 +26,11 @@ from rich.console import Console
 from lit_het import parameters
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.contrastive_config import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.planning.costs import product_flops
 from lit_het.random import keys_at
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.training.optimizers import AdamW, Optimizer
+from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.types import Batch
 
 try:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.types import Batch
 
 STEPS_PER_ROUND = 20

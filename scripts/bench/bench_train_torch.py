@@ -11,7 +11,7 @@ from torch import nn  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.types import Batch
 
 

@@ -14,10 +14,7 @@ from typing import Any
 
 from lit_het.configs import glyph_classifier
 from lit_het.errors import UserError
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import HetHConfig
-from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.classification_config import DeterministicConfig, HetConfig, HetHConfig, HetXLConfig
 from lit_het.search import grid, temperatures
 
 # The heads by the names of the paper, in the order of the table.

@@ -28,9 +28,9 @@ from lit_het.data_pipelines.shards.writing import expand
 from lit_het.eval.evaluators.zero_shot import SPECTRUM_IMAGES
 from lit_het.eval.metrics.significance import estimate
 from lit_het.eval.report.tables import markdown_table
+from lit_het.heads.classification_config import HetConfig
 from lit_het.heads.covariance import MINIMUM_SCALE
-from lit_het.heads.het import HetConfig
-from lit_het.heads.temperature import BoundedTemperature
+from lit_het.heads.temperature_config import BoundedTemperature
 from scripts.studies import harness
 from scripts.studies.noise.pairs import samples_of
 

@@ -23,9 +23,8 @@ from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfi
 from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
+from lit_het.heads.classification_config import HetXLConfig
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.training.durations import Duration
 from scripts.studies import harness

@@ -23,7 +23,7 @@ from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from scripts.studies import harness
 from scripts.studies.ensembles.methods import METHODS, upstream
 

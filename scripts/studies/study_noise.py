@@ -24,14 +24,15 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.errors import UserError
 from lit_het.eval.report.tables import markdown_table
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
-from lit_het.heads.sampling import SamplingConfig
-from lit_het.heads.temperature import FixedTemperature, LogTemperature
+from lit_het.heads.classification_config import DeterministicConfig, HetXLConfig
+from lit_het.heads.contrastive_config import (
+    DeterministicContrastiveConfig,
+    GaussianContrastiveConfig,
+    HetXLContrastiveConfig,
+    ProbVLMContrastiveConfig,
+)
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
+from lit_het.heads.temperature_config import FixedTemperature, LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.training.durations import Duration
 from scripts.studies import harness

@@ -29,13 +29,13 @@ from lit_het.eval.metrics.significance import Estimate, estimate
 from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.models.evaluation import evaluate
 from lit_het.models.sizes import Sizes
 from lit_het.planning.costs import product_flops
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
 from scripts.studies import harness

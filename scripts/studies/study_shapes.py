@@ -23,7 +23,7 @@ from lit_het.errors import UserError, counted
 from lit_het.eval.metrics.significance import welch
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.search import grid, grid_runs
 from lit_het.search.law import uncertainty
 from lit_het.search.law.scaling import PUBLISHED_EXPONENTS

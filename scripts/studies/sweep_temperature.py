@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lit_het.errors import UserError
-from lit_het.heads.temperature import BoundedTemperature
+from lit_het.heads.temperature_config import BoundedTemperature
 from lit_het.search import grid, temperatures
 from lit_het.search.grid import Row
 from lit_het.search.temperatures import LEARNED, NLL, TEMPERATURE, TOP1

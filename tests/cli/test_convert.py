@@ -19,8 +19,8 @@ from lit_het import parameters
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.data_pipelines.images.transforms import Preprocessing
-from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+from lit_het.data_pipelines.texts.tokenizers_config import TensorFlowTextConfig
 from lit_het.errors import UserError
 from lit_het.models.opening import open_run
 from lit_het.models.pretrained import abstract_params, load_pretrained

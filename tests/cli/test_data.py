@@ -19,7 +19,8 @@ from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.storage import content_or_raise
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.errors import UserError
-from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.folders import parse_set
 from lit_het.eval.sets.open_sets import Sets
 from tests.cli.conftest import break_first_image
 

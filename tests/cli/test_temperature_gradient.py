@@ -17,7 +17,7 @@ from lit_het.eval.suite import ZeroShotConfig
 from lit_het.models.opening import open_run
 from lit_het.planning.plan import Step
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
+from lit_het.tasks.temperature_gradient_config import Method, TemperatureGradient
 from lit_het.training.cadence import Cadence
 from lit_het.training.checks import report_reused
 from lit_het.training.directory import checkpoint_dir

@@ -18,7 +18,7 @@ from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.errors import UserError
 from lit_het.eval.decoder_suite import WriteCaptionsConfig
-from lit_het.eval.sets import unlabelled
+from lit_het.eval.sets.folders import unlabelled
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.translation import TranslationConfig
 from lit_het.training.cadence import Cadence

@@ -14,7 +14,8 @@ import tokenizers
 from PIL import Image
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from lit_het.data_pipelines.images.decoding import Filter, encode_jpeg
+from lit_het.data_pipelines.images.decoding import encode_jpeg
+from lit_het.data_pipelines.images.transforms import Filter
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.storage import Unreadable
 from lit_het.data_pipelines.shards.stream import Stream

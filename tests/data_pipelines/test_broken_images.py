@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
 from lit_het.data_pipelines.images import decoding
-from lit_het.data_pipelines.images.decoding import Filter, decode, decode_whole, open_with_pillow
+from lit_het.data_pipelines.images.decoding import decode, decode_whole, open_with_pillow
 from lit_het.data_pipelines.images.headers import MAX_SCANS, BrokenImage
 from lit_het.data_pipelines.images.repair import repaired_jpeg
-from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.images.transforms import Filter, InceptionCrop, Preprocessing
 from tests.data_pipelines.conftest import FILTERS, encoded
 
 SIZE = 16

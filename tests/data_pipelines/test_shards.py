@@ -7,7 +7,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import urls
 from lit_het.data_pipelines.shards.writing import MAX_DEPTH_OF_LISTS, expand, write_shards
 from lit_het.errors import UserError
 from tests.data_pipelines.conftest import sample
@@ -143,7 +143,7 @@ def test_files_whose_names_look_like_commands_are_files(tmp_path: Path, monkeypa
         Path(f"pipe:{name}.tar").write_bytes(b"")
     found = expand(pattern)
     assert [Path(address).name for address in found] == ["pipe:a.tar", "pipe:b.tar"]
-    assert not any(map(storage.is_pipe, found))
+    assert not any(map(urls.is_pipe, found))
 
 
 def test_a_list_that_contains_itself_is_refused(tmp_path: Path):

@@ -14,8 +14,9 @@ from tokenizers import normalizers
 
 from lit_het.configs import experiment
 from lit_het.configs.lit_e3_b32_het_xl import get_config
-from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig, load_tensorflow
+from lit_het.data_pipelines.texts.tensorflow_text import load_tensorflow
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+from lit_het.data_pipelines.texts.tokenizers_config import TensorFlowTextConfig
 from lit_het.errors import UserError
 from tests.data_pipelines.conftest import word_pieces
 from tests.refusals import assert_refused

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig, TensorFlowTextTokenizer, load_tensorflow
+from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, Tokenizer
+from lit_het.data_pipelines.texts.tokenizers_config import TensorFlowTextConfig
 from tests.data_pipelines.test_tensorflow_text import (
     CAPTIONS,
     END,

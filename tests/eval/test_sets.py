@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.shards.portions import Portion
-from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.folders import parse_set
 from lit_het.types import ImageFeatures
 
 NAMES = ("zero", "one", "two")

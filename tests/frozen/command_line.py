@@ -24,6 +24,9 @@ def parser() -> argparse.ArgumentParser:
 
     def ask(parser: argparse.ArgumentParser, *_: Any) -> None:
         asked.append(parser)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                list(action.choices.values())  # each is made when it is looked up
         raise _Asked
 
     # Defaults are numbers of this machine's cores.

@@ -28,7 +28,8 @@ FULL, EFFICIENT = CONFIGS[0], CONFIGS[2]
 
 @functools.cache
 def make(config) -> Covariance:
-    return references.with_random_parameters(lambda: config.build(D, Q, feature_norm=1.0, rngs=nnx.Rngs(0)))
+    with jax.ensure_compile_time_eval():  # the first call may be within a compiled function
+        return references.with_random_parameters(lambda: config.build(D, Q, feature_norm=1.0, rngs=nnx.Rngs(0)))
 
 
 def features(b=B):

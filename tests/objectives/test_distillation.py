@@ -13,7 +13,13 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.losses.base import weights
 from lit_het.losses.distillation import prototype_cross_entropy
-from lit_het.objectives.distillation import DistillationConfig, distillation_loss, masked_patches
+from lit_het.objectives.distillation import (
+    DistillationConfig,
+    distillation_loss,
+    masked_patches,
+    unit_prototypes,
+    unit_vectors,
+)
 from lit_het.objectives.views import random_views
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
@@ -45,7 +51,7 @@ def term_of(config):
     def term(student, teacher, batch, keys):
         models: list[Any] = [task.model(params) for params in (student, teacher)]
         one, other = ((model.image_tower, model.distillation) for model in models)
-        return distillation_loss(one, other, batch, keys)
+        return distillation_loss(config.distillation, one, other, batch, keys)
 
     return term
 
@@ -75,17 +81,21 @@ def test_both_losses_equal_their_definition():
         share, target = weights(batch.valid), teacher.image_tower(whole)
 
         def loss(found, wanted, heads):
-            prototypes = heads[0].unit_prototypes(), heads[1].unit_prototypes()
+            prototypes = unit_prototypes(heads[0]), unit_prototypes(heads[1])
             temperatures = {"student_temperature": 0.1, "teacher_temperature": 0.04}
             return prototype_cross_entropy(found, wanted, *prototypes, share, **temperatures)[0]
 
         heads = student.distillation.image_head, teacher.distillation.image_head
-        views = jnp.stack([heads[0](student.image_tower(parts[:, i]).embedding) for i in range(2)], axis=1)
-        distillation = loss(views, heads[1](target.embedding)[:, None], heads)
+        views = jnp.stack(
+            [unit_vectors(heads[0], student.image_tower(parts[:, i]).embedding) for i in range(2)], axis=1
+        )
+        distillation = loss(views, unit_vectors(heads[1], target.embedding)[:, None], heads)
         heads = student.distillation.patch_head, teacher.distillation.patch_head
         token = student.distillation.mask_token[...]
         tokens = student.image_tower(whole, masked=jnp.asarray(masked), mask_token=token).tokens, target.tokens
-        at_mask = [head(x[np.nonzero(masked)]).reshape(16, 2, -1) for head, x in zip(heads, tokens, strict=True)]
+        at_mask = [
+            unit_vectors(head, x[np.nonzero(masked)]).reshape(16, 2, -1) for head, x in zip(heads, tokens, strict=True)
+        ]
         return term_of(CONFIG)(params[0], params[1], batch, KEYS), distillation, loss(at_mask[0], at_mask[1], heads)
 
     (value, metrics), expected, masked_prediction = computed(both(), BATCH)

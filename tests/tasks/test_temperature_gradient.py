@@ -24,7 +24,7 @@ from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks import held_out
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.tasks.temperature_gradient import TemperatureGradient, check_temperature, held_out_fraction
+from lit_het.tasks.temperature_gradient_config import TemperatureGradient, check_temperature, held_out_fraction
 from lit_het.training.step import initial_state, make_step, of_trainable, skipping_nonfinite
 from lit_het.types import Batch
 from tests.tasks.meshes import assert_same, placed, start

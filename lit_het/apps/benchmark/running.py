@@ -16,8 +16,9 @@ from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.evaluation import line, write_record
 from lit_het.eval.report.page import render_page
 from lit_het.eval.report.writing import write_benchmark
+from lit_het.eval.sets import SET_PROMPTS
 from lit_het.eval.sets.benchmarks import SUITES, check_complete, find_sets
-from lit_het.eval.sets.prompts import SET_PROMPTS, read_prompts
+from lit_het.eval.sets.prompts import read_prompts
 from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig
 from lit_het.models.experts import with_experts
 from lit_het.models.opening import Run, open_run

@@ -18,7 +18,8 @@ from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe_
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex, ShardSummary, index_shard
 from lit_het.data_pipelines.shards.storage import TRANSIENT_CAUSES, Unreadable, content_or_raise
-from lit_het.data_pipelines.texts.captions import captions_in, member_of
+from lit_het.data_pipelines.texts.captions import captions_in
+from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import UserError, counted
 from lit_het.models.tower_fingerprints import tower_fingerprint

@@ -16,7 +16,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.index import ShardIndex, ShardSummary, index_shard
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL
@@ -27,7 +27,8 @@ from lit_het.models.pretrained import abstract_params, load_pretrained, load_wei
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
+from lit_het.tasks.features import FeatureExtractor
+from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.types import Batch, Params
 
 # Maps a batch of the loader to the embeddings of its rows.
@@ -179,7 +180,7 @@ def addresses_of(data: LoaderConfig, options: EmbedOptions) -> list[str]:
         UserError: one is a shell command.
     """
     addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
-    for address in filter(storage.is_pipe, addresses):
+    for address in filter(urls.is_pipe, addresses):
         raise UserError(f"{address}: a command cannot seek, which embed needs; name files with --data")
     number, count = options.part
     return addresses[number::count]

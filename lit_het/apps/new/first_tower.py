@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_het.apps.tokenizer import read_captions
 from lit_het.console import message
 from lit_het.data_pipelines.labels import find_beside, words_of
-from lit_het.data_pipelines.shards import storage
+from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.errors import UserError, counted
@@ -85,10 +85,10 @@ def classifier_fields(
             "calibration": None,
             "evaluations": "()",
         }
-    names = storage.absolute(find_beside(storage.parent(expand(shards)[0]), "classnames.txt"))
+    names = urls.absolute(find_beside(urls.parent(expand(shards)[0]), "classnames.txt"))
     classes = counted(num_classes := len(storage.read_lines(names)), "class")
     message(f"{classes} of {names}")
-    place = json.dumps(storage.parent(names))
+    place = json.dumps(urls.parent(names))
     evaluation = f'(ZeroShotConfig(ImageSet("held_out", {place}, SHARDS, {held_out})),)'
     return fields | {
         "classes": classes,

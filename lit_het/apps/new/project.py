@@ -17,9 +17,9 @@ from lit_het.apps.tokenizer import train_tokenizer
 from lit_het.configs.experiment import ExperimentConfig, load_module_config
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards.index import ShardIndex
-from lit_het.data_pipelines.shards.storage import absolute
+from lit_het.data_pipelines.shards.urls import absolute
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
-from lit_het.data_pipelines.texts.captions import member_of
+from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError
 from lit_het.models.calibration.split import EXPECTED_IMAGES
 from lit_het.planning.plan import Step

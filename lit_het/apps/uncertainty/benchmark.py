@@ -12,7 +12,8 @@ from lit_het.errors import UserError
 from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.page import render_page
 from lit_het.eval.report.writing import write_benchmark, write_files
-from lit_het.eval.sets import ImageSet, parse_set, unlabelled
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.folders import parse_set, unlabelled
 from lit_het.eval.suite import ClassNamesConfig
 
 

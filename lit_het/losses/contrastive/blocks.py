@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from lit_het.losses import blocks
 from lit_het.losses.contrastive import ring
+from lit_het.losses.contrastive.loss_config import Form
 from lit_het.losses.contrastive.pairs import Examples, Pairs
 from lit_het.types import Queries
-
-Form = Literal["dense", "gather", "ring"]
 
 # (block of pairs, data of its queries, data of its keys) to the sum over its pairs.
 PairFunction: TypeAlias = Callable[[Pairs, Any, Any], Float[Array, ""]]

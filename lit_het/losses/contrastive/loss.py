@@ -6,167 +6,25 @@ value (`lit_het.losses.blocks`).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from lit_het import sharding
-from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.errors import UserError
 from lit_het.losses.base import weights
-from lit_het.losses.contrastive import dense, gauss_newton, normalizers, pseudo_positives, sample_free
-from lit_het.losses.contrastive.blocks import Form, Layout, sum_over_pairs
+from lit_het.losses.contrastive import dense, normalizers, pseudo_positives, sample_free
+from lit_het.losses.contrastive.blocks import Layout, sum_over_pairs
+from lit_het.losses.contrastive.loss_config import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.losses.contrastive.pairs import Examples, Pairs
 from lit_het.mixtures import MixedImages
 from lit_het.types import EmbeddingSamples, Queries
 
-Duplicates = Literal["positives", "negatives"]
 
-
-@dataclasses.dataclass(frozen=True)
-class SoftmaxLoss:
-    """``-log p`` of the right partner among the batch, half the sum of both directions.
-
-    ``p(b_n|a_n) = 1/S Σ_s softmax_i(β_i · (α_n + ε_s(a_n)) / τ)_n``, and with α and β exchanged for ``p(a_n|b_n)``.
-    With duplicates it is the sum of the probabilities of all positives (`lit_het.losses.contrastive.dense.softmax`).
-
-    Attributes:
-        form: "gather" brings all keys to every device, O(b d) memory; "ring" passes them around, O(b d / devices), for
-            one more product of logits; "dense" holds all logits, O(b²). All are equal.
-        block_size: vectors of logits that exist at a time on a device: one for every query, or factor of queries.
-        likelihood: "samples" takes the mean over the head's noise samples; the others approximate the expectation from
-            the covariance, see `lit_het.losses.contrastive.sample_free`, and need a head with ``num_samples = 0``.
-        duplicates: whether examples of the batch with the same image or an equal text are "positives", as a right
-            caption cannot also be a wrong answer; "negatives" is the loss of the papers.
-
-    Raises:
-        UserError: an unknown form or likelihood, a block without queries, or a ring without samples.
-    """
-
-    form: Form = "gather"
-    block_size: int = 1024
-    likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit"] = "samples"
-    duplicates: Duplicates = "positives"
-
-    @property
-    def takes_members(self) -> bool:
-        """Whether an image may have several keys."""
-        return self.likelihood == "samples"
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "block_size")
-        require_choice(self, "form", "likelihood", "duplicates")
-        if self.form == "ring" and self.likelihood != "samples":
-            raise UserError(
-                f"SoftmaxLoss: likelihood = {self.likelihood!r} needs the keys of a whole batch at once; set form to "
-                "'gather'"
-            )
-
-    def __call__(
-        self,
-        samples: EmbeddingSamples,
-        valid: Bool[Array, " b"] | None = None,
-        ids: Sequence[UInt32[Array, "b 2"]] = (),
-        weight: Float[Array, " b"] | None = None,
-    ) -> Float[Array, ""]:
-        """Returns the mean loss over valid rows, by default all.
-
-        Args:
-            samples: what the head returns.
-            valid: which rows count; None for all.
-            ids: hashes of images or of texts; equal rows of one have the same image or text.
-            weight: of each row's own losses in the mean (`lit_het.losses.base.weights`), None for equal weights; a row
-                of any weight is a key of the others.
-        """
-        return _mean(_softmax, _symmetric_softmax, self, samples, _Rows(valid, tuple(ids), weight))
-
-    def hessian(
-        self,
-        queries: Float[Array, "b d"],
-        keys: Float[Array, "k d"],
-        counted: Float[Array, " b"],
-        temperature: Float[Array, ""],
-        bias: Float[Array, ""],
-    ) -> Float[Array, "d d"]:
-        """Returns the Gauss-Newton Hessian of one direction without noise, see `gauss_newton.softmax_hessian`."""
-        return gauss_newton.softmax_hessian(queries, keys, counted, temperature)
-
-
-@dataclasses.dataclass(frozen=True)
-class SigmoidLoss:
-    """``-log σ(z_ij (logit_ij + bias))``, z = 1 for positives and -1 otherwise (SigLIP; SoViT Table 7).
-
-    Each query's losses are summed over keys and averaged over queries; with noise σ is averaged over samples.
-    The loss is half the sum of both directions, which are equal without noise.
-
-    Attributes:
-        form, block_size: as in `SoftmaxLoss`; the ring needs no additional product.
-        likelihood: "samples", or "probit" for `lit_het.losses.contrastive.sample_free.probit`.
-        duplicates: as in `SoftmaxLoss`.
-        pseudo_positives: weight α of a second loss, whose positives are also all keys that fit a query at least as well
-            as its partner (`lit_het.losses.contrastive.pseudo_positives`); PCME++ uses 0.1.
-
-    Raises:
-        UserError: an unknown form or likelihood, a block without queries, or a negative weight.
-    """
-
-    form: Form = "gather"
-    block_size: int = 1024
-    likelihood: Literal["samples", "probit"] = "samples"
-    duplicates: Duplicates = "positives"
-    pseudo_positives: float = 0.0
-
-    takes_members: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "block_size")
-        require_at_least(0, self, "pseudo_positives")
-        require_choice(self, "form", "likelihood", "duplicates")
-
-    def __call__(
-        self,
-        samples: EmbeddingSamples,
-        valid: Bool[Array, " b"] | None = None,
-        ids: Sequence[UInt32[Array, "b 2"]] = (),
-        weight: Float[Array, " b"] | None = None,
-        mixed: MixedImages | None = None,
-    ) -> Float[Array, ""]:
-        """Returns the mean loss over valid rows, by default all.
-
-        Args:
-            samples: what the head returns.
-            valid: which rows count; None for all.
-            ids: hashes of images or of texts; equal rows of one have the same image or text.
-            weight: of each row in the mean (`lit_het.losses.base.weights`), None for equal weights; as each direction
-                weights its queries, a pair has the mean weight of its image's and its text's rows.
-            mixed: what the images are mixed of, with as many hashes as ``ids``; None where they are not mixed. A mixed
-                image has the weight of its own row.
-        """
-
-        def direction(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
-            return _sigmoid(self, pairs, layout, symmetric=False)
-
-        def both_directions(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
-            # Half the sum of both is either of them, where rows have equal weights and their labels are symmetric.
-            return _sigmoid(self, pairs, layout, symmetric=weight is not None or self.pseudo_positives > 0)
-
-        return _mean(direction, both_directions, self, samples, _Rows(valid, tuple(ids), weight, mixed))
-
-    def hessian(
-        self,
-        queries: Float[Array, "b d"],
-        keys: Float[Array, "k d"],
-        counted: Float[Array, " b"],
-        temperature: Float[Array, ""],
-        bias: Float[Array, ""],
-    ) -> Float[Array, "d d"]:
-        """Returns the Gauss-Newton Hessian without noise, see `gauss_newton.sigmoid_hessian`."""
-        return gauss_newton.sigmoid_hessian(queries, keys, counted, temperature, bias)
-
-
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """What a loss knows of a batch's rows: which count, hashes, weights, and what images are mixed of (or None)."""
 
     valid: Bool[Array, " b"] | None
@@ -175,7 +33,6 @@ class _Rows(NamedTuple):
     mixed: MixedImages | None = None
 
 
-ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
 # Pairs of this device's queries and keys to the weighted sum over its queries.
 Direction: TypeAlias = Callable[[Pairs, Layout], Float[Array, ""]]
 _SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
@@ -183,6 +40,24 @@ _SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
     "mean_field": sample_free.mean_field,
     "pairwise_probit": sample_free.pairwise_probit,
 }
+
+
+def softmax_loss(loss: SoftmaxLoss, samples: EmbeddingSamples, rows: Rows) -> Float[Array, ""]:
+    """Computes a `SoftmaxLoss`."""
+    return _mean(_softmax, _symmetric_softmax, loss, samples, rows)
+
+
+def sigmoid_loss(loss: SigmoidLoss, samples: EmbeddingSamples, rows: Rows) -> Float[Array, ""]:
+    """Computes a `SigmoidLoss`."""
+
+    def direction(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+        return _sigmoid(loss, pairs, layout, symmetric=False)
+
+    def both_directions(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+        # Half the sum of both is either of them, where rows have equal weights and their labels are symmetric.
+        return _sigmoid(loss, pairs, layout, symmetric=rows.weight is not None or loss.pseudo_positives > 0)
+
+    return _mean(direction, both_directions, loss, samples, rows)
 
 
 def _softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
@@ -222,7 +97,7 @@ def _mean(
     both_directions: Direction,
     loss: ContrastiveLoss,
     samples: EmbeddingSamples,
-    batch: _Rows,
+    batch: Rows,
 ) -> Float[Array, ""]:
     """Returns the mean over valid examples of half the sum of both directions.
 

@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt8
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.index import ShardSummary
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion

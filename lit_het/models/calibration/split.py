@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion, Rule
 from lit_het.errors import UserError

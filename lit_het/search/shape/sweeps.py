@@ -25,8 +25,8 @@ from lit_het.search.grid_runs import Planned, direction_of
 from lit_het.search.law.observations import Observation, check_spokes, shown_shape
 from lit_het.search.law.scaling import MULTIPLE, rounded
 from lit_het.sharding import MeshConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.durations import Duration, RunLength
 
 Kind = Literal["star", "grid"]

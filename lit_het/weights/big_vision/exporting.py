@@ -9,10 +9,9 @@ import numpy as np
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.files import completed
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.types import Params
 from lit_het.weights.big_vision.names import (
     BERT_HEAD_SIZE,

@@ -13,11 +13,9 @@ from typing import Literal
 import numpy as np
 
 from lit_het.errors import UserError
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import ComputeType, EncoderConfig
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.weights.big_vision.names import (
     BERT_HEAD_SIZE,
     BERT_TOWER,

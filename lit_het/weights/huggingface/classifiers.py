@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import transformers
 
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.types import Params
 from lit_het.weights.huggingface.exporting import preprocessing, to_float32, write_folder
 from lit_het.weights.huggingface.image_models import Flat, require, write_image_tower

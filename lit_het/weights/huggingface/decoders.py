@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import transformers
 
-from lit_het.towers.decoder import DecoderConfig
+from lit_het.towers.decoder_config import DecoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.positions import sinusoidal_positions
-from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.exporting import preprocessing, to_float32, write_folder

@@ -19,9 +19,8 @@ import transformers
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.files import write_atomically, write_safetensors
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.types import Params
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.image_models import Flat, WrittenTower, is_siglip, write_image_tower

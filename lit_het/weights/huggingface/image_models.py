@@ -8,9 +8,9 @@ import numpy as np
 import transformers
 
 from lit_het.errors import UserError
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.positions import sine_cosine_positions
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.tower import ACTIVATIONS
 

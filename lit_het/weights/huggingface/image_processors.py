@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lit_het.data_pipelines.images.decoding import Filter
-from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
 from lit_het.weights.huggingface.processor import BICUBIC, BILINEAR
 
 _FILTERS: dict[Any, Filter] = {BILINEAR: "bilinear", BICUBIC: "bicubic"}

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.errors import UserError
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.image_config import ViTConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, Json
 from lit_het.weights.huggingface.tower import Family, Tower, shape_of, without_bias

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lit_het.console import message
 from lit_het.errors import UserError
-from lit_het.towers.layers import ComputeType
+from lit_het.towers.encoder_config import ComputeType
 from lit_het.weights.huggingface import image_towers, names, prolip, text_towers
 from lit_het.weights.huggingface.processor import Json, read_json, read_normalization, read_processor
 from lit_het.weights.huggingface.tokenizer import find_tokenizer, lowercases

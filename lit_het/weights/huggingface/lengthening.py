@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lit_het.towers.positions import sinusoidal_positions
-from lit_het.towers.text import TextConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.weights.huggingface.widening import (
     Flat,
     below,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from lit_het.errors import UserError
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.image_towers import first_layer_sources
 from lit_het.weights.huggingface.processor import CLIP_PROCESSOR, Json, read_normalization, read_processor

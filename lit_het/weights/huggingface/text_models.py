@@ -6,9 +6,8 @@ import numpy as np
 import transformers
 
 from lit_het.errors import UserError
-from lit_het.towers.bert import BertConfig
 from lit_het.towers.positions import sinusoidal_positions
-from lit_het.towers.text import TextConfig
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.image_models import Flat, WrittenTower, encoder_config, encoder_fields, require
 from lit_het.weights.huggingface.lengthening import POOLINGS, lengthened

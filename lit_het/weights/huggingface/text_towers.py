@@ -1,9 +1,8 @@
 """Reads the text tower of a Hugging Face model: SigLIP's, CLIP's or BERT."""
 
 from lit_het.errors import UserError
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.text import TextConfig
+from lit_het.towers.encoder_config import ComputeType
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.processor import Json
 from lit_het.weights.huggingface.tower import Family, Tower, number, shape_of, without_bias

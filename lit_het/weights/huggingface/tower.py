@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lit_het.errors import UserError
-from lit_het.towers.layers import Activation, ComputeType
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.encoder_config import Activation, ComputeType, EncoderConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.processor import VIT_PROCESSOR, Json
 from lit_het.weights.rename import ParameterSource, Rule

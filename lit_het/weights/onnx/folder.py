@@ -24,12 +24,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from lit_het.console import message
-from lit_het.data_pipelines.images.decoding import Filter
-from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.base import ContrastiveOptions
 from lit_het.heads.covariance import Covariance
+from lit_het.heads.options import ContrastiveOptions
 from lit_het.models.opening import Run
 from lit_het.tasks import quantities
 from lit_het.tasks.base import AnyTask

@@ -10,10 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from lit_het.errors import UserError
+from lit_het.towers.encoder_config import ComputeType, EncoderConfig
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.layers import ComputeType
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, depth_of, translate
 from lit_het.weights.resample import resample_positions

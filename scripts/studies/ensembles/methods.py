@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 from lit_het.configs import glyph_classifier
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.heads.classification_config import DeterministicConfig
+from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
-from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.rank_one import RankOneConfig
-from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.experts_config import ExpertsConfig, RankOneConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule

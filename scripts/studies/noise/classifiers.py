@@ -9,11 +9,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from lit_het.heads.base import ClassificationHead
+from lit_het.heads.classification_config import ClassificationHeadConfig
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks.base import Progress, Task
-from lit_het.tasks.classification import ClassificationHeadConfig
 from lit_het.tasks.options import TaskOptions
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.types import Batch, Metrics, Params

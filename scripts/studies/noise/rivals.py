@@ -10,10 +10,12 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
-from lit_het.heads.base import ContrastiveHead, ContrastiveOptions
-from lit_het.heads.covariance import Covariance, CovarianceConfig
+from lit_het.heads.base import ContrastiveHead
+from lit_het.heads.covariance import Covariance
+from lit_het.heads.noise_config import CovarianceConfig
+from lit_het.heads.options import ContrastiveOptions
 from lit_het.heads.sampling import noiseless_samples
-from lit_het.heads.temperature import LogTemperature, TemperatureConfig
+from lit_het.heads.temperature_config import LogTemperature, TemperatureConfig
 from lit_het.losses.base import weights
 from lit_het.losses.contrastive.pairs import MASKED
 from lit_het.types import EmbeddingSamples, LogitSamples, Queries

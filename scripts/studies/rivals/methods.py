@@ -7,13 +7,16 @@ from typing import Any
 
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
-from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
+from lit_het.heads.contrastive_config import (
+    ContrastiveHeadConfig,
+    DeterministicContrastiveConfig,
+    GaussianContrastiveConfig,
+    HetXLContrastiveConfig,
+    McDropoutContrastiveConfig,
+    ProbVLMContrastiveConfig,
+)
+from lit_het.heads.noise_config import CovarianceConfig
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
-from lit_het.tasks.contrastive import ContrastiveHeadConfig
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
 

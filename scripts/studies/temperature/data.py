@@ -13,9 +13,9 @@ from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.errors import UserError
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.training.train import train_unless_done
 
 VALIDATION_TYPEFACE = "DejaVuSans-Oblique"

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from lit_het.heads.temperature import BoundedTemperature
+from lit_het.heads.temperature_config import BoundedTemperature
 from lit_het.search import space
-from lit_het.tasks.temperature_gradient import Method, TemperatureGradient
+from lit_het.tasks.temperature_gradient_config import Method, TemperatureGradient
 from scripts.studies.harness import Figures
 from scripts.studies.temperature.data import ALL, FIT
 from scripts.studies.temperature.runs import BATCH_SIZE, HEAD, Row, Runner, Setting, fixed, with_temperature

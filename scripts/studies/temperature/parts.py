@@ -5,11 +5,10 @@ import dataclasses
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.eval.suite import ClassNamesConfig
-from lit_het.heads.contrastive import HetXLContrastiveConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het import HetConfig
-from lit_het.heads.sampling import SamplingConfig
-from lit_het.heads.temperature import BoundedTemperature
+from lit_het.heads.classification_config import DeterministicConfig, HetConfig
+from lit_het.heads.contrastive_config import HetXLContrastiveConfig
+from lit_het.heads.noise_config import SamplingConfig
+from lit_het.heads.temperature_config import BoundedTemperature
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.durations import Duration

@@ -10,20 +10,19 @@ import numpy as np
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.errors import UserError
 from lit_het.eval.evaluators.zero_shot import NOISY
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
-from lit_het.heads.temperature import BoundedTemperature, LogTemperature, TemperatureConfig
-from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
-from lit_het.tasks.temperature_gradient import TemperatureGradient
+from lit_het.heads.classification_config import ClassificationHeadConfig, HetXLConfig
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
+from lit_het.heads.temperature_config import BoundedTemperature, LogTemperature, TemperatureConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.temperature_gradient_config import TemperatureGradient
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
-from lit_het.training.optimizers import AdamW, Optimizer, ParameterGroup
+from lit_het.training.optimizers_config import AdamW, Optimizer, ParameterGroup
 from lit_het.training.schedules import Schedule
 from scripts.studies.harness import Figures, measured, trained
 from scripts.studies.temperature.data import ALL, FIT, TEST, VALIDATION, tower_config

@@ -17,7 +17,8 @@ from lit_het.apps import report
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
 from lit_het.data_pipelines.images import decoding
-from lit_het.data_pipelines.labels import CaptionWordsLabels, ClassIndex, ClassIndexLabels, MultiHotLabels
+from lit_het.data_pipelines.labels import CaptionWordsLabels, ClassIndexLabels, MultiHotLabels
+from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.prepare.captions import read_captions
 from lit_het.data_pipelines.prepare.cifar import read_cifar10
 from lit_het.data_pipelines.prepare.dataset import DataSet
@@ -36,9 +37,12 @@ from lit_het.data_pipelines.shards.storage import Unreadable
 from lit_het.data_pipelines.shards.stream import Stream
 from lit_het.data_pipelines.shards.tars import DamagedTar, streamed_members
 from lit_het.data_pipelines.shards.writing import IMAGE
-from lit_het.data_pipelines.texts.captions import TextPlace
-from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextConfig
-from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig
+from lit_het.data_pipelines.texts.captions_config import TextPlace
+from lit_het.data_pipelines.texts.tokenizers_config import (
+    HuggingFaceTokenizerConfig,
+    SentencePieceConfig,
+    TensorFlowTextConfig,
+)
 from lit_het.errors import UserError
 from lit_het.eval.saved_runs import read_runs
 from lit_het.eval.sets.recognition import read_larger

@@ -26,7 +26,7 @@ from lit_het.data_pipelines.texts.tokenizers import train_sentencepiece
 from lit_het.eval.evaluation import Drawing, Evaluation, write_record
 from lit_het.training import directory
 from lit_het.training.durations import Duration, RunLength
-from lit_het.training.optimizers import Adafactor, Optimizer
+from lit_het.training.optimizers_config import Adafactor, Optimizer
 from lit_het.training.schedules import Schedule
 from lit_het.training.step import initial_state
 from lit_het.types import TrainState

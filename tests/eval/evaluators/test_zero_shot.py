@@ -20,7 +20,8 @@ from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.features import ReadingTime, read_features
 from lit_het.eval.metrics import scores
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets.folders import parse_set
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
 from lit_het.types import Batch, ImageFeatures
 from tests.eval.fake_model import FakeModel

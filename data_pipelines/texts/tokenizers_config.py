@@ -1,0 +1,122 @@
+"""The configurations of tokenizers, see `lit_het.data_pipelines.texts.tokenizers`."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from lit_het.errors import UserError
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextTokenizer
+    from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePieceConfig:
+    """A SentencePiece model in a file.
+
+    Attributes:
+        model: the ``.model`` file.
+        length: tokens per caption, the end token included.
+        lowercase: lowercase captions first, if the model was trained so.
+        padding_id: None uses the model's own; SigLIP pads with its end token, 1.
+        remove_punctuation: drop ASCII punctuation and join white space first, as Hugging Face's SigLIP does.
+        split_underscores: make spaces of underscores before that, as open_clip's ``canonicalize`` does.
+    """
+
+    model: Path
+    length: int = 16
+    lowercase: bool = True
+    padding_id: int | None = None
+    remove_punctuation: bool = False
+    split_underscores: bool = False
+
+    def build(self) -> "SentencePieceTokenizer":
+        """Reads the model.
+
+        Raises:
+            UserError: the file is missing, or is not a SentencePiece model with an end token and padding.
+        """
+        from lit_het.data_pipelines.texts import tokenizer_files
+        from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
+
+        model_bytes = tokenizer_files.read(self.model)
+        try:
+            return SentencePieceTokenizer(
+                model_bytes,
+                self.length,
+                self.lowercase,
+                self.padding_id,
+                self.remove_punctuation,
+                self.split_underscores,
+            )
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceTokenizerConfig:
+    """A ``tokenizer.json`` of Hugging Face: BERT's WordPiece, CLIP's byte-pair encoding and others.
+
+    Attributes:
+        model: the file, or CLIP's ``vocab.json`` with its ``merges.txt`` beside it.
+        length: tokens per caption, control tokens included.
+        padding_id: None uses the padding that the file configures, or its token ``[PAD]`` or ``<pad>``, or
+            CLIP's end token.
+    """
+
+    model: Path
+    length: int = 16
+    padding_id: int | None = None
+
+    def build(self) -> "HuggingFaceTokenizer":
+        """Reads the file.
+
+        Raises:
+            UserError: it is missing, not a tokenizer, or has no padding token.
+        """
+        from lit_het.data_pipelines.texts import tokenizer_files
+        from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer
+
+        model_bytes = tokenizer_files.read_hugging_face(self.model)
+        try:
+            return HuggingFaceTokenizer(model_bytes, self.length, self.padding_id)
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFlowTextConfig:
+    """A ``vocab.txt`` of BERT, read by TensorFlow Text, which LiT's published BERT towers were trained with.
+
+    Attributes:
+        model: the file, one word piece per line.
+        length: tokens per caption, control tokens included.
+        lowercase: fold case and remove accents first; False for a cased vocabulary.
+        end_token: end captions with ``[SEP]``; LiT's own towers were trained without it.
+        padding_id: None uses ``[PAD]``.
+    """
+
+    model: Path
+    length: int = 16
+    lowercase: bool = True
+    end_token: bool = True
+    padding_id: int | None = None
+
+    def build(self) -> "TensorFlowTextTokenizer":
+        """Reads the file.
+
+        Raises:
+            UserError: it is missing or not a vocabulary of BERT, or TensorFlow Text is not installed.
+        """
+        from lit_het.data_pipelines.texts import tokenizer_files
+        from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextTokenizer
+
+        model_bytes = tokenizer_files.read(self.model)
+        try:
+            return TensorFlowTextTokenizer(model_bytes, self.length, self.lowercase, self.end_token, self.padding_id)
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from error
+
+
+TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig | TensorFlowTextConfig

@@ -1,0 +1,254 @@
+"""The configurations of image towers."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from lit_het.errors import FieldError, UserError, require_at_least, require_choice
+from lit_het.towers.base import ImageTowerOptions
+from lit_het.towers.encoder_config import ComputeType, EncoderConfig
+from lit_het.types import Params
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+    from lit_het.towers.resnet import ResNet
+    from lit_het.towers.vit import ViT
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig(ImageTowerOptions):
+    """A Vision Transformer on square images; with experts in its encoder a V-MoE or an efficient ensemble (e3).
+
+    Attributes:
+        image_size: height and width in pixels; pixels beyond the last whole patch are ignored (384 is 27 x 14 + 6).
+        patch_size: height and width of a patch in pixels.
+        encoder: the stack of blocks.
+        pooling: the class token, the mean of the patches, the first patch, attention pooling, or none: all tokens
+            concatenated.
+        positions: learned, or fixed 2-D sine-cosine.
+        num_registers: number of learned tokens after the class token, without positions (DINOv2).
+        input_norm: whether there is a LayerNorm before the first block (CLIP).
+        representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
+        projection_size: size of a dense layer without tanh at the very end (CLIP); None for none.
+        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
+        members: how embeddings of an ensemble's members are combined: by their mean, concatenated, or "apart": each is
+            an example of a classifier, and a key of its image in an image-text model.
+        uncertainty_token: whether one more learned token is encoded, whose output gives log σ² of the embedding
+            (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``, of twice the size.
+        norm_twice: whether the encoder's last norm is applied to the class token once more (ProLIP's published code).
+        num_inputs: M images that the tower sees at once, along the axis of channels (MIMO, e3 App. B.3); a single image
+            is repeated.
+        layer_input: whether the embedding is followed by the input of the last linear layer, for its posterior.
+        class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one.
+        patch_sizes: sizes of patches, one of which each training step draws and resizes the first layer and the
+            positions for (FlexiViT, Beyer et al. 2023); empty for ``patch_size`` alone.
+
+    Raises:
+        UserError: inconsistent sizes, an unknown choice, a class token that another pooling would not read, an
+            uncertainty token of an ensemble, ``layer_input`` without a linear layer at the end, or ``patch_sizes`` that
+            do not divide the image or do not fit positions or pooling.
+    """
+
+    image_size: int = 224
+    patch_size: int = 16
+    encoder: EncoderConfig = EncoderConfig()
+    pooling: Literal["class_token", "mean", "first", "attention", "none"] = "attention"
+    positions: Literal["learned", "sine_cosine"] = "learned"
+    num_registers: int = 0
+    input_norm: bool = False
+    representation_size: int | None = None
+    projection_size: int | None = None
+    weights: str | None = None
+    members: Literal["mean", "concatenated", "apart"] = "mean"
+    uncertainty_token: bool = False
+    norm_twice: bool = False
+    layer_input: bool = False
+    num_inputs: int = 1
+    class_token: bool = False
+    patch_sizes: tuple[int, ...] = ()
+
+    first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "image_size", "patch_size", "num_inputs")
+        require_at_least(0, self, "num_registers")
+        require_choice(self, "pooling", "positions", "members")
+        if self.image_size < self.patch_size:
+            raise UserError(f"image_size = {self.image_size} is less than patch_size = {self.patch_size}")
+        for field in ("representation_size", "projection_size"):
+            if getattr(self, field) is not None:
+                require_at_least(1, self, field)
+        if self.class_token and self.pooling != "none":
+            raise FieldError(self, "class_token", "True needs pooling 'none'; pooling 'class_token' has one without it")
+        if self.uncertainty_token and self.encoder.num_members > 1:
+            raise UserError("image_tower.uncertainty_token = True needs encoder.experts.num_members = 1")
+        if self.norm_twice and (self.pooling != "class_token" or self.encoder.norm_placement != "before"):
+            raise UserError("image_tower.norm_twice = True needs pooling = 'class_token' and norm_placement = 'before'")
+        if self.layer_input and self.last_layer is None:
+            raise FieldError(
+                self,
+                "layer_input",
+                "True needs projection_size or attention pooling, without members and uncertainty_token",
+            )
+        if self.patch_sizes:
+            self._check_patch_sizes()
+
+    def _check_patch_sizes(self) -> None:
+        undivided = [size for size in self.patch_sizes if size < 1 or self.image_size % size]
+        if undivided:
+            raise FieldError(
+                self, "patch_sizes", f"{undivided[0]} does not divide image_size = {self.image_size}; leave it out"
+            )
+        if self.positions != "learned":
+            raise FieldError(self, "patch_sizes", "several sizes need positions = 'learned', which can be resized")
+        if self.pooling == "none":
+            raise FieldError(
+                self, "patch_sizes", "several sizes need a pooling other than 'none', of any number of tokens"
+            )
+
+    @property
+    def pools_tokens(self) -> bool:
+        """Whether its tokens can be read beside an embedding."""
+        return self.pooling != "none"
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return self.side**2
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether a class token is encoded before the patches."""
+        return self.class_token or self.pooling == "class_token"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an image: class token, registers and patches."""
+        return self.has_class_token + self.num_registers + self.num_patches
+
+    @property
+    def side(self) -> int:
+        """Patches along each side."""
+        return self.image_size // self.patch_size
+
+    @property
+    def embedding_size(self) -> int:
+        """Size of the embedding."""
+        size = self.mean_size * (2 if self.uncertainty_token else 1)
+        return size * (self.num_members if self.members == "concatenated" else 1)
+
+    @property
+    def last_layer(self) -> str | None:
+        """Path of the parameters of the linear layer at the very end; None where the tower ends otherwise."""
+        if self.encoder.num_members > 1 or self.uncertainty_token:
+            return None
+        if self.projection_size is not None:
+            return "projection"
+        return "pooling/mlp/down" if self.pooling == "attention" and self.representation_size is None else None
+
+    @property
+    def input_size(self) -> int:
+        """Size of the input of the last layer, where it follows the embedding; 0 otherwise."""
+        if not self.layer_input:
+            return 0
+        if self.projection_size is None:
+            return self.encoder.mlp_width
+        return self.representation_size or self._pooled_size
+
+    @property
+    def mean_size(self) -> int:
+        """Size of a member's embedding, without log σ²."""
+        return self.projection_size or self.representation_size or self._pooled_size
+
+    @property
+    def _pooled_size(self) -> int:
+        return (self.num_tokens if self.pooling == "none" else 1) * self.encoder.width
+
+    def all_members(self) -> "ViTConfig":
+        """Returns the tower whose output has the embeddings of all members, side by side."""
+        return dataclasses.replace(self, members="concatenated")
+
+    def without_pooling(self) -> "ViTConfig | None":
+        """Returns the tower whose output is all tokens, one after the other; None of an ensemble or with log σ²."""
+        if self.num_members > 1 or self.uncertainty_token:
+            return None
+        return dataclasses.replace(
+            self,
+            pooling="none",
+            class_token=self.has_class_token,
+            representation_size=None,
+            projection_size=None,
+            norm_twice=False,
+            layer_input=False,
+            patch_sizes=(),
+        )
+
+    def unseen_pixels(self) -> str | None:
+        """Returns what is beyond the last whole patch."""
+        rest = self.image_size % self.patch_size
+        if not rest:
+            return None
+        below = self.image_size - rest
+        return (
+            f"patches of {self.patch_size} pixels do not divide images of {self.image_size}: the last {rest} rows and "
+            f"columns are not seen; choose an image size of {below} or {below + self.patch_size} to use all pixels"
+        )
+
+    def file_options(self) -> dict[str, Any]:
+        """Returns its sizes too, and a pooling that a file may not record."""
+        pooling = {"image_pooling": self.pooling} if self.pooling in ("mean", "first") else {}
+        return {**super().file_options(), "image_size": self.image_size, "patch_size": self.patch_size, **pooling}
+
+    def build(self, rngs: "nnx.Rngs") -> "ViT":
+        """Returns the tower with fresh parameters."""
+        from lit_het.towers.vit import ViT
+
+        return ViT(self, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig(ImageTowerOptions):
+    """A BiT ResNet; ResNet152x2 is ``depth = 152`` with ``width_multiplier = 2``.
+
+    Attributes:
+        depth: number of layers.
+        width_multiplier: factor of every width.
+        image_size: height and width in pixels; parameters do not depend on it.
+        compute_type: type of activations; parameters are float32.
+    """
+
+    depth: Literal[50, 101, 152] = 50
+    width_multiplier: int = 1
+    image_size: int = 224
+    compute_type: ComputeType = "float32"  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    pools_tokens = False
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "width_multiplier", "image_size")
+
+    @property
+    def embedding_size(self) -> int:
+        """Size of the embedding."""
+        return 2048 * self.width_multiplier
+
+    def in_float32(self) -> "ResNetConfig":
+        """Returns the tower that computes in float32."""
+        return dataclasses.replace(self, compute_type="float32")
+
+    def build(self, rngs: "nnx.Rngs") -> "ResNet":
+        """Returns the tower with fresh parameters."""
+        from lit_het.towers.resnet import ResNet
+
+        return ResNet(self, rngs)
+
+    def layers_above(self, params: Params) -> Params:
+        """Raises an error, as the papers define no layer decay for a ResNet.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("--optimizer.layer-decay needs a Transformer, but the tower is a ResNet; set it to 1")
+
+
+ImageTowerConfig: TypeAlias = ViTConfig | ResNetConfig
