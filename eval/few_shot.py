@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.metrics.calibration import correctness
 from lit_het.eval.metrics.significance import standard_error
@@ -181,7 +181,7 @@ def as_trained(test_labels: np.ndarray, classes: np.ndarray, kind: str) -> np.nd
     unknown = np.setdiff1d(test_labels, classes)
     if len(unknown):
         raise UserError(
-            f"{kind}: label {unknown[0]} of the test images has no training image ({counted(len(unknown), 'label')} "
+            f"{kind}: label {unknown[0]} of the test images has no training image ({pluralize(len(unknown), 'label')} "
             "without); take both splits from the same data set"
         )
     return np.searchsorted(classes, test_labels)

@@ -165,7 +165,7 @@ class Predictions:
 def samples_of(model: EvaluatedModel | TextWriter, asked: int | None, default: int = 32) -> int:
     """Returns the number of noise samples that are asked for; None takes the one that the temperature was fitted for.
 
-    Without a fitted temperature None takes the default. A message tells of a temperature for another number.
+    Without a fitted temperature None takes the default. Warns if the temperature was fitted for another number.
 
     Raises:
         UserError: the head draws samples in pairs, and the number is odd.

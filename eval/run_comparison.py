@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.evaluation import CALIBRATED, Record
 from lit_het.eval.metrics.significance import WelchTest, holm, welch_tests
 from lit_het.eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
@@ -59,7 +59,7 @@ class RunComparison:
         groups = f"{len(self.one)} {_runs(self.one)} against {len(self.other)}"
         if not self.tested:
             reasons = ", ".join(dict.fromkeys(found.untested for found in self.figures.values()))
-            return f"{groups}: {counted(len(self.figures), 'figure')}, and no test ({reasons})."
+            return f"{groups}: {pluralize(len(self.figures), 'figure')}, and no test ({reasons})."
         differing = sum(found.p_value < LEVEL for found in self.tested.values())
         untested = len(self.figures) - len(self.tested)
         return (

@@ -33,7 +33,7 @@ class Bar:
         self._note = ""
         self._done = self._start = start
         self._opened = self._last_line = time.monotonic()
-        self._told = -1  # completed units in the last line
+        self._last_reported = -1  # completed units in the last line
         self._began: float | None = None
         # The variable FORCE_COLOR would otherwise make a terminal of every file.
         self._console = Console(
@@ -68,7 +68,7 @@ class Bar:
     ) -> None:
         if self._live:
             self._live.stop()
-        elif error is None and self._told != self._done:
+        elif error is None and self._last_reported != self._done:
             self._print_line()
 
     @contextlib.contextmanager
@@ -108,7 +108,7 @@ class Bar:
         return ", ".join([*figures, *filter(None, (self._note,))])
 
     def _print_line(self) -> None:
-        self._last_line, self._told = time.monotonic(), self._done
+        self._last_line, self._last_reported = time.monotonic(), self._done
         if not self._console.quiet:
             print(f"{self.description}: {self._figures()}", file=sys.stderr, flush=True)
 

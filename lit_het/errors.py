@@ -32,7 +32,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Returns a number and its noun: ``1 sample``, ``2,000 samples``."""
     if number == 1:
         return f"1 {noun}"
@@ -50,7 +50,7 @@ class DoesNotFit(UserError):
 
 
 class DataError(UserError):
-    """Data that cannot be used; a command may know another way out (``ways_out`` in `lit_het.cli.main`).
+    """Data that cannot be used; a command may know another hint (``hints`` in `lit_het.cli.main`).
 
     Attributes:
         problem: the cause, without the way out.

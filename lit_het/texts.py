@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Real
 from lit_het.errors import FieldError, UserError, require_at_least
 
 _MOST_PENALTY = 8
-# Keys and values of so many beams of one image are held at once.
+# Beams of an image whose keys and values are cached at once.
 _MOST_TEXTS = 4096
 _LEAST_TEMPERATURE = 1e-3
 

@@ -160,7 +160,7 @@ class Queries:
             products = products + jnp.einsum("bsr,brm->bsm", self.normals, self.factor_products(keys))
         return products if self.scale is None else products * self.scale[:, :, None]
 
-    def drawn(self) -> Float[Array, "b s d"]:
+    def materialize(self) -> Float[Array, "b s d"]:
         """Returns the S queries of each example."""
         rows = self.samples
         if self.normals is not None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from lit_het.errors import UserError, counted, require_at_least, require_choice
+from lit_het.errors import UserError, pluralize, require_at_least, require_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +27,13 @@ def test_a_number_below_the_least_is_refused():
 
 
 def test_numbers_and_nouns_agree():
-    assert [counted(number, "image") for number in (0, 1, 2, 1000)] == [
+    assert [pluralize(number, "image") for number in (0, 1, 2, 1000)] == [
         "0 images",
         "1 image",
         "2 images",
         "1,000 images",
     ]
-    assert [counted(number, "class") for number in (1, 2)] == ["1 class", "2 classes"]
+    assert [pluralize(number, "class") for number in (1, 2)] == ["1 class", "2 classes"]
 
 
 def test_a_long_path_leaves_the_cause_and_the_way_out_of_a_message():

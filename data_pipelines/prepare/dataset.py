@@ -15,7 +15,7 @@ from jaxtyping import Int
 from lit_het.console import message
 from lit_het.data_pipelines.prepare.archives import Files
 from lit_het.data_pipelines.prepare.images import SUFFIXES, UNREAD_SUFFIXES
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
 """Default prompt templates."""
@@ -206,7 +206,7 @@ def refuse_alike(classes: Iterable[str], source: str) -> None:
 def tell_classes(split: str, names: Sequence[str], counts: Int[np.ndarray, " k"]) -> None:
     """Prints the classes of a split with the numbers of their images."""
     each = [f"{name} ({count:,})" for name, count in zip(names, counts.tolist(), strict=True)]
-    message(f"{split}: {counted(len(names), 'class')}, with images: {_first(each)}")
+    message(f"{split}: {pluralize(len(names), 'class')}, with images: {_first(each)}")
 
 
 def _first(each: Sequence[str]) -> str:

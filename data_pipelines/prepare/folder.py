@@ -22,7 +22,7 @@ from lit_het.data_pipelines.prepare.dataset import (
     tell_classes,
     tell_unused,
 )
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 
 
 def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSet:
@@ -115,7 +115,7 @@ def _captioned(files: Files, images: Sequence[str], captions: Mapping[str, str],
         raise UserError(
             f"{files.path}: its images have neither class folders nor captions in .txt files; add one of them"
         )
-    message(f"{split}: {counted(len(captioned), 'image')} with captions from .txt files; folders are not classes")
+    message(f"{split}: {pluralize(len(captioned), 'image')} with captions from .txt files; folders are not classes")
     left_out = {"without caption": len(images) - len(captioned)}
     return split_of_files(files, captioned, captions=[captions[name] for name in captioned], left_out=left_out)
 

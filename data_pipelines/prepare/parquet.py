@@ -25,7 +25,7 @@ from lit_het.data_pipelines.prepare.dataset import (
     tell_classes,
 )
 from lit_het.data_pipelines.shards import storage
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.untrusted import open_regular, parse_json
 
 MAX_ROWS = 2**24
@@ -85,7 +85,7 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
         _check(file, columns)
     if columns.label is None:
         for name, files in parts.items():
-            count = counted(sum(file.num_rows for file in files), "image")
+            count = pluralize(sum(file.num_rows for file in files), "image")
             message(f"{name}: {count} with captions from the column {columns.caption}")
         return DataSet({name: _split(files, columns) for name, files in parts.items()})
     column = columns.label

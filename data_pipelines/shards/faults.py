@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from lit_het.data_pipelines.labels import OUT_OF_RANGE
 from lit_het.data_pipelines.shards.tables import Fault
-from lit_het.errors import TooManyBadSamples, UserError, counted
+from lit_het.errors import TooManyBadSamples, UserError, pluralize
 
 # The rate of broken samples is noisy at the start of a run: its denominator is at least this.
 _MIN_SAMPLES_FOR_RATE = 10_000
@@ -103,7 +103,7 @@ class FaultLog:
                 return
             # By key: a long run meets the same broken sample in every epoch, and its share must not grow.
             if (shard, key) in self._masked:
-                return  # already counted in an earlier epoch
+                return  # already pluralize in an earlier epoch
             self._count(shard, cause, f"{name}: {reason}")
             self._masked.add((shard, key))
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
@@ -121,8 +121,10 @@ class FaultLog:
     def _check_stream(self, example: str) -> None:
         bad = self._num_counted
         if bad > self._max_bad_fraction * max(self._num_read, _MIN_SAMPLES_FOR_RATE):
-            defects = counted(bad, "defect")
-            where = f"in the first {counted(self._num_read, 'sample')}" if self._num_read else "before the first sample"
+            defects = pluralize(bad, "defect")
+            where = (
+                f"in the first {pluralize(self._num_read, 'sample')}" if self._num_read else "before the first sample"
+            )
             raise TooManyBadSamples(f"{example}; {defects} {where} of a stream, {self._allowed}")
 
     @property

@@ -8,7 +8,7 @@ One element of the grain pipeline is a whole batch: grain's overhead is paid onc
 batch of its own.
 
 A broken sample does not move the others. Samples that the index excludes are not part of the order. Samples that
-cannot be read or decoded become invalid rows. Both are counted by cause and shard.
+cannot be read or decoded become invalid rows. Both are pluralize by cause and shard.
 """
 
 import copy
@@ -42,7 +42,7 @@ from lit_het.data_pipelines.shards.tables import ShardTable
 from lit_het.data_pipelines.shards.urls import absolute
 from lit_het.data_pipelines.shards.writing import common_shards
 from lit_het.data_pipelines.texts.captions_config import member_of
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.tasks.held_out import group
 from lit_het.types import Batch
 
@@ -364,7 +364,7 @@ def _suspects(config: LoaderConfig, index: ShardIndex, shards: Sequence[str]) ->
     # Images that cannot be read have no row.
     if samples - (rows := sum(counts.values())) > config.max_bad_fraction * samples:
         raise UserError(
-            f"{table} has {rows:,} rows for {counted(samples, 'sample')}: it was cut short, or samples were added; "
+            f"{table} has {rows:,} rows for {pluralize(samples, 'sample')}: it was cut short, or samples were added; "
             "score them again, or allow unreadable images (--data.max-bad-fraction)"
         )
     found = index.samples_of({addresses[absolute(shard)]: wanted for shard, wanted in keys.items()})

@@ -20,7 +20,7 @@ from braceexpand import braceexpand
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.data_pipelines.shards.tars import is_hidden
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 
 IMAGE = "image"
 """The kind of member for an image with any of the ``IMAGE_EXTENSIONS``."""
@@ -258,7 +258,7 @@ def _in_folder(files: Sequence[str], below: Sequence[str]) -> list[str]:
 @functools.cache
 def _warn_of_ignored(folder: str, count: int, example: str) -> None:
     """Warns once of the archives of a folder that are not read."""
-    what = f"{counted(count, 'other archive')}, such as {example}"
+    what = f"{pluralize(count, 'other archive')}, such as {example}"
     _logger.warning("%s: only its files *.tar are read, not %s; unpack, rename or list them", folder, what)
 
 

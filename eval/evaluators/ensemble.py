@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het.console import Bar, message
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.metrics.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.metrics.multi_label import ensemble_figures
@@ -39,7 +39,7 @@ class Ensemble:
         """
         if self.weights and len(self.weights) != len(models):
             raise UserError(
-                f"there are {counted(len(models), 'model')} and {len(self.weights)} --weights; give one each"
+                f"there are {pluralize(len(models), 'model')} and {len(self.weights)} --weights; give one each"
             )
         for model in models:
             self.recognition.check(model, self.samples)

@@ -7,7 +7,7 @@ import scipy
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards.portions import ALL
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.few_shot import as_trained, few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
@@ -44,7 +44,7 @@ class FewShot:
             )
         for shots, count in zip(self.fit.shots, found.short_classes, strict=True):
             if count:
-                message(f"{shots}_shot: {counted(count, 'class')} with fewer training images, of which all are taken")
+                message(f"{shots}_shot: {pluralize(count, 'class')} with fewer training images, of which all are taken")
         if len(self.fit.l2) > 1 and np.isnan(found.held_out).all():
             middle = self.fit.l2[found.chosen.flat[0]]
             message(f"no class has two training images for the choice of l2: it is {middle:g}, the middle of the grid")

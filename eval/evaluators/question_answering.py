@@ -9,7 +9,7 @@ from jaxtyping import Float
 from lit_het.console import message
 from lit_het.data_pipelines.texts.captions import Question, questions_in
 from lit_het.data_pipelines.texts.captions_config import member_of
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.decoder_suite import AnswerFigure
 from lit_het.eval.decoders import ScoredTexts, decoders_of, evaluation_of, least_tokens, writer_of
 from lit_het.eval.evaluation import Evaluation
@@ -46,7 +46,7 @@ class QuestionAnswering:
             raise UserError(f"{self.opened.config.name}: no question leaves room for the {least} tokens of an answer")
         if too_long:
             message(
-                f"{self.opened.config.name}: {counted(len(too_long), 'question')} of {len(texts):,} "
+                f"{self.opened.config.name}: {pluralize(len(too_long), 'question')} of {len(texts):,} "
                 f"leave no room for the {least} tokens of an answer, and count as wrong: {too_long[0][:100]!r}"
             )
 

@@ -10,7 +10,7 @@ from lit_het.console import message
 from lit_het.data_pipelines.images.corruptions import EXTRA
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.writing import matching
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.metrics import scores
 from lit_het.eval.metrics.calibration import scaled
@@ -102,7 +102,7 @@ def _report_missing(copies: dict[str, OpenSet], clean: OpenSet) -> None:
     whole, counts = clean.loader.num_samples, {part: copy.loader.num_samples for part, copy in copies.items()}
     if others := [f"{part} ({count:,})" for part, count in counts.items() if count != whole]:
         message(
-            f"{clean.config.name}: holds {counted(whole, 'image')}, and these copies other numbers: {_some(others)}"
+            f"{clean.config.name}: holds {pluralize(whole, 'image')}, and these copies other numbers: {_some(others)}"
         )
 
 

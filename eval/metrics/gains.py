@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.pareto import Point
 
@@ -39,7 +39,7 @@ def gains_of(methods: Sequence[Point], baselines: Sequence[Point]) -> list[Gain]
     """
     if len(methods) != len(baselines):
         raise UserError(
-            f"{counted(len(methods), 'setting')} against {counted(len(baselines), 'setting')}: gains need as many "
+            f"{pluralize(len(methods), 'setting')} against {pluralize(len(baselines), 'setting')}: gains need as many "
             "settings in both groups, which belong together in the order of their costs"
         )
     curve = loss_curve([point.cost.gflop for point in baselines], [point.value.mean for point in baselines])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_het.errors import counted
+from lit_het.errors import pluralize
 from lit_het.eval.evaluation import FIGURES_OF_TRAINING, Record, evaluations_folder
 from lit_het.eval.metrics.significance import Estimate, WelchTest, standard_error
 from lit_het.eval.report import figures
@@ -195,7 +195,7 @@ def opening_of(runs: Sequence[SavedRun], comparison: RunComparison | None, remar
     if not sentences:
         count = len(keys_of(runs))
         nothing = "No evaluations yet: run lit-het zero-shot or lit-het evaluate."
-        sentences = [f"{counted(count, 'evaluation')}." if count else nothing]
+        sentences = [f"{pluralize(count, 'evaluation')}." if count else nothing]
     return Opening(_title(runs, comparison), [*sentences, *filter(None, [remark])], plot)
 
 

@@ -169,7 +169,7 @@ def evaluation_table(measured: Mapping[str, Record]) -> Table:
     plain = _plain_title(measured)
     figures = sorted(found, key=lambda figure: list(STYLES).index(figure) if figure in STYLES else len(STYLES))
     by_place = {place: path for path, place in places.items()}
-    show = _Shown(measured, by_place, plain)
+    show = _CellBuilder(measured, by_place, plain)
     is_turned = len(parts) > len(figures)
     if len(measured) > 1:
         columns = (*show.chance_column, *measured)
@@ -204,7 +204,7 @@ def _plain_title(measured: Mapping[str, Record]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shown:
+class _CellBuilder:
     """Builds cells from records; ``paths`` maps part and figure to the path of the figure.
 
     ``plain`` is the title of figures without a part.

@@ -85,7 +85,7 @@ class Suite:
         return tuple(dict.fromkeys(name for group in self.groups for name in group.sets))
 
     def evaluation(self, name: str, directory: str, names: ClassNamesConfig, samples: int) -> EvaluationConfig:
-        """Returns the evaluation of a set that lies in a folder; the figure that is shown tells its kind."""
+        """Returns the evaluation of a set that lies in a folder; its kind follows from the metric."""
         figure = next(group.figure for group in self.groups if name in group.sets)
         data = ImageSet(name, directory)
         if figure == CORRUPTED:

@@ -26,7 +26,7 @@ from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise, read_lines
 from lit_het.data_pipelines.texts.captions import Tokenizer
-from lit_het.errors import MissingText, UserError, counted
+from lit_het.errors import MissingText, UserError, pluralize
 from lit_het.eval.features import Features, ReadingTime, joined, stream_features
 from lit_het.eval.sets import CLASS_NAMES_FILE, ImageSet
 from lit_het.eval.sets.prompts import TEMPLATES_FILE, read_templates
@@ -191,7 +191,7 @@ class OpenSet:
                 if len(bad) > self.config.max_bad_fraction * len(self.loader.numbers):
                     raise MissingText(bad[0]) from error
         if bad:
-            message(f"{self.config.name}: {counted(len(bad), 'sample')} left out, the first is {bad[0]}")
+            message(f"{self.config.name}: {pluralize(len(bad), 'sample')} left out, the first is {bad[0]}")
         return found
 
     def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:
@@ -279,4 +279,4 @@ def _stream(loader: Loader, towers: Sequence[ImageFeatures], name: str, spent: R
     with Bar(f"reading {name}", loader.num_samples, "samples") as bar:
         yield from stream_features(towers, batches, bar.advance, name, spent)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        message(f"{shard}: {counted(count, 'sample')} left out: {cause}", on_all_processes=True)
+        message(f"{shard}: {pluralize(count, 'sample')} left out: {cause}", on_all_processes=True)

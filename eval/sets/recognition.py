@@ -16,7 +16,7 @@ from lit_het import untrusted
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.storage import read_lines
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.features import Features
 from lit_het.eval.metrics.calibration import check_labels
 from lit_het.eval.predictions import Predictions, Predictor, predict, samples_of
@@ -221,7 +221,7 @@ def embed_class_names(
 
 
 def report_equal(what: str, names: Iterable[tuple[str, Int[np.ndarray, " l"]]]) -> None:
-    """Says so if names become the same tokens: they differ only in case, or after the text length.
+    """Warns if names become the same tokens: they differ only in case, or after the text length.
 
     Args:
         what: a name is, such as a label.
@@ -234,7 +234,7 @@ def report_equal(what: str, names: Iterable[tuple[str, Int[np.ndarray, " l"]]]) 
     if others:
         name, known, length = others[0]
         message(
-            f"{counted(len(others), what)} cannot be told from others, such as {name:.60} from {known:.60}: their "
+            f"{pluralize(len(others), what)} cannot be told from others, such as {name:.60} from {known:.60}: their "
             f"texts are the same {length} tokens (case may be ignored, and the rest is cut), so that they "
             "share a probability"
         )
@@ -306,7 +306,7 @@ def embed_texts(
 
 
 def _text_encoder(model: EvaluatedModel) -> TextEncoder:
-    assert model.text is not None, "a classifier embeds no texts"
+    assert model.text is not None, "a classifier does not embed text"
     return model.text
 
 

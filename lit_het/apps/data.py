@@ -24,7 +24,7 @@ from lit_het.data_pipelines.shards.index import summarize
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import expand
 from lit_het.data_pipelines.texts.captions_config import QUESTION, TextPlace
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 
 
 def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: WriteOptions) -> None:
@@ -57,11 +57,11 @@ def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: Wr
         with Bar(f"{name}", split.num_samples, "images", start=writer.num_written) as bar:
             written = writer.write(bar.advance)
         broken = split.num_samples - written
-        skipped = counted(broken, "broken image")
+        skipped = pluralize(broken, "broken image")
         if split.labels is None:
-            skipped = f"{counted(broken, 'sample')} with an unreadable image or caption"
+            skipped = f"{pluralize(broken, 'sample')} with an unreadable image or caption"
         message(
-            f"{name}: {counted(written, 'image')} in {output / name}"
+            f"{name}: {pluralize(written, 'image')} in {output / name}"
             + (f", {skipped} skipped" * bool(broken))
             + (f", such as {writer.example}" * bool(writer.example))
         )
@@ -88,7 +88,7 @@ def corrupt(
         for writer in writers:
             if not writer.finished:
                 writer.write(bar.advance)
-    message(f"{counted(len(clean), 'image')} in {counted(len(writers), 'set')} in {output}")
+    message(f"{pluralize(len(clean), 'image')} in {pluralize(len(writers), 'set')} in {output}")
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
@@ -107,7 +107,7 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
             with Bar("hashing", len(addresses), "shards") as hashing:
                 for _ in pool.map(save_checksum, addresses):
                     hashing.advance(1)
-    message(f"{counted(num_samples, 'sample')} in {counted(len(addresses), 'shard')}")
+    message(f"{pluralize(num_samples, 'sample')} in {pluralize(len(addresses), 'shard')}")
     for cause, count in faults.items():
         message(f"{count:,} times: {cause}; see lit-het data check")
 
@@ -197,7 +197,7 @@ def check(
         names = ("shard", "cause", "count", "example")
         output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
     if not rows:
-        message(f"all {counted(loader.num_samples, 'sample')} can be used")
+        message(f"all {pluralize(loader.num_samples, 'sample')} can be used")
         return
     raise UserError(
         f"{loader.faults.counts.total():,} defects; fix them, or allow some in training with --data.max-bad-fraction"
@@ -221,9 +221,9 @@ def _print_table(rows: Sequence[tuple[str, str, int, str]]) -> None:
 
 def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
     """Returns remarks on a split before it is written."""
-    remarks = [f"{counted(count, 'sample')} {reason} skipped" for reason, count in split.left_out.items() if count]
+    remarks = [f"{pluralize(count, 'sample')} {reason} skipped" for reason, count in split.left_out.items() if count]
     if split.published not in (None, split.num_samples):
-        remarks.append(f"{counted(split.num_samples, 'image')}; {split.published:,} were published")
+        remarks.append(f"{pluralize(split.num_samples, 'image')}; {split.published:,} were published")
     if split.labels is not None and class_names is not None:
         empty = np.flatnonzero(np.bincount(split.labels, minlength=len(class_names)) == 0)
         if len(empty):

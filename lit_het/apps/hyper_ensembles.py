@@ -10,7 +10,7 @@ from jaxtyping import Float
 from lit_het import distributed
 from lit_het.console import Bar
 from lit_het.data_pipelines.shards.portions import ALL, Portion
-from lit_het.errors import DataError, UserError, counted
+from lit_het.errors import DataError, UserError, pluralize
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.evaluators.ensemble import Ensemble
 from lit_het.eval.hyper_ensembles import Selection, select_members
@@ -26,7 +26,7 @@ from lit_het.training.directory import load_config
 
 @dataclasses.dataclass(frozen=True)
 class SelectOptions:
-    """By what members are chosen, and how many.
+    """The split by which members are selected, and how many there are.
 
     Attributes:
         size: the largest number of different members, M.
@@ -123,7 +123,9 @@ def _print(selection: Selection, checkpoints: Sequence[Path], name: str) -> None
     if not distributed.is_main_process():
         return
     total = len(selection.picks)
-    title = f"{counted(total, 'pick')} among {counted(len(checkpoints), 'run')} by {name}: NLL {selection.nll[-1]:.4f}"
+    title = (
+        f"{pluralize(total, 'pick')} among {pluralize(len(checkpoints), 'run')} by {name}: NLL {selection.nll[-1]:.4f}"
+    )
     rows = []
     for number, weight in selection.weights.items():
         nll = selection.nll[selection.picks.index(number)]

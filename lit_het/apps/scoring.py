@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het.console import Bar, message
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluators.retrieval import read_captions
 from lit_het.eval.features import Features
@@ -91,7 +91,7 @@ def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretr
     _write_table(output, scored, order)
     page, worst = output.with_suffix(".html"), order[: options.worst]
     write_atomically(page, render_page(f"Suspect captions of {shards}", [_worst(scored, worst, options.by)]))
-    message(f"{counted(len(order), 'sample')} in {output}; the worst {len(worst)} in {page}")
+    message(f"{pluralize(len(order), 'sample')} in {output}; the worst {len(worst)} in {page}")
 
 
 def score_captions(run_dir: Path, shards: str, options: ScoreOptions, pretrained: Path | None = None) -> Scored:

@@ -13,7 +13,7 @@ from lit_het.data_pipelines.prepare.corrupted import copy_names
 from lit_het.data_pipelines.shards.index import ShardIndex, index_shard
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.shards.writing import IMAGE, write_shards
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.answers import label_predictor
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.selection import bald, entropy, epig
@@ -95,7 +95,7 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
         options.method: scores[chosen].tolist(),
     }
     write_columns(output, columns)
-    message(f"{counted(len(chosen), 'image')} of {len(scores):,} in {output}")
+    message(f"{pluralize(len(chosen), 'image')} of {len(scores):,} in {output}")
     if options.to is not None:
         _write_samples(options.to, loader.index, numbers)
 
@@ -119,7 +119,7 @@ def _write_samples(folder: Path, index: ShardIndex, numbers: Sequence[int]) -> N
 
         write_shards(folder, samples())
     copy_names(index.shard(numbers[0]), folder)
-    message(f"{counted(len(numbers), 'sample')} in {folder}")
+    message(f"{pluralize(len(numbers), 'sample')} in {folder}")
 
 
 def _members(index: ShardIndex, number: int, kinds: Sequence[str]) -> dict[str, bytes]:
@@ -134,7 +134,7 @@ def _members(index: ShardIndex, number: int, kinds: Sequence[str]) -> dict[str, 
 
 def _check_count(pool: str, num_images: int, count: int) -> None:
     if num_images < count:
-        raise UserError(f"{pool} has {counted(num_images, 'image')}; lower --count {count}")
+        raise UserError(f"{pool} has {pluralize(num_images, 'image')}; lower --count {count}")
 
 
 def _check_samples(run: Run, method: Method, samples: int) -> None:

@@ -16,11 +16,11 @@ from lit_het.data_pipelines.shards.writing import expand
 from lit_het.data_pipelines.texts.captions import captions_in, questions_in
 from lit_het.data_pipelines.texts.captions_config import TextPlace, member_of
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.files import completed
 
 MOST_SAMPLES = 1_000_000
-"""Of more samples so many, evenly spread, are read: further captions would change few pieces."""
+"""At most this many evenly spaced samples are read: further captions would change few tokens."""
 
 MOST_TOKENS = 64
 """The longest text length that is proposed, that of SigLIP."""
@@ -73,7 +73,7 @@ def train_tokenizer(
     """
     texts = read_captions(shards, list(dict.fromkeys(captions)))
     size = size_seen_often(texts, size, lowercase) if seen_often else size
-    message(f"training up to {size:,} pieces on {counted(len(texts), 'caption')}")
+    message(f"training up to {size:,} pieces on {pluralize(len(texts), 'caption')}")
     # Not a unigram model: of captions that repeat few words its training leaves little more than single letters.
     model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe", lowercase=lowercase)
     try:

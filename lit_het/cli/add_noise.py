@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
         name="add-noise",
         parser=noise,
         takes_fields=True,
-        ways_out={
+        hints={
             **ALLOW_BAD_SAMPLES,
             OtherEmbeddings: "choose another --output, or other --data.embeddings and --data.text-embeddings",
         },

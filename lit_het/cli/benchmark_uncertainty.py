@@ -65,7 +65,7 @@ def add_to(commands: Any) -> None:
     parser.set_defaults(
         command=_benchmark,
         name="benchmark-uncertainty",
-        ways_out={
+        hints={
             TooManyBadSamples: "fix them, or leave them out of the shards",
             MissingText: "--pairs need a .txt with the caption, and a .json with the field of --wrong",
         },

@@ -110,7 +110,7 @@ def _add_score(actions: Any) -> None:
     parser.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
-    parser.set_defaults(command=_score, name="data score", ways_out=_ONLY_GOOD_SAMPLES)
+    parser.set_defaults(command=_score, name="data score", hints=_ONLY_GOOD_SAMPLES)
 
 
 def _add_select(actions: Any) -> None:
@@ -150,7 +150,7 @@ def _add_select(actions: Any) -> None:
         "--targets", type=positive, default=500, metavar="N", help="at most so many target images; default: %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default: %(default)s")
-    parser.set_defaults(command=_select, name="data select", ways_out=_ONLY_GOOD_SAMPLES)
+    parser.set_defaults(command=_select, name="data select", hints=_ONLY_GOOD_SAMPLES)
 
 
 def _add_corrupt(actions: Any) -> None:

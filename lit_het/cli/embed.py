@@ -61,7 +61,7 @@ def add_to(commands: Any) -> None:
         name="embed",
         parser=embedding,
         takes_fields=True,
-        ways_out={**ALLOW_BAD_SAMPLES, OtherEmbeddings: "choose another --output"},
+        hints={**ALLOW_BAD_SAMPLES, OtherEmbeddings: "choose another --output"},
         if_stopped="finished shards are saved; the same command continues",
     )
 

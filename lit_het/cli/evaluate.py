@@ -97,7 +97,7 @@ def _add_kind(commands: Any, kind: str, description: str) -> None:
         name=kind,
         parser=parser,
         takes_fields=True,
-        ways_out={TooManyBadSamples: "fix them, or allow more with --max-bad-fraction"},
+        hints={TooManyBadSamples: "fix them, or allow more with --max-bad-fraction"},
         if_stopped=_FIGURES_STAY,
     )
 

@@ -159,7 +159,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _with_way_out(error: UserError, options: argparse.Namespace) -> UserError:
     """Returns an error of data with the way out that a command has in place of the usual one, such as another flag."""
-    if isinstance(error, DataError) and (way_out := getattr(options, "ways_out", {}).get(type(error))):
+    if isinstance(error, DataError) and (way_out := getattr(options, "hints", {}).get(type(error))):
         return DataError(error.problem, way_out)
     return error
 

@@ -380,7 +380,7 @@ def _add_source(kinds: Any, kind: str, source: _Source) -> None:
     parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=SHARDS_STAY)
     if prepare_listed.SKIP_MISSING in source.flags:
         way_out = "set its folder with --images, or leave out images that are gone with --skip-missing"
-        parser.set_defaults(ways_out={MissingImage: way_out})
+        parser.set_defaults(hints={MissingImage: way_out})
 
 
 def _prepare(options: argparse.Namespace, _: list[str]) -> None:

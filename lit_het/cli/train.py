@@ -60,7 +60,7 @@ def add_to(commands: Any) -> None:
         parser=train,
         takes_fields=True,
         stops_together=True,
-        ways_out=ALLOW_BAD_SAMPLES,
+        hints=ALLOW_BAD_SAMPLES,
         if_stopped="--resume continues from the newest checkpoint, if one was saved",
     )
 

@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
         name="tune",
         parser=tune,
         takes_fields=True,
-        ways_out=ALLOW_BAD_SAMPLES,
+        hints=ALLOW_BAD_SAMPLES,
         if_stopped="the same command continues",
     )
 

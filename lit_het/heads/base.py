@@ -111,7 +111,7 @@ class ContrastiveHead(nnx.Module):
     ) -> LogitSamples:
         """Returns S samples of ``(α + ε) · β / τ`` for class embeddings β; without a key one sample without noise.
 
-        Keys may be longer than the noise: only as many of their first entries meet it.
+        Keys may be longer than the noise, which applies to their leading entries.
         """
         temperature = self.temperature()
         # Asked whether there is noise: that of all images at once is not used, and compilers leave it out.

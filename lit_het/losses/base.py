@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-# Of a valid row in a mean; losses of 1e10 would still vanish beside it.
+# Of a valid row in a mean; losses of 1e10 are still negligible beside it.
 _LEAST_WEIGHT = 1e-30
 
 

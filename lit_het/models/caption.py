@@ -45,7 +45,7 @@ def caption(
         as_json: whether to print JSON.
 
     Raises:
-        UserError: an image cannot be read, the run is no decoder, or the texts do not fit it.
+        UserError: an image cannot be read, the run is not a decoder, or the texts do not fit it.
     """
     model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
     found = model.caption([opened(image) for image in images], prompt, samples=samples, seed=seed, **generation)

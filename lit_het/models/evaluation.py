@@ -120,10 +120,10 @@ def _check_request(
 
 
 def _report_seen(run: Run, opened: OpenSet, pretrained: Path | None) -> None:
-    """Says so if the images of captions as classes were trained on."""
+    """Warns if the images of captions as classes were trained on."""
     if found := seen(run.run_dir, opened.loader, pretrained):
         message(
-            f"{found.model} was trained on images of {found.shard}: figures of {opened.config.name} are no test; "
+            f"{found.model} was trained on images of {found.shard}: figures of {opened.config.name} are not held out; "
             "--portion takes those that training held out"
         )
 

@@ -63,7 +63,7 @@ def load(
         require_no_options(run_dir, options or ImportOptions())
         run = open_run(run_dir, None if pretrained is None else Path(arguments.path(pretrained, "pretrained")))
     elif pretrained is not None:
-        raise UserError(f"{address} is no run, and has no locked parameters; leave out pretrained")
+        raise UserError(f"{address} is not a run directory, and has no locked parameters; leave out pretrained")
     else:
         require_weights(address)
         run = open_imported(address, options)
@@ -206,7 +206,7 @@ class Model:
             UserError: the model has no text tower or no tokenizer, or there are no texts.
         """
         if not self.run.config.task.embeds_texts:
-            raise UserError(f"{self.run.run_dir} embeds no texts: it is no image-text model")
+            raise UserError(f"{self.run.run_dir} cannot embed text: it is not an image-text model")
         several = arguments.texts([texts] if isinstance(texts, str) else texts, "texts")
         if len(several) <= BATCH_SIZE:
             found = embed_texts(self._model, several)
@@ -254,7 +254,7 @@ class Model:
             The texts of an image, the best first, each a `lit_het.texts.Written`; of several images a list.
 
         Raises:
-            UserError: an image cannot be decoded, the model is no decoder, or prompt and texts do not fit it.
+            UserError: an image cannot be decoded, the model is not a decoder, or prompt and texts do not fit it.
         """
         writer = self._writer
         prompt = writer.caption_prompt if prompt is None else arguments.text(prompt, "prompt")
@@ -390,7 +390,7 @@ class Model:
     @property
     def _writer(self) -> TextWriter:
         if self._model.writer is None:
-            raise UserError(f"{self.run.run_dir} is no decoder: it writes no text; train one, see docs/decoder.md")
+            raise UserError(f"{self.run.run_dir} is not a decoder; train one, see docs/decoder.md")
         return self._model.writer
 
     @cached_property

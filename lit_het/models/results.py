@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from jaxtyping import Float
 
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.answers import Answer, NoiseRank, axis_end
 from lit_het.models.candidates import Candidates
 from lit_het.models.drawing import Drawing
@@ -196,7 +196,7 @@ class Classifications(Sequence[Classification]):
         first, shown = self[0], self[:_NUM_IMAGES]
         others = [f"and {len(self) - len(shown):,} other images"] if len(self) > len(shown) else []
         return Drawing(
-            f"{counted(len(self), 'image')}, {counted(len(self.labels), 'label')}",
+            f"{pluralize(len(self), 'image')}, {pluralize(len(self.labels), 'label')}",
             ("image", "label", *_header(first), "noise norm"),
             [(one.image, one.label, *_cells(one, one.order[0]), f"{one.noise_norm:.3f}") for one in shown],
             (*others, str(first.calibration or "not calibrated")),

@@ -126,7 +126,9 @@ class DistillationConfig(Objective):
             )
         if rest := self.view_size % tower.patch_size:
             near = self.view_size - rest
-            raise FieldError(self, "view_size", f"{self.view_size} is no multiple of {tower.patch_size}: take {near}")
+            raise FieldError(
+                self, "view_size", f"{self.view_size} is not a multiple of {tower.patch_size}: take {near}"
+            )
 
     def term(self, context: Context) -> tuple[Float[Array, ""], Metrics]:
         """Returns the weighted sum of both losses, and metrics."""

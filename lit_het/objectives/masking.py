@@ -23,7 +23,7 @@ class MaskingConfig(Objective):
     Attributes:
         weight: of the loss, the sum of images and texts.
         masked: the share of patches that is left out, and the probability with which a word is replaced.
-        every: one of so many rows of a batch is masked.
+        every: one row of a batch in this many is masked.
         mask_token: the id that replaces words, in the vocabulary of the text tower.
         padding_token: the id that is never replaced.
 
@@ -46,7 +46,7 @@ class MaskingConfig(Objective):
             raise FieldError(self, "masked", f"{self.masked} must be between 0 and 1")
 
     def check(self, setup: Setup) -> None:
-        """Checks that the model has Gaussians, patches and the tokens, and that padding is known from words.
+        """Checks that the model has Gaussians, patches and the tokens, and that padding has its own token.
 
         Raises:
             UserError: it has not, or the data are stored embeddings.
@@ -96,7 +96,7 @@ class MaskingConfig(Objective):
         shares = sharding.num_automatic_shards()
         if len(x) % (self.every * shares):
             raise UserError(
-                f"a batch of {len(x)} rows on {shares} devices is no multiple of {self.every * shares}; change "
+                f"a batch of {len(x)} rows on {shares} devices is not a multiple of {self.every * shares}; change "
                 "--task.masking.every or --data.batch-size"
             )
         return sharding.as_batch(x.reshape(-1, self.every, *x.shape[1:])[:, 0])

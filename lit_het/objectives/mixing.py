@@ -80,11 +80,11 @@ class Mixing(Objective):
             ids: hashes of images or of texts.
             key: random key.
         """
-        of_chance, of_share, of_form, of_box = jax.random.split(key, 4)
-        is_chosen = jax.random.bernoulli(of_chance, self.fraction, valid.shape)
-        share = jnp.where(is_chosen, mixup.draw_weight(of_share, self.alpha, valid, valid.shape), 1.0)
-        in_box = boxes(of_box, 1 - share, image.shape[1], image.shape[2])
-        is_cut = jax.random.bernoulli(of_form, self.cutmix, valid.shape)
+        select_key, weight_key, form_key, box_key = jax.random.split(key, 4)
+        is_chosen = jax.random.bernoulli(select_key, self.fraction, valid.shape)
+        share = jnp.where(is_chosen, mixup.draw_weight(weight_key, self.alpha, valid, valid.shape), 1.0)
+        in_box = boxes(box_key, 1 - share, image.shape[1], image.shape[2])
+        is_cut = jax.random.bernoulli(form_key, self.cutmix, valid.shape)
         # A box at the border is smaller than 1 - λ: the share is that of the pixels.
         share = jnp.where(is_cut, 1 - jnp.mean(in_box, axis=(1, 2)), share)
         of_pixels = jnp.where(is_cut[:, None, None], 1.0 - in_box, share[:, None, None])

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import console_of_results, message
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results
 from lit_het.planning.plan import Plan, Step, plan
@@ -47,7 +47,7 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
     console = console_of_results()
     mesh = " x ".join(f"{name} {size}" for name, size in made.mesh.shape.items())
     console.print(
-        f"{counted(made.mesh.size, 'device')}: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device"
+        f"{pluralize(made.mesh.size, 'device')}: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device"
     )
     remarks = (*REMARKS, OF_EXPERTS) if made.dispatch_flops else REMARKS
     print_results(_parameters(made), _operations(made), _memory(made), *_collectives(made), *remarks)
@@ -102,7 +102,7 @@ def _collectives(made: Plan) -> list[Table | str]:
         rows.append((kind, axes, str(len(ones)), str(times), f"{sent / 1e6:,.1f}"))
     table = plain_table("collectives of a step", ("over", "instructions", "times", "MB sent"), rows)
     loops = made.compiled.program.unknown_loops
-    return [table, *([f"{loops} loops of unknown length are counted as one iteration"] if loops else [])]
+    return [table, *([f"{loops} loops of unknown length are pluralize as one iteration"] if loops else [])]
 
 
 def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib: int | float) -> bool:

@@ -22,7 +22,7 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.flags import with_flags
 from lit_het.console import Bar, message
-from lit_het.errors import DoesNotFit, UserError, counted
+from lit_het.errors import DoesNotFit, UserError, pluralize
 from lit_het.eval.report.naming import split, style_of
 from lit_het.eval.saved_runs import differences
 from lit_het.files import write_atomically
@@ -80,8 +80,8 @@ class Result:
     stopped_at: int | None = None
 
 
-class GivenUp(Exception):
-    """A run that is not worth its remaining steps, raised by who watches it.
+class Pruned(Exception):
+    """A run that is not worth its remaining steps, raised by the callback.
 
     Attributes:
         step: number of steps that it was trained for.
@@ -130,7 +130,7 @@ def run_unless_done(one: Planned, output: Path, names: Sequence[str], watch: Wat
         one: the run.
         output: folder of the grid.
         names: metrics that the run must have.
-        watch: sees every evaluation during the training; it may raise `GivenUp`.
+        watch: sees every evaluation during the training; it may raise `Pruned`.
 
     Raises:
         DoesNotFit: a step does not fit into memory.
@@ -151,7 +151,7 @@ def run_unless_done(one: Planned, output: Path, names: Sequence[str], watch: Wat
             note = ", ".join(f"{name} {figures[name]:.3f}" for name in dict.fromkeys(["train/loss", *names]))
         except NonFinite as error:  # a learning rate may be too high for one setting only
             note = f"failed: {error}"
-        except GivenUp as error:
+        except Pruned as error:
             figures, stopped_at, note = _last_figures(config.run_dir), error.step, str(error)
         except DoesNotFit as error:
             raise DoesNotFit(f"{one.name}: {error}") from error
@@ -190,7 +190,7 @@ def train_all(planned: Iterable[Planned], attempt: Callable[[Planned], str], bar
 def report_unfinished(count: int) -> None:
     """Says how many runs of a table other processes are still training."""
     if count:
-        message(f"{counted(count, 'run')} in progress in other processes; repeat the command for the whole table")
+        message(f"{pluralize(count, 'run')} in progress in other processes; repeat the command for the whole table")
 
 
 def finished(names: Iterable[str], output: Path) -> dict[str, Result]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.search import grid_runs
 from lit_het.search.grid import Axis
 
@@ -70,7 +70,7 @@ class Trial:
     """A setting that was tried.
 
     Attributes:
-        number: counted from 0.
+        number: pluralize from 0.
         setting: the value of every field.
         state: what became of its run; ``failed`` if its loss or its metric is not finite, or its configuration invalid.
         value: the metric; NaN unless the trial is finished.
@@ -201,7 +201,7 @@ def check_fields(search: Search) -> None:
                 f"{field.field}={field.text(field.low)},{field.text(field.high)}"
             )
     if size > _MOST_LISTED:
-        raise UserError(f"--method grid has {counted(int(size), 'setting')}; list fewer values, or search with bayes")
+        raise UserError(f"--method grid has {pluralize(int(size), 'setting')}; list fewer values, or search with bayes")
 
 
 def require_optuna() -> None:
@@ -331,7 +331,7 @@ def _frozen(fields: Sequence[Field], trial: Trial, distributions: dict[str, "Bas
     )
 
 
-def is_hopeless(search: Search, trials: Sequence[Trial], number: int) -> bool:
+def should_prune(search: Search, trials: Sequence[Trial], number: int) -> bool:
     """Returns whether the best value of a trial so far is worse than the median of five or more finished ones.
 
     Args:

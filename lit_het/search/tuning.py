@@ -17,10 +17,10 @@ from typing import Any
 from lit_het import untrusted
 from lit_het.configs import experiment
 from lit_het.console import Bar, message
-from lit_het.errors import DoesNotFit, UserError, counted
+from lit_het.errors import DoesNotFit, UserError, pluralize
 from lit_het.files import locked, write_atomically
 from lit_het.search import grid_runs, space, tuning_page
-from lit_het.search.grid_runs import GivenUp, Planned, direction_of
+from lit_het.search.grid_runs import Planned, Pruned, direction_of
 from lit_het.search.space import Search, Trial
 from lit_het.search.tuned_sets import check_sets
 from lit_het.training.log import read_metrics
@@ -138,7 +138,7 @@ def _next(search: Search, budget: int) -> Planned | None:
                 return None
             setting = space.next_setting(search, trials)
             if setting is None:
-                message(f"{counted(len(trials), 'setting')} tried; no other is left")
+                message(f"{pluralize(len(trials), 'setting')} tried; no other is left")
                 return None
             _add(search, len(trials), setting)
 
@@ -241,8 +241,8 @@ def _watch(search: Search, planned: Planned) -> grid_runs.Watch:
         # The record may not be written yet, where the disk is full.
         history = {**trials[number].history, step: float(metrics[search.metric])}
         trials[number] = dataclasses.replace(trials[number], history=history)
-        if space.is_hopeless(search, trials, number):
-            raise GivenUp(step)
+        if space.should_prune(search, trials, number):
+            raise Pruned(step)
 
     return watch
 

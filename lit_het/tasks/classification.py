@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lit_het.errors import UserError, counted, require_at_least, require_choice
+from lit_het.errors import UserError, pluralize, require_at_least, require_choice
 from lit_het.heads.classification_config import ClassificationHeadConfig, HetXLConfig
 from lit_het.heads.noise_config import logits_at_once
 from lit_het.losses.classification_config import ClassificationLoss, SoftmaxCrossEntropy
@@ -103,7 +103,7 @@ class ClassificationConfig(TaskOptions):
     @property
     def summary(self) -> str:
         """What the model is, as a model card begins."""
-        return f"A classifier of {counted(self.num_classes, 'class')}"
+        return f"A classifier of {pluralize(self.num_classes, 'class')}"
 
     def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:
         """Checks the size of images and the number of classes, see `TaskOptions`."""

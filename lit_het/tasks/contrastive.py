@@ -42,7 +42,7 @@ class ContrastiveConfig(TaskOptions):
         microbatches: number of parts in which the towers process a batch, to save memory; the loss sees all negatives.
         mixing: which images are mixed with others, for a sigmoid loss; None for none.
         masking: the inclusion of images and texts in masked ones, for the Gaussian head; None for none.
-        captioner: a text decoder that learns to write the captions beside; None for none.
+        captioner: a text decoder, trained jointly on the captions; None disables it.
         distillation: self-distillation of the image tower and prediction of masked patches; None for none.
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
 

@@ -1,4 +1,4 @@
-"""Rows that are held out of every batch: the last few of every group of as many rows.
+"""Rows that are held out of every batch: the last k of every n rows.
 
 Groups are as small as possible, so that they do not cross devices: what is held out is the same on any number of them,
 and no row moves between two.

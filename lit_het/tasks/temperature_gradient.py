@@ -38,10 +38,10 @@ def held_out_gradient(method: Method, fraction: float, learning_rate: Callable[[
         def validation(tau: Params, rest: Params) -> Float[Array, ""]:
             return loss(parameters.merge(tau, rest), held_out_rows, held_out_keys)[0]
 
-        (value, metrics), of_rest = jax.value_and_grad(training, argnums=1, has_aux=True)(tau, rest)
-        found = _Step(training, validation, tau, rest, of_rest, learning_rate(step))
-        held_out_loss, of_tau = of_temperature(found)
-        return (value, {**metrics, "held_out_loss": held_out_loss}), parameters.merge(of_tau, of_rest)
+        (value, metrics), rest_grad = jax.value_and_grad(training, argnums=1, has_aux=True)(tau, rest)
+        found = _Step(training, validation, tau, rest, rest_grad, learning_rate(step))
+        held_out_loss, tau_grad = of_temperature(found)
+        return (value, {**metrics, "held_out_loss": held_out_loss}), parameters.merge(tau_grad, rest_grad)
 
     return gradient
 

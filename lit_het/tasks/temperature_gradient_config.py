@@ -61,7 +61,7 @@ def held_out_fraction(config: TemperatureGradient | None, share: float | None) -
         share: of the data set that is held out, in a batch; None if there is none.
 
     Raises:
-        UserError: there is not exactly one of a fraction and such a data set, or it has no use.
+        UserError: it needs exactly one of a fraction and such a data set, or it has no use.
     """
     if config is None and share is not None:
         raise UserError("a data set of data.mixture is held_out, which only task.temperature_gradient uses; set it")

@@ -172,7 +172,7 @@ def _by_image(samples: EmbeddingSamples, num_keys: int) -> EmbeddingSamples:
         return samples
     image, queries = samples.image, samples.image_queries
     if queries is not None:
-        queries = Queries(queries.drawn().reshape(-1, num_keys * queries.num_samples, image.shape[1]))
+        queries = Queries(queries.materialize().reshape(-1, num_keys * queries.num_samples, image.shape[1]))
     return dataclasses.replace(samples, image=image.reshape(-1, num_keys, image.shape[1]), image_queries=queries)
 
 

@@ -114,7 +114,7 @@ def check_source(config: ExperimentConfig) -> None:
 
 
 def report_copies(config: ExperimentConfig, num_samples: int) -> None:
-    """Says so if a batch is larger than the training data; errors are those of `TaskOptions.check_copies`."""
+    """Warns if a batch is larger than the training data; errors are those of `TaskOptions.check_copies`."""
     size = config.data.batch_size
     if consequence := config.task.check_copies(size, num_samples):
         message(
@@ -124,13 +124,13 @@ def report_copies(config: ExperimentConfig, num_samples: int) -> None:
 
 
 def report_reused(config: ExperimentConfig) -> None:
-    """Says so if images by which τ is trained are evaluated, too."""
+    """Warns if images by which τ is trained are evaluated, too."""
     for one in config.data.mixture:
         for evaluation in config.evaluations if one.held_out else ():
             if overlaps(evaluation.data, one.shards, one.portion):
                 message(
                     f"{evaluation.data.name} has images that are held out to train τ ({one.shards[0]}): its figures "
-                    "are no test; evaluate other images for one"
+                    "are not held out; evaluate other images"
                 )
 
 

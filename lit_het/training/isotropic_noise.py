@@ -1,4 +1,4 @@
-"""A warning when the noise of a contrastive head grows in all directions alike."""
+"""A warning when the noise of a contrastive head becomes isotropic."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ class IsotropicNoise:
     and Adam, which moves every parameter by the learning rate, makes a random walk of it (docs/noise.md).
 
     Args:
-        records: of a resumed run so far, whose first one tells how large the noise was initially.
+        records: of a resumed run so far; the first gives the initial norm of the noise.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:

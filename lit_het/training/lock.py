@@ -68,7 +68,7 @@ class RunLock:
             InUse: another process has taken over.
         """
         if (found := _read(self._path)) and found["start"] != self._owner["start"]:
-            raise InUse(f"{self._path.parent} was taken over by {_described(found)}; this one ends")
+            raise InUse(f"{self._path.parent} was taken over by {_described(found)}; stopping")
 
     def release(self) -> None:
         """Releases the lock."""

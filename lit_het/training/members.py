@@ -42,7 +42,7 @@ def train_members(
         allow_commands: whether lists of shards may contain shell commands.
 
     Raises:
-        UserError: fewer than two members, the directory holds a single run, there is a member or none against
+        UserError: fewer than two members, the directory holds a single run, members exist or not, contrary to
             ``start`` and ``resume``, or a member cannot be trained.
     """
     if count < 2:

@@ -21,7 +21,7 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.watchdog import watched as reads_watched
-from lit_het.errors import DoesNotFit, Unwritable, UserError, counted
+from lit_het.errors import DoesNotFit, Unwritable, UserError, pluralize
 from lit_het.files import cache_folder
 from lit_het.models.calibration.split import Split, split, split_samples
 from lit_het.models.tower_fingerprints import tower_fingerprint
@@ -179,7 +179,7 @@ def _train_on(
                 # Nothing was trained yet: after the cause is fixed, the same command starts again.
                 config_path(config.run_dir).unlink(missing_ok=True)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        message(f"{shard}: {counted(count, 'sample')} skipped: {cause}", on_all_processes=True)
+        message(f"{shard}: {pluralize(count, 'sample')} skipped: {cause}", on_all_processes=True)
     return state, samples
 
 
@@ -213,7 +213,7 @@ def _programs(config: ExperimentConfig, run: RunLength, mesh: Mesh) -> _Programs
 
 
 def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> None:
-    """Fits the temperatures of a finished run; whatever fails is a message, as the training is saved."""
+    """Fits the temperatures of a finished run; failures are logged and not raised, as the training is saved."""
     if samples.calibration is None:
         if samples.problem:
             message(f"not calibrated: {samples.problem}")
@@ -346,7 +346,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False,
         return
     if config.calibration is not None and read_calibration(config.run_dir, newest) is None:
         calibrate_held_out(config, newest, open_data(config, None, allow_commands)[1])
-    message(f"{config.run_dir} is finished: {counted(newest, 'step')}")
+    message(f"{config.run_dir} is finished: {pluralize(newest, 'step')}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.metrics.significance import welch
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
@@ -112,7 +112,7 @@ def compare(config: ExperimentConfig, output: Path, seeds: Sequence[int], *, tra
         # A run that diverged has no metrics.
         results = [result for result in of_all if METRIC in result.figures]
         if len(results) < 2:
-            raise UserError(f"{counted(len(results), 'run')} of {name} did not diverge; give more --seeds")
+            raise UserError(f"{pluralize(len(results), 'run')} of {name} did not diverge; give more --seeds")
         found[name] = {
             "shape": one,
             "steps": steps,

@@ -109,7 +109,7 @@ class Fuzzer:
         self.defects: dict[tuple[str, str, str], Defect] = {}
         self._left: list[Job] = []  # of processes that ended before their time
         self._running: dict[Connection, Running] = {}
-        self._began = self._told = time.monotonic()
+        self._began = self._last_reported = time.monotonic()
         self._context = multiprocessing.get_context("forkserver")
         # A process that dies is replaced in no time by a fork of one that has imported everything.
         self._context.set_forkserver_preload([worker.__name__])
@@ -119,7 +119,7 @@ class Fuzzer:
         for name, target in self._targets.items():
             for number, files in enumerate(target.seeds()):
                 write_files(self._seeds(name) / str(number), files)
-        self._began = self._told = time.monotonic()
+        self._began = self._last_reported = time.monotonic()
         while self._start_some() or self._running:
             for connection in wait(list(self._running), timeout=1.0):
                 assert isinstance(connection, Connection)
@@ -219,8 +219,8 @@ class Fuzzer:
 
     def _tell(self) -> None:
         now = time.monotonic()
-        if now - self._told > _INTERVAL:
-            self._told = now
+        if now - self._last_reported > _INTERVAL:
+            self._last_reported = now
             total = sum(tally.counts.total() for tally in self.tallies.values())
             failed = sum(defect.count for defect in self.defects.values())
             rate = total / (now - self._began)

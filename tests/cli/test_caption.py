@@ -181,7 +181,7 @@ def test_shards_of_questions_are_checked_by_the_command_for_captions(decoder, ca
 
 
 def test_other_commands_say_what_a_decoder_lacks(run, trained, images, data, capsys):
-    assert "is no decoder: it writes no text" in refusal(capsys, "caption", images[0], "--checkpoint", trained)
+    assert "is not a decoder" in refusal(capsys, "caption", images[0], "--checkpoint", trained)
     for line in (
         ("classify", images[0], "--checkpoint", run, "--labels", "a,b"),
         ("zero-shot", "--checkpoint", run, "--data", data / "train", "--split", "."),

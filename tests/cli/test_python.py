@@ -118,7 +118,7 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
     assert set(classifier.classify(squares[0], names)) == set(names)
     assert classifier.encode_images(squares).shape == (3, 64)
     assert (classifier.noise(squares) > 0).all()
-    with pytest.raises(lit_het.UserError, match="embeds no texts: it is no image-text model"):
+    with pytest.raises(lit_het.UserError, match="cannot embed text: it is not an image-text model"):
         classifier.encode_texts("a cat")
 
 
@@ -224,7 +224,9 @@ def test_a_path_without_a_model_is_a_one_line_error(upstream, tmp_path):
             lit_het.evaluate(wrong)
     with pytest.raises(lit_het.UserError, match="does not exist"):
         lit_het.load("x" * 100_000)
-    with pytest.raises(lit_het.UserError, match="is no run, and has no locked parameters; leave out pretrained"):
+    with pytest.raises(
+        lit_het.UserError, match="is not a run directory, and has no locked parameters; leave out pretrained"
+    ):
         lit_het.load(tmp_path, pretrained=upstream)
 
 

@@ -219,7 +219,7 @@ def test_a_trial_below_the_median_of_five_finished_ones_is_hopeless(tmp_path):
 
     def hopeless(history, others=finished, search=search):
         trials = [*others, Trial(len(others), settings[5], "running", history=history)]
-        return space.is_hopeless(search, trials, len(others))
+        return space.should_prune(search, trials, len(others))
 
     assert hopeless({10: 3.1})
     assert not hopeless({10: 2.9})

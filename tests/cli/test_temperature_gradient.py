@@ -80,7 +80,7 @@ def test_figures_of_images_that_train_the_temperature_are_no_test(lit_config, da
     assert not capsys.readouterr().err
     report_reused(dataclasses.replace(config, evaluations=(same, other)))
     [line] = capsys.readouterr().err.splitlines()
-    assert f"{held_out.name} has images that are held out to train τ ({held_out}): its figures are no test" in line
+    assert f"{held_out.name} has images that are held out to train τ ({held_out}): its figures are not held out" in line
 
 
 def test_flags_set_it(config_file, capsys, tmp_path):

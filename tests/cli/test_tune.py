@@ -19,7 +19,7 @@ from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.search import grid_runs, tuning
 from lit_het.search.grid import Axis
-from lit_het.search.grid_runs import GivenUp
+from lit_het.search.grid_runs import Pruned
 from lit_het.search.space import Range, Search
 from lit_het.training import loop
 from lit_het.training.cadence import Cadence
@@ -229,7 +229,7 @@ def test_a_run_is_given_up_at_an_evaluation_and_not_repeated(config, tmp_path, u
 
     def watch(step, metrics):
         seen.append((step, metrics[NLL]))
-        raise GivenUp(step)
+        raise Pruned(step)
 
     assert grid_runs.run_unless_done(planned, tmp_path, [NLL], watch) == "given up after step 2"
     result = grid_runs.read_result(grid_runs.result_path(tmp_path, "one_seed0"))

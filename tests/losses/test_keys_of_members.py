@@ -54,7 +54,7 @@ def reference(kind, ids):
     image, text = (np.asarray(x, np.float64) for x in (samples.image, samples.text))
     queries, text_queries = samples.image_queries, samples.text_queries
     image_queries = image if queries is None else np.asarray(queries.samples, np.float64)
-    of_texts = text[:, None] if text_queries is None else np.asarray(text_queries.drawn(), np.float64)
+    of_texts = text[:, None] if text_queries is None else np.asarray(text_queries.materialize(), np.float64)
     tau, rows, losses = float(samples.temperature), np.flatnonzero(VALID), []
     for n in rows:
         right = [m == n or any((one[m] == one[n]).all() for one in ids) for m in rows]
@@ -111,6 +111,6 @@ def test_other_losses_refuse_several_keys(loss):
 
 def test_queries_in_factored_form_are_drawn_as_products_are():
     queries = make("one side noisy", b=4).image_queries
-    drawn, products = jax.jit(lambda queries, keys: (queries.drawn(), queries.products(keys)))(queries, np.eye(D))
+    drawn, products = jax.jit(lambda queries, keys: (queries.materialize(), queries.products(keys)))(queries, np.eye(D))
     np.testing.assert_allclose(drawn, products, rtol=1e-5, atol=1e-6)
     assert numpy_fields(queries).keys() == {"samples", "factors", "normals", "scale"}

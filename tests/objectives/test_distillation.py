@@ -191,7 +191,7 @@ def test_students_learn_to_predict_their_teacher():
         ({"teacher_temperature": 0.0}, "must be above 0"),
         ({"view_areas": (0.5, 0.2)}, "the smaller first"),
         ({"view_size": 9}, "from 4 (a patch) to 8 (an image) pixels"),
-        ({"view_size": 6}, "6 is no multiple of 4: take 4"),
+        ({"view_size": 6}, "6 is not a multiple of 4: take 4"),
         ({"num_prototypes": 1}, "at least 2"),
     ],
 )

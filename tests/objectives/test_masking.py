@@ -161,7 +161,7 @@ def test_numbers_out_of_range_are_refused(fields, line):
 def test_a_batch_without_whole_groups_and_stored_embeddings_are_refused():
     (task, params), batch = start(CONFIG), host_batch()
     config = dataclasses.replace(CONFIG, masking=dataclasses.replace(MASKING, every=5))
-    error = pytest.raises(UserError, match=r"a batch of 32 rows on 8 devices is no multiple of 40")
+    error = pytest.raises(UserError, match=r"a batch of 32 rows on 8 devices is not a multiple of 40")
     with error, jax.set_mesh(EIGHT_DEVICES.build()):
         jax.eval_shape(config.build().loss, params, batch, KEYS)
     stored = dataclasses.replace(batch, image=None, image_embedding=np.ones((B, 8), np.float32))

@@ -319,7 +319,7 @@ def test_a_log_that_can_never_be_written_reports_lost_records(tmp_path, capsys):
     assert "metrics.jsonl cannot be written (File too large); its last records are lost" in capsys.readouterr().err
 
 
-# The warning when noise grows in all directions alike.
+# The warning when noise becomes isotropic.
 
 
 def record(norm, alignment):

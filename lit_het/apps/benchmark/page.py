@@ -29,7 +29,7 @@ _TIME_NOTE = (
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """What is shown of a benchmark.
+    """Contents of the page of a benchmark.
 
     Attributes:
         suite: its sets.

@@ -12,7 +12,7 @@ from lit_het.apps.benchmark import page
 from lit_het.apps.benchmark.results import Result, read_results, write_results
 from lit_het.configs import experiment
 from lit_het.console import Bar, message
-from lit_het.errors import DataError, UserError, counted
+from lit_het.errors import DataError, UserError, pluralize
 from lit_het.eval.evaluation import line, write_record
 from lit_het.eval.report.page import render_page
 from lit_het.eval.report.writing import write_benchmark
@@ -92,7 +92,7 @@ def benchmark(
     _write(page.Page(chosen, run_dir.name, results, failures), output, {**about, "missing": missing})
     if failures:
         raise UserError(
-            f"{counted(len(failures), 'set')} could not be evaluated: {', '.join(failures)}; the same command "
+            f"{pluralize(len(failures), 'set')} could not be evaluated: {', '.join(failures)}; the same command "
             "evaluates these again"
         )
     return results

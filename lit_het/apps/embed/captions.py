@@ -21,7 +21,7 @@ from lit_het.data_pipelines.shards.storage import TRANSIENT_CAUSES, Unreadable, 
 from lit_het.data_pipelines.texts.captions import captions_in
 from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.types import Params
@@ -77,9 +77,9 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
             bar.advance(len(captions))
     if broken:
         message(
-            f"{counted(broken, 'sample')} without embedding: lit-het data check SHARDS --captions {place} lists them"
+            f"{pluralize(broken, 'sample')} without embedding: lit-het data check SHARDS --captions {place} lists them"
         )
-    message(f"wrote the embeddings of {counted(len(missing), 'shard')} to {output}")
+    message(f"wrote the embeddings of {pluralize(len(missing), 'shard')} to {output}")
 
 
 def _captions_of(shard: ShardSummary, place: str, data: LoaderConfig) -> list[list[str]]:

@@ -21,7 +21,7 @@ from lit_het.data_pipelines.shards.index import ShardIndex, ShardSummary, index_
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL
 from lit_het.data_pipelines.shards.writing import IMAGE
-from lit_het.errors import UserError, counted, require_at_least, require_choice
+from lit_het.errors import UserError, pluralize, require_at_least, require_choice
 from lit_het.models.opening import open_run
 from lit_het.models.pretrained import abstract_params, load_pretrained, load_weights
 from lit_het.models.tower_fingerprints import tower_fingerprint
@@ -112,12 +112,12 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
         unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        message(f"{shard}: {counted(count, 'image')} without embedding: {cause}")
+        message(f"{shard}: {pluralize(count, 'image')} without embedding: {cause}")
     if unread:
         raise UserError(
             f"{unread} of {len(missing)} shards could not be read completely; run the command again to embed them"
         )
-    message(f"wrote the embeddings of {counted(len(missing), 'shard')} to {output}")
+    message(f"wrote the embeddings of {pluralize(len(missing), 'shard')} to {output}")
 
 
 def _check_tower(tower: ImageTowerConfig, options: EmbedOptions) -> None:

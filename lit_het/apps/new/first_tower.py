@@ -12,7 +12,7 @@ from lit_het.data_pipelines.labels import find_beside, words_of
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 
 _IMAGE_SIZE = 64
 # A word of fewer captions is not learned; of words so frequent the rarest are left out.
@@ -86,7 +86,7 @@ def classifier_fields(
             "evaluations": "()",
         }
     names = urls.absolute(find_beside(urls.parent(expand(shards)[0]), "classnames.txt"))
-    classes = counted(num_classes := len(storage.read_lines(names)), "class")
+    classes = pluralize(num_classes := len(storage.read_lines(names)), "class")
     message(f"{classes} of {names}")
     place = json.dumps(urls.parent(names))
     evaluation = f'(ZeroShotConfig(ImageSet("held_out", {place}, SHARDS, {held_out})),)'

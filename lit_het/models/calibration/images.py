@@ -16,7 +16,7 @@ from lit_het.data_pipelines.shards.index import ShardSummary
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion
 from lit_het.data_pipelines.texts.captions import Tokenizer
-from lit_het.errors import UserError, counted, require_at_least
+from lit_het.errors import UserError, pluralize, require_at_least
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.metrics.calibration import fit, scaled
 from lit_het.eval.metrics.conformal import ConformalThresholds, candidates_digest, fit_conformal
@@ -166,14 +166,14 @@ def _fit_tokens(writer: Writer, loader: Loader, options: CalibrateOptions) -> _F
 
 def _table(calibration: Calibration, fits: _Fits) -> Table:
     """Returns the temperatures and what they change: likelihoods, and calibration errors of tokens."""
-    count, chosen = calibration.num_images, counted(calibration.num_candidates, "candidate")
-    title = f"{counted(count, 'image')}, {chosen}"
+    count, chosen = calibration.num_images, pluralize(calibration.num_candidates, "candidate")
+    title = f"{pluralize(count, 'image')}, {chosen}"
     if fits.num_tokens is not None:
-        title = f"{counted(count, 'text')}, means over {fits.num_tokens:,} tokens"
+        title = f"{pluralize(count, 'text')}, means over {fits.num_tokens:,} tokens"
     columns = ["NLL before", "NLL after", *(["ECE before", "ECE after"] if fits.token_errors else [])]
     rows = []
     for count, fitted in fits.by_samples.items():
-        name = f"mean of {counted(count, 'sample')}" if count else "no noise"
+        name = f"mean of {pluralize(count, 'sample')}" if count else "no noise"
         values = (fitted.nll_before, fitted.nll_after, *fits.token_errors.get(count, ()))
         rows.append((name, str(fitted), *(f"{value:.4f}" for value in values)))
     return plain_table(title, ("T ± standard error", *columns), rows)
@@ -247,7 +247,7 @@ def _read(model: EvaluatedModel, loader: Loader, name: str) -> tuple[Features, I
 def _require_enough(num_images: int, options: CalibrateOptions) -> None:
     if num_images < LEAST_IMAGES:
         raise UserError(
-            f"{' '.join(options.shards)} has {counted(num_images, 'image')} to calibrate on; take at least "
+            f"{' '.join(options.shards)} has {pluralize(num_images, 'image')} to calibrate on; take at least "
             f"{LEAST_IMAGES}"
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 
 # Of Eq. 2: α, a, β, b, ξ and ε of each dimension; c is common.
 PARAMETERS_PER_DIMENSION = 6
@@ -65,7 +65,7 @@ class Star:
 def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> Star:
     """Sorts the runs of a star sweep by the dimension that varies.
 
-    Runs whose metric is not finite, or 0, are left out and counted: a perfect one, such as an error of 0, has no
+    Runs whose metric is not finite, or 0, are left out and pluralize: a perfect one, such as an error of 0, has no
     relative error.
 
     Args:
@@ -131,19 +131,19 @@ def _varied(one: Observation, centre: Mapping[str, float]) -> str | None:
 def _check_number(dimensions: Sequence[str], index: Sequence[int], excluded: int) -> None:
     """Checks that there are more points than parameters, given the dimension of each."""
     needed = 1 + PARAMETERS_PER_DIMENSION * len(dimensions)
-    left_out = f" ({counted(excluded, 'run')} without a finite metric above 0 left out)" if excluded else ""
+    left_out = f" ({pluralize(excluded, 'run')} without a finite metric above 0 left out)" if excluded else ""
     advice = "train more sizes or lengths"
     # One more, so that an error is left to estimate.
     if len(index) <= needed:
         raise UserError(
-            f"{counted(len(index), 'different run')}{left_out}, but the law of "
-            f"{counted(len(dimensions), 'dimension')} has {needed} parameters; {advice}"
+            f"{pluralize(len(index), 'different run')}{left_out}, but the law of "
+            f"{pluralize(len(dimensions), 'dimension')} has {needed} parameters; {advice}"
         )
     for number, dimension in enumerate(dimensions):
         count = index.count(number)
         if count <= PARAMETERS_PER_DIMENSION:
             raise UserError(
-                f"{counted(count, 'different run')}{left_out} of {dimension}, but it has "
+                f"{pluralize(count, 'different run')}{left_out} of {dimension}, but it has "
                 f"{PARAMETERS_PER_DIMENSION} parameters of its own; {advice}"
             )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het import untrusted
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.eval.report.tables import Cell, Row, Table
 from lit_het.eval.report.writing import print_results
 from lit_het.files import write_atomically
@@ -103,9 +103,9 @@ def notes(found: Exponents) -> list[str]:
     """Returns what the table does not say: reasons, the error of the fit, and the centre."""
     data = found.fit.star
     lines = [f"{name}: not identified, {one.reason}" for name, one in found.named("s").items() if not one.is_identified]
-    lines.append(f"{counted(len(data.f), 'run')}, relative error {found.fit.relative_error:.2%}")
+    lines.append(f"{pluralize(len(data.f), 'run')}, relative error {found.fit.relative_error:.2%}")
     if data.excluded:
-        lines.append(f"{counted(data.excluded, 'run')} without a finite metric above 0 left out")
+        lines.append(f"{pluralize(data.excluded, 'run')} without a finite metric above 0 left out")
     for one in data.at_centre:
         predicted = ", ".join(
             f"{name} {value:.4g}" for name, value in at_centre(found.fit.law, data, one.compute).items()
@@ -126,10 +126,10 @@ def start_lines(chosen: Selection) -> list[str]:
     start = chosen.start
     lines = [
         f"start: {shown_shape(start.shape)}, optimal from {start.compute:.4g} to {start.until:.4g} GFLOP",
-        f"frontier of {counted(len(chosen.frontier), 'shape')}",
+        f"frontier of {pluralize(len(chosen.frontier), 'shape')}",
     ]
     if chosen.excluded:
-        lines.append(f"{counted(chosen.excluded, 'run')} without a finite metric left out")
+        lines.append(f"{pluralize(chosen.excluded, 'run')} without a finite metric left out")
     return [*lines, *([f"warning: {chosen.warning}"] if chosen.warning else [])]
 
 

@@ -17,7 +17,7 @@ from lit_het import untrusted
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.files import locked, write_atomically
 from lit_het.planning.plan import Step
 from lit_het.search import grid, grid_runs
@@ -323,7 +323,7 @@ def observations(sweep: Sweep, output: Path, metric: str, direction: str | None 
             raise UserError(f"{metric} = {value:g}: only of shares up to 1 the error is 1 - metric; name another one")
         found.append(Observation(_floats(run.shape), run.gflop, 1 - value if is_error else value))
     if missing := len(sweep.runs) - len(results):
-        message(f"{counted(missing, 'run')} of {len(sweep.runs)} not finished")
+        message(f"{pluralize(missing, 'run')} of {len(sweep.runs)} not finished")
     if not found:
         raise UserError(f"{output}: no run is finished; repeat lit-het shape {sweep.kind}")
     return found
@@ -345,7 +345,7 @@ def listed(sweep: Sweep) -> Iterator[str]:
     """Yields a line for each run, and one for their sum."""
     for run in sweep.runs:
         yield f"{run.name}: {run.gflop:.4g} GFLOP"
-    yield f"{counted(len(sweep.runs), 'run')}, {sum(run.gflop for run in sweep.runs):.4g} GFLOP of training"
+    yield f"{pluralize(len(sweep.runs), 'run')}, {sum(run.gflop for run in sweep.runs):.4g} GFLOP of training"
 
 
 def _encoder(config: ExperimentConfig) -> EncoderConfig:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_het.console import Bar
-from lit_het.errors import UserError, counted
+from lit_het.errors import UserError, pluralize
 from lit_het.training.directory import checkpoint_dir
 from lit_het.weights import manifest
 from lit_het.weights.native.checksums import Fingerprint
@@ -69,7 +69,7 @@ def verify(directory: Path, step: int | None = None) -> None:
         count = len({number for number, _, _ in damaged})
         way_out = "training continues from an intact one" if count < len(steps) else "restore a copy"
         raise UserError(f"{count} of {len(steps)} checkpoints in {checkpoints.directory} damaged; {way_out}")
-    print(f"whole: {counted(len(steps), 'checkpoint')} in {checkpoints.directory}")
+    print(f"whole: {pluralize(len(steps), 'checkpoint')} in {checkpoints.directory}")
 
 
 def damage(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:

@@ -71,7 +71,7 @@ class Graph:
         if self._batch_size is None:
             self._batch_size = self.add("Shape", self._first_input, start=0, end=1)
         factor = dimension // self._batch
-        assert isinstance(factor, int), f"the dimension {dimension} is no multiple of the batch"
+        assert isinstance(factor, int), f"the dimension {dimension} is not a multiple of the batch"
         return self.add("Mul", self._batch_size, np.array([factor], np.int64))
 
     def _name(self, value: Value) -> str:
