@@ -44,7 +44,7 @@ def small(monkeypatch):
             task = config.task
             tower = dataclasses.replace(task.image_tower, encoder=small_encoder)
             towers = {"image_tower": tower}
-            if hasattr(task, "text_tower"):
+            if task.text_tower is not None:
                 towers["text_tower"] = dataclasses.replace(task.text_tower, encoder=small_encoder, embedding_size=64)
             schedule = Schedule(1e-3, Duration(1))
             return dataclasses.replace(

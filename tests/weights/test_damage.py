@@ -1,6 +1,7 @@
 """Damaged checkpoints are detected and named, and the newest undamaged one is restored."""
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -22,6 +23,16 @@ from lit_het.weights.native.saved_step import Damaged, SavedStep
 from lit_het.weights.native.saving import Checkpoints, SaveFailed, save_imported
 from tests import tiny
 from tests.weights.test_native import INFO, assert_equal, make_params, make_state
+
+
+# Reads that fail leave coroutines of Orbax behind, whose loop is closed when TensorStore answers.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_to_other_tests():
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
