@@ -24,7 +24,6 @@ from lit_het.weights.native.saving import Checkpoints, SaveFailed, save_imported
 from tests import tiny
 from tests.weights.test_native import INFO, assert_equal, make_params, make_state
 
-
 # Reads that fail leave coroutines of Orbax behind, whose loop is closed when TensorStore answers.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
