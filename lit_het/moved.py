@@ -89,6 +89,7 @@ MOVED = {
     "eval.text_scores": "eval.metrics.text_scores",
     "eval.uncertainty": "eval.metrics.uncertainty",
     "eval.vector_scaling": "eval.metrics.vector_scaling",
+    "heads.deterministic": "heads.classification_config",
     "held_out": "tasks.held_out",
     "optimizers": "training.optimizers",
     "runs.alternatives": "configs.flags",

@@ -17,7 +17,7 @@ from lit_het.data_pipelines.images.transforms import InceptionCrop
 from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import FewShotConfig
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.models.opening import open_run
 from lit_het.sharding import MeshConfig
 from lit_het.training.cadence import Cadence

@@ -12,7 +12,7 @@ from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.errors import UserError
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.models.opening import open_run
 from lit_het.sharding import MeshConfig

@@ -12,7 +12,7 @@ from lit_het.configs import quickstart_upstream
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import read_records
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.models.opening import open_run
 from lit_het.models.sizes import AS_TRAINED, Sizes, with_sizes

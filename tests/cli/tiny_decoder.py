@@ -7,8 +7,8 @@ from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.data_config import WeightedShards
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.tasks.captioning import CaptioningConfig

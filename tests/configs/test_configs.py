@@ -18,9 +18,9 @@ from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessin
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig

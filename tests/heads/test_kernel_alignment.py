@@ -9,8 +9,8 @@ import pytest
 import scipy.linalg
 from flax import nnx
 
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.covariance import CovarianceConfig, Noise
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationConfig

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from lit_het import parameters
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig

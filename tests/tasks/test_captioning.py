@@ -11,9 +11,9 @@ import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SoftmaxCrossEntropy

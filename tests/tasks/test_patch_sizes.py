@@ -11,7 +11,7 @@ import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.objectives.distillation import DistillationConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig

@@ -10,7 +10,7 @@ import pytest
 import scipy.special
 from flax import nnx
 
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig

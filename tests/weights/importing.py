@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig

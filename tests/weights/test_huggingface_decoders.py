@@ -9,8 +9,8 @@ import pytest
 
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import FixedTemperature
 from lit_het.objectives.tokens import START_TOKEN, shifted

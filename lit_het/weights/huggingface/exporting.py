@@ -63,7 +63,8 @@ def write_image_text(
     """
     if tokenizer is not None and tokenizer.length != text_tower.length:
         raise UserError(f"captions of {tokenizer.length} tokens do not fit text_tower.length = {text_tower.length}")
-    if tokenizer is not None and isinstance(text_tower, BertConfig) and tokenizer.padding_id != text_tower.padding_id:
+    is_bert = isinstance(text_tower, BertConfig)
+    if tokenizer is not None and is_bert and tokenizer.padding_id != text_tower.padding_id:
         raise UserError(
             f"transformers masks padding: padding_id = {tokenizer.padding_id} of the tokenizer is not that of the text "
             f"tower, {text_tower.padding_id}; export with --to lit-het"
@@ -73,14 +74,14 @@ def write_image_text(
         raise UserError("transformers learns log τ: head.temperature must be a LogTemperature to be exported")
     image = write_image_tower(image_tower, parts["image_tower"])
     remarks: tuple[str, ...] = ()
-    if isinstance(text_tower, TextConfig):
+    if not is_bert:
         remarks = ("load it in float32 or bfloat16: the text tower of the export overflows in float16",)
-    if is_sigmoid and is_siglip(image_tower) and not image_tower.projection_size and isinstance(text_tower, TextConfig):
+    if is_sigmoid and is_siglip(image_tower) and not image_tower.projection_size and not is_bert:
         text = write_siglip_text(text_tower, parts["text_tower"])
         config, arrays = _siglip(image, text, parts["head"])
         padding = SIGLIP_LENGTH - text_tower.length
     else:
-        if isinstance(text_tower, BertConfig):
+        if is_bert:
             text, padding = write_bert(text_tower, parts["text_tower"]), 0
         else:
             text, padding = write_megatron_bert(text_tower, parts["text_tower"]), text_tower.length - 1
@@ -94,9 +95,7 @@ def write_image_text(
                 "only a SiglipModel reports sigmoids, and it does not have these towers: the ranking of labels is as "
                 "trained, but the probabilities of transformers' pipeline are a softmax over labels",
             )
-    files = (
-        {} if tokenizer is None else tokenizer_files(tokenizer, padding, is_masked=isinstance(text_tower, BertConfig))
-    )
+    files = {} if tokenizer is None else tokenizer_files(tokenizer, padding, is_masked=is_bert)
     files["preprocessor_config.json"] = preprocessing(image_tower, image_processor)
     write_folder(folder, config, files, arrays)
     if isinstance(tokenizer, SentencePiece):

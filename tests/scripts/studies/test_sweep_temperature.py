@@ -10,7 +10,7 @@ import pytest
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.errors import UserError
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.search import grid, grid_runs, temperatures
