@@ -19,6 +19,7 @@ def softmax_hessian(
     keys: Float[Array, "k d"],
     counted: Float[Array, " b"],
     temperature: Float[Array, ""],
+    bias: Float[Array, ""] | None = None,
 ) -> Float[Array, "d d"]:
     """Returns the sum for one direction of the softmax loss, with all keys as candidates.
 
@@ -27,6 +28,7 @@ def softmax_hessian(
         keys: unit embeddings of the other side.
         counted: 1 for each query that counts, 0 for padding.
         temperature: τ.
+        bias: of the logits, which a softmax does not see.
     """
     units, slopes = _units(queries, counted)
     cosines = units @ keys.T

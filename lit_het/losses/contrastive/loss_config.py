@@ -1,7 +1,7 @@
 """The contrastive losses, as configurations name them; `lit_het.losses.contrastive.loss` computes them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, TypeAlias
 
 from jaxtyping import Array, Bool, Float, UInt32
@@ -74,18 +74,12 @@ class SoftmaxLoss:
 
         return softmax_loss(self, samples, Rows(valid, tuple(ids), weight))
 
-    def hessian(
-        self,
-        queries: Float[Array, "b d"],
-        keys: Float[Array, "k d"],
-        counted: Float[Array, " b"],
-        temperature: Float[Array, ""],
-        bias: Float[Array, ""],
-    ) -> Float[Array, "d d"]:
-        """Returns the Gauss-Newton Hessian of one direction without noise, see `gauss_newton.softmax_hessian`."""
+    @property
+    def hessian(self) -> Callable[..., Float[Array, "d d"]]:
+        """The Gauss-Newton Hessian of one direction without noise, see `gauss_newton.softmax_hessian`."""
         from lit_het.losses.contrastive.gauss_newton import softmax_hessian
 
-        return softmax_hessian(queries, keys, counted, temperature)
+        return softmax_hessian
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,18 +136,12 @@ class SigmoidLoss:
 
         return sigmoid_loss(self, samples, Rows(valid, tuple(ids), weight, mixed))
 
-    def hessian(
-        self,
-        queries: Float[Array, "b d"],
-        keys: Float[Array, "k d"],
-        counted: Float[Array, " b"],
-        temperature: Float[Array, ""],
-        bias: Float[Array, ""],
-    ) -> Float[Array, "d d"]:
-        """Returns the Gauss-Newton Hessian without noise, see `gauss_newton.sigmoid_hessian`."""
+    @property
+    def hessian(self) -> Callable[..., Float[Array, "d d"]]:
+        """The Gauss-Newton Hessian without noise, see `gauss_newton.sigmoid_hessian`."""
         from lit_het.losses.contrastive.gauss_newton import sigmoid_hessian
 
-        return sigmoid_hessian(queries, keys, counted, temperature, bias)
+        return sigmoid_hessian
 
 
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
