@@ -71,9 +71,11 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
-            config, unknown = tyro.cli(
-                type(default),
-                default=default,
+            in_full = flat or not {"-h", "--help"}.isdisjoint(flags)
+            read = default if in_full else _named_by([_path(flag) for flag in typed], default)
+            read, unknown = tyro.cli(
+                type(read),
+                default=read,
                 args=list(flags),
                 prog=command,
                 description=description,
@@ -81,6 +83,7 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
                 return_unknown_args=True,
                 registry=_REGISTRY,
             )
+            config = _with_named(default, read)
     except FieldError as error:
         names = (flag.partition("=")[0] for flag in typed if flag.startswith("--"))
         given = [name for name in names if name.strip("-").rpartition(".")[2].replace("-", "_") == error.field]
@@ -94,6 +97,45 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
     if unknown:
         raise UserError(_on_unknown(unknown[0], default, command, flat=flat))
     return config
+
+
+def _path(flag: str) -> list[str]:
+    return flag.lstrip("-").partition("=")[0].replace("-", "_").split(".")
+
+
+def _named_by(paths: Sequence[Sequence[str]], config: Any) -> Any:
+    """Returns an object with the fields that paths name: to look at all of a configuration takes tyro 50 ms.
+
+    Args:
+        paths: of flags, such as ``["task", "head", "num_samples"]``.
+        config: a frozen dataclass, from which unnamed fields come back by `_with_named`.
+    """
+    below: dict[str, list[Sequence[str]]] = {}
+    for first, *rest in paths:
+        below.setdefault(first, []).append(rest)
+    hints, named = get_type_hints(type(config)), {}
+    for field in dataclasses.fields(config):
+        if (inner := below.get(field.name, below.get(f"no_{field.name}"))) is None:
+            continue
+        value = getattr(config, field.name)
+        is_narrowed = _has_flags(type(value)) and all(inner) and _is_complete(value)
+        value = _named_by(inner, value) if is_narrowed else value
+        named[field.name] = type(value) if is_narrowed else hints[field.name], value
+    form = dataclasses.make_dataclass("_Named", [(name, hint) for name, (hint, _) in named.items()], frozen=True)
+    return form(**{name: value for name, (_, value) in named.items()})
+
+
+def _with_named(config: Any, named: Any) -> Any:
+    """Returns a configuration with the fields of what `_named_by` has made of it."""
+    if type(named).__name__ != "_Named":
+        return named
+    changes = {name: _with_named(getattr(config, name), value) for name, value in vars(named).items()}
+    return dataclasses.replace(config, **changes)
+
+
+def _is_complete(config: Any) -> bool:
+    values = [getattr(config, field.name) for field in dataclasses.fields(config)]
+    return tyro.MISSING not in values and all(_is_complete(value) for value in values if _has_flags(type(value)))
 
 
 def _with_alternatives(config: Any, flags: Sequence[str]) -> tuple[Any, list[str]]:

@@ -7,13 +7,12 @@ source "$(dirname "$0")/environment.sh" "[test]"
 unset PYTHONDONTWRITEBYTECODE
 if [ "${1:-}" = --all ]; then
   shift
-  # Three workers on two cores: tests that start processes wait for them an eighth of the time.
-  workers=3 selected=()
+  selected=()
   # Outside of the clone: an environment of 4 GB is made once.
   export LIT_HET_TF_TEXT_VENV="${LIT_HET_TF_TEXT_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/lit-het/tensorflow-text}"
   (VENV="$LIT_HET_TF_TEXT_VENV" source scripts/environment.sh "[tf-text]" beartype hypothesis pytest)
 else
-  workers=2 selected=(-m "not slow")
+  selected=(-m "not slow")
   # To check the shapes and types of every call takes a fifth of the time.
   export JAXTYPING_DISABLE=1
 fi
@@ -21,4 +20,5 @@ fi
 # whenever it writes one.)
 find .pytest_cache/jax -type f -atime +7 -delete 2>/dev/null || true
 # Stealing work keeps the tests of a file, and what they share, on one worker for as long as possible.
-exec .venv/bin/python -m pytest -p tests.costs -n "$workers" --dist worksteal "${selected[@]}" "$@"
+# Three workers on two cores: tests that start processes wait for them an eighth of the time.
+exec .venv/bin/python -m pytest -p tests.costs -n 3 --dist worksteal "${selected[@]}" "$@"

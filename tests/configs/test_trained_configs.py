@@ -20,14 +20,12 @@ from lit_het.weights.native.saving import save_imported
 from tests import tiny
 from tests.towers.models import like_initial
 
-# One of a family: these differ in heads, experts, locked towers, shardings and optimizers. Two show that parameters and
-# experts are split over devices.
+# One of a family: these differ in heads, experts, locked towers, shardings and optimizers; tests/frozen/test_runs.py
+# resumes each kind of task. Two show that parameters and experts are split over devices.
 pytestmark = pytest.mark.slow
 TRAINED = [
     Path("configs/glyph_classifier.py"),
-    Path("configs/quickstart_decoder.py"),
     pytest.param(Path("configs/lit_so400m_het_xl.py"), marks=pytest.mark.devices),
-    Path("configs/fine_tune_imagenet.py:image_size=384"),
     pytest.param(Path("configs/fine_tune_experts.py:model=e3"), marks=pytest.mark.devices),
 ]
 

@@ -12,6 +12,7 @@ from unittest import mock
 import tyro
 
 from lit_het.cli.main import main
+from lit_het.configs import parsing
 
 
 class _Asked(BaseException):
@@ -40,18 +41,16 @@ def parser() -> argparse.ArgumentParser:
 
 def configuration(name: str, *flags: str) -> Any:
     """Returns what ``lit-het train --config NAME`` would train."""
-    parsed, parse = [], tyro.cli
+    parsed, parse = [], parsing.with_flags
 
-    def ask(*arguments: Any, **options: Any) -> None:
-        parsed.append(parse(*arguments, **options))
+    def ask(*arguments: Any) -> None:
+        parsed.append(parse(*arguments))
         raise _Asked
 
-    with mock.patch("tyro.cli", ask):
+    with mock.patch.object(parsing, "with_flags", ask):
         code = _run("train", "--config", name, *flags)
     assert parsed, f"exit code {code}"
-    [(config, unknown)] = parsed
-    assert not unknown
-    return config
+    return parsed[0]
 
 
 class Offer:
