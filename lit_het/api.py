@@ -17,6 +17,8 @@ from lit_het.weights.importing import ImportOptions
 
 __all__ = ["Classification", "Classifications", "ImportOptions", "Model", "embed", "evaluate", "load", "train"]
 
+__path__: list[str] = []  # of a package, which it was: its modules are found elsewhere (lit_het/moved.py)
+
 # What only one of them needs is imported where it runs: `lit_het.load` needs none of it.
 
 

@@ -1,9 +1,8 @@
-"""Modules that have moved: what files of users import under an old name is the module of the new one."""
+"""Modules and names that have moved: files of users find them under their old names, or are told the new ones."""
 
+import functools
 import importlib
-import importlib.util
 import sys
-from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -11,6 +10,13 @@ from typing import Any
 
 # Without the name of this package; a package with all that is in it.
 MOVED = {
+    "api.candidates": "models.candidates",
+    "api.drawing": "models.drawing",
+    "api.images": "models.images",
+    "api.model": "models.model",
+    "api.results": "models.results",
+    "api.work": "api",
+    "api.writing": "models.writing",
     "apps.caption": "models.caption",
     "apps.classify": "models.classify",
     "apps.directions": "search.grid_runs",
@@ -31,7 +37,6 @@ MOVED = {
     "blocks": "losses.blocks",
     "cells": "files",
     "checkpoints": "weights",
-    "checkpoints.weights": "weights.formats",
     "data_pipelines.augment": "data_pipelines.images.augment",
     "data_pipelines.captions": "data_pipelines.texts.captions",
     "data_pipelines.checksums": "data_pipelines.shards.checksums",
@@ -132,21 +137,87 @@ MOVED = {
     "runs.training": "training.train",
     "runs.writer": "models.writer",
     "schedules": "training.schedules",
-    "shape_law": "search.law",
     "search.shape.running": "search.shape.sweeps",
+    "shape_law": "search.law",
     "stores": "data_pipelines.shards.stores",
     "tasks.captioner": "objectives.captioner",
+    "tasks.captioning_task": "tasks.writing",
     "tasks.distillation": "objectives.distillation",
+    "tasks.every_task": "tasks.base",
     "tasks.masking": "objectives.masking",
     "tasks.mixing": "objectives.mixing",
     "tasks.mixup": "objectives.mixup",
+    "tasks.noise_metrics": "heads.base",
+    "tasks.translator": "tasks.writing",
     "tasks.views": "objectives.views",
-    "tasks.noise_metrics": "tasks.two_towers",
     "training.metric_log": "training.log",
     "training.run_lock": "training.lock",
+    "weights.weights": "weights.formats",  # checkpoints.weights
 }
+
+# Modules, by their present names, some of whose names are in another one now: they are found in both.
+SPLIT = {
+    "apps.quickstart": "apps.quickstart.running",
+    "data_pipelines.images": "data_pipelines.images.decoding",
+    "data_pipelines.labels": "data_pipelines.labels_config",
+    "data_pipelines.shards": "data_pipelines.shards.writing",
+    "data_pipelines.shards.portions": "data_pipelines.shards.writing",
+    "data_pipelines.shards.storage": "data_pipelines.shards.urls",
+    "data_pipelines.texts.tensorflow_text": "data_pipelines.texts.tokenizers_config",
+    "data_pipelines.texts.tokenizers": "data_pipelines.texts.tokenizers_config",
+    "eval.metrics.answers": "eval.decoder_suite",
+    "eval.sets": "eval.sets.folders",
+    "heads.sampling": "heads.noise_config",
+    "heads.temperature": "heads.temperature_config",
+    "losses.classification": "losses.classification_config",
+    "losses.contrastive.loss": "losses.contrastive.loss_config",
+    "models.calibration.fitting": "heads.bayes_vlm_fit",
+    "models.opening": "training.directory",
+    "objectives.captioner": "objectives.tokens",
+    "tasks.classification": "tasks.classifier",
+    "tasks.contrastive": "tasks.two_towers",
+    "tasks.temperature_gradient": "tasks.temperature_gradient_config",
+    "towers.transformer": "towers.encoder_config",
+    "training.evaluating": "training.train",
+}
+
+# Names of what is another thing now, with other arguments: their import says which.
+RENAMED = {
+    "apps.benchmark.results.write_text": "files.write_atomically",
+    "configs.flags.chosen": "configs.flags.with_flags",
+    "data_pipelines.texts.tensorflow_text.silenced_stderr": "data_pipelines.texts.tokenizer_files.silenced_stderr",
+    "files.write_table": "files.write_columns",
+    "heads.base.noise_metrics": "heads.base.ContrastiveHead.noise_metrics",
+    "heads.classification_config.DeterministicClassifier": "heads.base.ClassificationHead",
+    "heads.contrastive.DeterministicContrastive": "heads.base.ContrastiveHead",
+    "heads.contrastive.key_logits": "heads.base.ContrastiveHead.logits",
+    "heads.gaussian.variances_of_texts": "heads.contrastive_config.GaussianContrastiveConfig.text_variances",
+    "objectives.captioner.Captioner": "objectives.captioner.CaptionerConfig.modules",
+    "objectives.captioner.check_tied": "towers.decoder_config.DecoderConfig.check_head",
+    "objectives.distillation.Distillation": "objectives.distillation.DistillationConfig.modules",
+    "search.grid.check": "search.grid_runs.check_folder",
+    "search.grid_runs.GivenUp": "search.grid_runs.Pruned",
+    "search.space.is_hopeless": "search.space.should_prune",
+    "tasks.base.DistillingTask": "objectives.base.Objective",
+    "tasks.base.layers_above_towers": "tasks.base.Task.layers_above",
+    "tasks.base.trained_parts": "parameters.partition",
+    "tasks.captioning.CaptioningTask": "tasks.writing.WritingTask",
+    "tasks.captioning.ImageCaptioner": "tasks.writing.EncoderDecoder",
+    "tasks.captioning.captioning_of": "tasks.contrastive.ContrastiveConfig.decoder_beside",
+    "tasks.patch_sizes.losses": "tasks.patch_sizes.at_patch_sizes",
+    "tasks.translation.TranslationTask": "tasks.writing.WritingTask",
+    "tasks.translation.Translator": "tasks.writing.EncoderDecoder",
+    "tasks.union.AnyTask": "tasks.base.Task",
+    "tasks.union.compute_type_of": "tasks.options.TaskOptions.compute_type",
+    "training.checks.check_data": "tasks.options.TaskOptions.check_data",
+    "training.checks.unseen_pixels": "towers.base.ImageTowerOptions.unseen_pixels",
+    "training.step.make_train_step": "training.step.make_step",
+    "training.train.distilled_from": "objectives.base.late_parts",
+}
+
 # Packages of which nothing is left under their names.
 _GONE = ("lit_het.runs",)
+_HAVE_OLD_NAMES = {*SPLIT, *(name.rpartition(".")[0] for name in RENAMED)}
 
 
 def new_name(name: str) -> str | None:
@@ -163,25 +234,44 @@ class _Moved(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname in _GONE:
             return ModuleSpec(fullname, None, is_package=True)
-        if not fullname.startswith("lit_het.") or new_name(fullname) is None:
+        if not fullname.startswith("lit_het."):
             return None
-        return ModuleSpec(fullname, self)
+        if new_name(fullname):
+            return ModuleSpec(fullname, self)
+        if fullname.removeprefix("lit_het.") not in _HAVE_OLD_NAMES:
+            return None
+        specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, specs), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _WithOldNames(spec.loader)
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         # Python returns what it finds under the name after this: the same module, not a second one.
         sys.modules[module.__name__] = importlib.import_module(str(new_name(module.__name__)))
 
 
-def names_of(module: str) -> Callable[[str], Any]:
-    """Returns the ``__getattr__`` (PEP 562) of a package for the names of a module in it, which had its name before."""
-    package = module.rpartition(".")[0]
+class _WithOldNames(Loader):
+    def __init__(self, loader: Loader):
+        self._loader = loader
 
-    def find(name: str) -> Any:
-        if name.startswith("_") or importlib.util.find_spec(f"{package}.{name}"):
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(module), name)
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = self._loader  # as importlib.util.LazyLoader does
+        # Before the module runs, whose own function of this name (PEP 562) replaces it.
+        vars(module)["__getattr__"] = functools.partial(_elsewhere, module.__name__)
+        self._loader.exec_module(module)
 
-    return find
+
+def _elsewhere(module: str, name: str) -> Any:
+    package, _, old = module.partition(".")
+    if new := RENAMED.get(f"{old}.{name}"):
+        raise ImportError(f"{module}.{name} is now {package}.{new}")
+    if not name.startswith("_") and old in SPLIT:
+        found = getattr(importlib.import_module(f"{package}.{SPLIT[old]}"), name, None)
+        if found is not None and not isinstance(found, ModuleType):
+            return found
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def install() -> None:

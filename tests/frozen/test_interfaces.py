@@ -1,6 +1,5 @@
 """Commands, flags, exit codes, configurations, parameters and imports are those that were recorded."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -79,12 +78,6 @@ def test_arguments_and_flags_change_the_parameters_that_were_recorded(name):
 
 
 def test_what_documents_projects_and_configurations_import_is_there():
-    found = [
-        (module, name)
-        for of_source in imports.recorded().values()
-        for module in of_source
-        for name in of_source[module]
-    ]
-    for module, name in found:
-        if not hasattr(importlib.import_module(module), name):  # or it is a module
-            importlib.import_module(f"{module}.{name}")
+    for of_source in imports.recorded().values():
+        for module, names in of_source.items():
+            exec(f"from {module} import {', '.join(names)}" if names else f"import {module}", {})
