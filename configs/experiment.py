@@ -262,14 +262,18 @@ def load(path: Path) -> ExperimentConfig:
     if not path.is_file():
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:
-        content = untrusted.read_json(path, MAX_JSON_BYTES)
+        content = untrusted.read_json_object(path, MAX_JSON_BYTES)
         _check_values(content)
         _update(content)
         config = _CONVERTER.structure(content, ExperimentConfig)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the file and its permissions") from error
     except Exception as error:  # with wrong types, cattrs and the checks of fields may raise anything
-        reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [str(error)]
+        reasons = (
+            cattrs.transform_error(error, format_exception=_explained)
+            if isinstance(error, cattrs.BaseValidationError)
+            else [str(error)]
+        )
         reason = " ".join("; ".join(reasons).split())[:1000] or type(error).__name__
         raise UserError(f"{path} does not fit this version of lit-het: {reason}") from error
     groups = (group.pattern for group in config.optimizer.groups)
@@ -280,6 +284,11 @@ def load(path: Path) -> ExperimentConfig:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
     return config
+
+
+def _explained(error: BaseException, kind: type | None) -> str:
+    # Python's words for it, such as that a list has no keys, say nothing to who wrote the file.
+    return "a value of a wrong type" if isinstance(error, AttributeError) else cattrs.v.format_exception(error, kind)
 
 
 def _check_values(value: Any, field: str = "") -> None:

@@ -214,7 +214,7 @@ def read_records(run_dir: Path) -> list[Record]:
 
 def _read(path: Path) -> Record:
     try:
-        content = untrusted.read_json(path)
+        content = untrusted.read_json_object(path)
         _check_types(content)
         content["drawing"] = Drawing(_arrays(path.with_suffix(".npz")), content.pop("texts"))
         return Record(**content)
@@ -231,10 +231,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     return {name: untrusted.read_npz_array(path, name) for name in headers}
 
 
-def _check_types(content: Any) -> None:
+def _check_types(content: Mapping[str, Any]) -> None:
     """Checks that JSON has the structure that `write_record` writes; raises `TypeError` or `KeyError`."""
-    if not isinstance(content, dict):
-        raise TypeError("not a JSON object")
     for field, kind in (("kind", str), ("name", str), ("step", int), ("settings", dict)):
         if not isinstance(content[field], kind):
             raise TypeError(f"{field} is not of type {kind.__name__}")

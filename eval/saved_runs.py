@@ -124,12 +124,9 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     # Reports must not show a configuration that was edited after the training.
     manifest.check(path.parent)
     try:
-        content = untrusted.read_json(path)
+        return untrusted.read_json_object(path)
     except (OSError, Malformed) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({' '.join(str(error).split())})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not the configuration of a run")
-    return content
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
 
 
 def _short_names(places: Sequence[Path]) -> list[str]:

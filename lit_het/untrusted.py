@@ -135,6 +135,14 @@ def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Any:
     return parse_json(read_bytes(path, most_bytes + 1), most_bytes)
 
 
+def read_json_object(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Returns the object in a JSON file; raises as `read_json`, and for another value."""
+    content = read_json(path, most_bytes)
+    if not isinstance(content, dict):
+        raise Malformed("not a JSON object")
+    return content
+
+
 def read_bytes(path: Path, most_bytes: int) -> bytes:
     """Returns the content of a file, or the first ``most_bytes`` of it; raises as `open_regular`."""
     with open_regular(path) as file:

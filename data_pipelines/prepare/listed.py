@@ -9,7 +9,7 @@ from typing import Any
 from lit_het.data_pipelines.prepare.archives import Files
 from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint, images_in
 from lit_het.errors import MissingImage, UserError
-from lit_het.untrusted import read_json
+from lit_het.untrusted import read_json_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +36,11 @@ def read_object(source: Path, most_bytes: int) -> dict[str, Any]:
         UserError: the file cannot be read, holds anything else, or more than ``most_bytes``.
     """
     try:
-        content = read_json(source, most_bytes)
+        return read_json_object(source, most_bytes)
     except OSError as error:
         raise UserError(f"{source}: cannot be read ({error.strerror}); put the published file there") from error
     except ValueError as error:
-        raise UserError(f"{source}: is not JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{source}: is not a published file, but a {type(content).__name__}; download it again")
-    return content
+        raise UserError(f"{source}: is not a published file ({error}); download it again") from error
 
 
 def match_name(source: Path, pattern: str, example: str) -> re.Match[str]:

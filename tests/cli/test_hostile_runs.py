@@ -177,12 +177,14 @@ def test_half_written_files_of_a_killed_start_are_removed(copied):
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 100_000, b"", b"null", b"3", b"{}", b"\xff", b'{"run_dir": 1e999}', b"9" * 5000]
+    "content",
+    [b"[" * 100_000, b"", b"null", b"3", b"[]", b'{"task": []}', b"{}", b"\xff", b'{"run_dir": 1e999}', b"9" * 5000],
 )
 def test_other_json_is_no_configuration(content, tmp_path):
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"config\.json does not fit this version of lit-het: [^\n]*$"):
+    with pytest.raises(UserError, match=r"config\.json does not fit this version of lit-het: [^\n]*$") as refused:
         experiment.load(tmp_path / "config.json")
+    assert "has no attribute" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def read_results(path: Path) -> dict[str, Result]:
     if not path.exists():
         return {}
     try:
-        content = untrusted.read_json(path)
+        content = untrusted.read_json_object(path)
         return {name: _result(fields) for name, fields in content["sets"].items()}
     except (OSError, Malformed, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

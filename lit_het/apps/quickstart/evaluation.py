@@ -51,12 +51,9 @@ class Homoglyphs:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file of an earlier start."""
     try:
-        content = untrusted.read_json(path)
+        return untrusted.read_json_object(path)
     except (OSError, untrusted.Malformed) as error:
         raise UserError(f"{path} cannot be read ({error}); delete {path.parent} to start again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a JSON object; delete {path.parent} to start again")
-    return content
 
 
 def read_homoglyphs(directory: Path) -> Homoglyphs:

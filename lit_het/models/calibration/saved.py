@@ -59,7 +59,7 @@ def read_calibration(run_dir: Path, step: int) -> Calibration | None:
     """
     path = calibration_path(run_dir)
     try:
-        content = untrusted.read_json(path)
+        content = untrusted.read_json_object(path)
         fitted_at = int(content.pop("step"))
         content.pop("conformal", None)  # only `classify --coverage` needs them
         calibration = _parsed(content)

@@ -68,14 +68,11 @@ def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Json:
         UserError: the file cannot be read or is not a JSON object.
     """
     try:
-        content = untrusted.read_json(path, most_bytes)
-        if isinstance(content, dict):
-            return content
-        raise Malformed(f"holds a {type(content).__name__}")
+        return untrusted.read_json_object(path, most_bytes)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a folder with config.json") from error
     except Malformed as error:
-        raise UserError(f"{path} is not a JSON object: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def read_normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"]:

@@ -96,11 +96,11 @@ def test_textcaps_has_one_line_per_caption_and_its_test_set_none(make, tmp_path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"coco\.json: is not JSON"),
-        ("[" * 100_000, r"coco\.json: is not JSON .*nested too deeply"),
+        ("{", r"coco\.json: is not a published file"),
+        ("[" * 100_000, r"coco\.json: is not a published file .*nested too deeply"),
         (changed(COCO, "images.1.split", "../../where"), r"images\[1\]: has the invalid split '\.\./\.\./where'"),
         (changed(COCO, "images.2.sentences.0.raw", "a \ud800"), r"images\[2\]: has a caption that is not valid text"),
-        ([], r"coco\.json: is not a published file, but a list"),
+        ([], r"coco\.json: is not a published file \(not a JSON object"),
         ({"type": "captions"}, r"coco\.json: has no 'images', unlike published"),
         (changed(COCO, "images.1.split", None), r"images\[1\]: has no 'split'"),
         (changed(COCO, "images.2.sentences.0.raw", 3), r"images\[2\]: has no 'raw'"),

@@ -277,8 +277,8 @@ FILES = {name: (kind, content) for kind, (_, files, _) in KINDS.items() for name
 @pytest.mark.parametrize(
     ("file", "path", "value", "message"),
     [
-        (VQA_FILE, "", "{", r"train2014_questions\.json: is not JSON"),
-        (VQA_FILE, "", [], r"train2014_questions\.json: is not a published file, but a list"),
+        (VQA_FILE, "", "{", r"train2014_questions\.json: is not a published file"),
+        (VQA_FILE, "", [], r"train2014_questions\.json: is not a published file \(not a JSON object"),
         (VQA_FILE, "", {"images": []}, r"train2014_questions\.json: has no 'questions'"),
         (VQA_FILE, "questions.1.question", None, r"questions\.json: questions\[1\]: has no 'question'"),
         (VQA_FILE, "questions.1.question_id", "x", r"questions\[1\]: has no 'question_id'"),
