@@ -127,6 +127,16 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_path_and_shape(saved, chan
 
 
 @pytest.mark.devices
+def test_the_optimizer_state_of_another_version_is_refused_as_such(saved):
+    state = make_state(0)
+    other = TrainState(state.step, state.params, {"late": state.opt_state})
+    with Checkpoints(saved) as checkpoints, pytest.raises(UserError) as error:
+        checkpoints.restore(other)
+    assert "another version of lit-het saved the optimizer state in " in str(error.value)
+    assert "continue with that version" in str(error.value)
+
+
+@pytest.mark.devices
 def test_a_subtree_that_does_not_fit_is_refused_by_path(saved):
     like = {"image_tower": {"norm": {"scale": np.zeros(8, np.float32)}, "other": np.zeros(2, np.float32)}}
     with Checkpoints(saved) as checkpoints, pytest.raises(UserError) as error:

@@ -112,6 +112,7 @@ def check_fit(
     saved: Mapping[str, Fingerprint],
     wanted: Mapping[str, Fingerprint],
     directory: Path,
+    problem: str = "the configuration contradicts the checkpoint",
     way_out: str = "use the configuration that it was trained with",
 ) -> None:
     """Checks that a checkpoint has the arrays of a model.
@@ -120,6 +121,7 @@ def check_fit(
         saved: fingerprints of the checkpoint's arrays.
         wanted: the model's, from `specs`.
         directory: of the checkpoint, for the error message.
+        problem: beginning of the message.
         way_out: end of the message.
 
     Raises:
@@ -137,7 +139,7 @@ def check_fit(
         shown = (lambda one: one.dtype) if same_shape else (lambda one: one.shape)
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise UserError(
-            f"the configuration contradicts the checkpoint in {directory}: {path} is "
+            f"{problem} in {directory}: {path} is "
             f"{'missing' if theirs is None else shown(theirs)} in the checkpoint and "
             f"{'absent' if ours is None else shown(ours)} in the model{more}; {way_out}"
         )

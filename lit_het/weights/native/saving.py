@@ -264,10 +264,14 @@ class Checkpoints:
         info, saved = saved_step.read_info()
         checksums.check_fit(select_item("params", saved), checksums.specs(wanted["params"]), self.directory)
         if any(path.startswith("optimizer/") for path in saved):
-            # Objectives that start late had no optimizer state of their own once.
-            way_out = "use the configuration, and the version, that it was trained with"
-            of_optimizer = select_item("optimizer", saved), checksums.specs(wanted["optimizer"])
-            checksums.check_fit(*of_optimizer, self.directory, way_out)
+            # The configuration and the parameters fit: objectives that start late had no state of their own once.
+            checksums.check_fit(
+                select_item("optimizer", saved),
+                checksums.specs(wanted["optimizer"]),
+                self.directory,
+                "another version of lit-het saved the optimizer state",
+                "continue with that version, whose commit is in the run's starts.jsonl, or train anew",
+            )
         found = saved_step.load(wanted, saved)
         count = jax.device_put(jnp.int32(step), like.step.sharding)
         params, optimizer = found["params"], found["optimizer"]
