@@ -268,7 +268,17 @@ def test_a_configuration_file_loads_fields_and_checks():
 
 def test_the_list_of_commands_loads_no_command():
     loaded = {name.removeprefix("lit_het.") for name in loaded_with("lit_het.cli.main")}
-    assert loaded == {"lit_het", "cli", "cli.main", "errors", "library_logs", "moved", "stopping"}
+    assert loaded == {
+        "lit_het",
+        "cli",
+        "cli.main",
+        "errors",
+        "eval",
+        "eval.evaluators",
+        "library_logs",
+        "moved",
+        "stopping",
+    }
 
 
 def test_flags_are_checked_before_orbax_and_grain_are_loaded():

@@ -8,48 +8,17 @@ from lit_het.cli.calibrate import parse_portion
 from lit_het.cli.classify import add_uncalibrated
 from lit_het.cli.train import add_distributed
 from lit_het.errors import TooManyBadSamples, UserError
+from lit_het.eval.evaluators import COMMANDS
 from lit_het.paths import locate_config, named_folder, require_run, runs_in
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 _FIGURES_STAY = "finished evaluations are saved in the run's folder"
-KINDS = {
-    "zero-shot": (
-        "Scores every image of each data set against the class names; a classifier is scored on the classes that it "
-        "was trained on. Reports the model as trained, with a temperature fitted on other images (calibrated), and "
-        "averaged over noise samples (noisy; --samples), with prediction sets and errors of the most confident images."
-    ),
-    "retrieval": "Recall of captions by images and of images by captions, with several captions per image.",
-    "few-shot": (
-        "Fits ridge regressions to the features of 1, 5, 10 and 25 images per class. Several data sets are followed by "
-        "the mean over them."
-    ),
-    "linear-probe": (
-        "Trains a grid of linear classifiers on the features of the training split and evaluates the best."
-    ),
-    "shift": "Evaluates a data set and its corrupted copies, made by 'lit-het data corrupt'.",
-    "out-of-distribution": (
-        "Distinguishes images of the data set from those of other sets by probability, entropy, energy, noise and "
-        "feature distance."
-    ),
-    "ensemble": (
-        "Joint and individual metrics of the members of an e3 model, of noise samples, of the runs of lit-het train "
-        "--members, or of several checkpoints, among which --select chooses."
-    ),
-    "captioning": (
-        "CIDEr-D, BLEU-4, ROUGE-L and exact match of captions, perplexity of the true ones, and the calibration of "
-        "captions and of single tokens; also averaged over noise samples (noisy; --samples)."
-    ),
-    "question-answering": (
-        "VQA accuracy, exact match or ANLS (--figure) of answers that are written or chosen (--candidates), and their "
-        "calibration; also averaged over noise samples (noisy; --samples)."
-    ),
-}
 
 
 def add_to(commands: Any) -> None:
     """Adds the commands to those of ``lit-het``."""
-    for kind, description in KINDS.items():
+    for kind, (_, description) in COMMANDS.items():
         _add_kind(commands, kind, description)
     suite = commands.add_parser(
         "evaluate",

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from lit_het import __version__, library_logs, stopping
 from lit_het.errors import TRY_AGAIN, DataError, UserError
+from lit_het.eval.evaluators import COMMANDS as EVALUATIONS
 
 # Name to the module of its arguments and the line of --help, in groups and in the order of --help.
 _COMMANDS = {
@@ -41,15 +42,7 @@ _COMMANDS = {
         "shape": ("shape", "find the width, depth and MLP size of an image tower for a budget (SoViT)"),
     },
     "evaluate": {
-        "zero-shot": ("evaluate", "classify images by the class names"),
-        "retrieval": ("evaluate", "find texts for images and images for texts"),
-        "few-shot": ("evaluate", "classify with a few training images per class"),
-        "linear-probe": ("evaluate", "train a linear classifier on the features of an image tower"),
-        "shift": ("evaluate", "measure accuracy and calibration on corrupted images"),
-        "out-of-distribution": ("evaluate", "measure the detection of out-of-distribution images"),
-        "ensemble": ("evaluate", "evaluate an ensemble and the diversity of its members"),
-        "captioning": ("evaluate", "score the captions that a decoder writes"),
-        "question-answering": ("evaluate", "score the answers of a decoder to questions"),
+        **{name: ("evaluate", line) for name, (line, _) in EVALUATIONS.items()},
         "evaluate": ("evaluate", "run all evaluations of a configuration on a trained run"),
         "benchmark": ("benchmark", "evaluate a run on all sets of a suite, beside published figures"),
         "benchmark-uncertainty": ("benchmark_uncertainty", "compare how well models know how sure they are"),
