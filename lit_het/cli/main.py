@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from lit_het import __version__, library_logs, stopping
@@ -95,7 +95,8 @@ def _reader_has_gone() -> bool:
 
 def _main(arguments: Sequence[str] | None) -> int:
     library_logs.silence()
-    parser = _parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(next((one for one in given if not one.startswith("-")), ""))
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]}; see lit-het {options.name} --help")
@@ -172,31 +173,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-class _Parsers(Mapping[str, argparse.ArgumentParser]):
-    """The parsers of commands by their names; the module of a command is imported when it is looked up."""
-
-    def __init__(self):
-        self._modules = {name: module for commands in _COMMANDS.values() for name, (module, _) in commands.items()}
-        self._made: dict[str, argparse.ArgumentParser] = {}
-
-    def __getitem__(self, name: str) -> argparse.ArgumentParser:
-        if name not in self._made:
-            importlib.import_module(f"lit_het.cli.{self._modules[name]}").add_to(self)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
-        """Adds a command, as that of `argparse` does."""
-        self._made[name] = _Parser(prog=f"lit-het {name}", **options)
-        return self._made[name]
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="lit-het",
         usage="lit-het COMMAND ... [--help]",
@@ -207,8 +184,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lit-het {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND", prog="lit-het", help=argparse.SUPPRESS)
-    # Where argparse looks up a command, and the names that it lists in an error.
-    commands.choices = commands._name_parser_map = _Parsers()
+    modules = {name: module for group in _COMMANDS.values() for name, (module, _) in group.items()}
+    for name, module in modules.items():
+        if module != modules.get(asked):  # of the others argparse needs the names, for its errors
+            commands.add_parser(name)
+    if asked in modules:
+        importlib.import_module(f"lit_het.cli.{modules[asked]}").add_to(commands)
     return parser
 
 

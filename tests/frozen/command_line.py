@@ -21,13 +21,19 @@ class _Asked(BaseException):
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
+    found = _asked()
+    commands = _commands_of(found)
+    for name in commands:
+        commands[name] = _commands_of(_asked(name))[name]
+    return found
+
+
+def _asked(*arguments: str) -> argparse.ArgumentParser:
+    """Returns the parser that is asked for these arguments; only the command among them has its flags."""
     asked: list[argparse.ArgumentParser] = []
 
     def ask(parser: argparse.ArgumentParser, *_: Any) -> None:
         asked.append(parser)
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                list(action.choices.values())  # each is made when it is looked up
         raise _Asked
 
     # Defaults are numbers of this machine's cores.
@@ -35,8 +41,13 @@ def parser() -> argparse.ArgumentParser:
         mock.patch("os.cpu_count", return_value=4),
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", ask),
     ):
-        _run()
+        _run(*arguments)
     return asked[0]
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    [commands] = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return commands
 
 
 def configuration(name: str, *flags: str) -> Any:
