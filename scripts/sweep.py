@@ -1,6 +1,6 @@
 r"""Trains every setting of a grid of fields with several seeds, and writes a table with the best setting first.
 
-    python scripts/sweep.py --config configs/fine_tune_experts.py:data_set=cifar10,model=e3 \
+    python -m scripts.sweep --config configs/fine_tune_experts.py:data_set=cifar10,model=e3 \
         --grid length=2500,5000,7500,10000 --grid schedule.learning-rate=0.001,0.003,0.01,0.03 \
         --seeds 0 1 2 --metric supervised/minival/top1 --show supervised/cifar10/top1 --output runs/cifar10_e3
 

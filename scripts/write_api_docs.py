@@ -31,7 +31,7 @@ INTRODUCTION = """\
 
 `import lit_het` loads no JAX: each name is imported when it is used. [using.md](using.md#in-python) has examples. Every
 mistake that a user can fix is a `lit_het.UserError`, whose message is one line. `b`, `d`, `k` and the other letters of
-shapes are explained in `lit_het/types.py`. This page is written by `python scripts/write_api_docs.py` from the
+shapes are explained in `lit_het/types.py`. This page is written by `python -m scripts.write_api_docs` from the
 docstrings.
 """
 SECTIONS: dict[str, tuple[Any, ...]] = {

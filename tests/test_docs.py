@@ -41,7 +41,7 @@ def test_lines_are_wrapped(document: Path):
 
 def test_the_api_page_is_that_of_the_docstrings():
     written = write_api_docs.PAGE.read_text()
-    assert written == write_api_docs.page(), "docs/api.md is stale: run python scripts/write_api_docs.py"
+    assert written == write_api_docs.page(), "docs/api.md is stale: run python -m scripts.write_api_docs"
     assert "### `lit_het.load(address, *, pretrained=None, calibrated=True, mesh=None, options=None)`" in written
 
 

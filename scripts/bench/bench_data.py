@@ -4,7 +4,7 @@ Some 2,000 JPEGs of 500 x 375 pixels (quality 90, colours subsampled) with capti
 in turn over the same images, a chunk at a time; rates are images per CPU-second, ratios are taken chunk by chunk
 against simplejpeg's bare decoding (fast DCT, fast upsampling, no resize).
 
-    python scripts/bench/bench_data.py [--images 2000] [--directory DIR]
+    python -m scripts.bench.bench_data [--images 2000] [--directory DIR]
 """
 
 import argparse

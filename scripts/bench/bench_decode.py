@@ -3,7 +3,7 @@
 A GPT-2 of transformers with attention to a source has the decoder's own parameters; all variants must write the same
 tokens. Variants run in turn; a ratio is taken round by round.
 
-    python scripts/bench/bench_decode.py --batches 1 16 [--output results]
+    python -m scripts.bench.bench_decode --batches 1 16 [--output results]
 """
 
 import argparse
@@ -18,7 +18,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import MIB, Program, Report, parser_of, ratio, seconds_in_turn, spread
 from jaxtyping import Array, Float, Int
 from rich.console import Console
 
@@ -32,6 +31,7 @@ from lit_het.towers.decoder_config import DecoderConfig
 from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.image_config import ViTConfig
 from lit_het.types import Params
+from scripts.bench.tools import MIB, Program, Report, parser_of, ratio, seconds_in_turn, spread
 
 try:
     import torch  # pyright: ignore[reportMissingImports]  # of the extra "parity"

@@ -4,8 +4,8 @@ The last is the bound: the same step on a batch in device memory, so that only t
 remain. The photographs are those of `bench_data`; towers have random weights, so their embeddings are
 random too. Variants run in turn; ratios are taken round by round.
 
-    python scripts/bench/bench_embeddings.py --tower B/32 --text-lengths 16 77 --batch-size 32
-    python scripts/bench/bench_embeddings.py --tower So400m/14 --batch-size 4 --rounds 3
+    python -m scripts.bench.bench_embeddings --tower B/32 --text-lengths 16 77 --batch-size 32
+    python -m scripts.bench.bench_embeddings --tower So400m/14 --batch-size 4 --rounds 3
 """
 
 import argparse
@@ -18,8 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from bench_data import photograph_shards
-from bench_tools import TrainingStep, between, machine, parser_of, print_table, ratio, spread
 from rich.console import Console
 from rich.progress import track
 
@@ -36,6 +34,8 @@ from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text_config import TextConfig
 from lit_het.types import Batch
+from scripts.bench.bench_data import photograph_shards
+from scripts.bench.tools import TrainingStep, between, machine, parser_of, print_table, ratio, spread
 
 IMAGES, STORED, BOUND = "images", "stored embeddings", "nothing read (bound)"
 

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 from flax import nnx
 from rich.console import Console
 
 from lit_het.towers.experts import ExpertKeys, Experts
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import Mlp
+from scripts.bench.tools import Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 
 # V-MoE S/32 at 384 px (e3 Table 20): 144 patches and the class token.
 WIDTH, HIDDEN, TOKENS = 512, 2048, 145

@@ -4,11 +4,11 @@ Three parts: DET, HET, HET-H and HET-XL over S; the two orders of products of th
 what S = 1000 needs in memory over S = 16. Heads have the efficient form of the covariance. The gradient is that of the
 features and of all parameters. Variants run in turn; a ratio is taken round by round.
 
-    python scripts/bench/bench_heads.py [--batch 16] [--output results]
+    python -m scripts.bench.bench_heads [--batch 16] [--output results]
 
 With ``--grid``, maps over S and the batch instead, see `bench_heads_grid`.
 
-    python scripts/bench/bench_heads.py --grid [--memory-gib 16] [--rounds 2] [--seconds 8] [--output results]
+    python -m scripts.bench.bench_heads --grid [--memory-gib 16] [--rounds 2] [--seconds 8] [--output results]
 """
 
 import argparse
@@ -19,14 +19,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from bench_heads_grid import map_costs
-from bench_heads_programs import OPERATIONS_NOTE, Config, Head, Size
-from bench_tools import MIB, Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 from rich.console import Console
 
 from lit_het.cli.prepare import positive
 from lit_het.heads.classification_config import DeterministicConfig, HetConfig, HetHConfig, HetXLConfig
 from lit_het.heads.noise_config import CovarianceConfig, Order, SamplingConfig
+from scripts.bench.bench_heads_grid import map_costs
+from scripts.bench.bench_heads_programs import OPERATIONS_NOTE, Config, Head, Size
+from scripts.bench.tools import MIB, Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 
 
 def main() -> None:

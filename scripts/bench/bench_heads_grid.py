@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-from bench_heads_programs import Head, NoisyConfig, Size
-from bench_tools import GIB, Program, Report, seconds_in_turn
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
@@ -29,6 +27,8 @@ from matplotlib.patches import Rectangle
 
 from lit_het.heads.classification_config import HetConfig, HetHConfig, HetXLConfig
 from lit_het.heads.noise_config import CovarianceConfig, Order, SamplingConfig
+from scripts.bench.bench_heads_programs import Head, NoisyConfig, Size
+from scripts.bench.tools import GIB, Program, Report, seconds_in_turn
 
 Fit: TypeAlias = Literal["fits", "may not fit", "does not fit"]
 

@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from bench_tools import Program
 from flax import nnx
 
 from lit_het.heads.classification_config import DeterministicConfig, HetConfig, HetHConfig, HetXLConfig
@@ -17,6 +16,7 @@ from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.planning import costs
 from lit_het.planning.plan import COPIES_OF_LOGITS
 from lit_het.types import LogitSamples
+from scripts.bench.tools import Program
 
 NoisyConfig: TypeAlias = HetConfig | HetHConfig | HetXLConfig
 Config: TypeAlias = DeterministicConfig | NoisyConfig

@@ -5,7 +5,7 @@ both directions as most implementations have them, in plain JAX and, where it is
 is that of both embeddings, of noisy queries and of the temperature. Variants run in turn; a ratio is taken round by
 round.
 
-    python scripts/bench/bench_losses.py --batches 4096 8192 --sizes 512 [--output results]
+    python -m scripts.bench.bench_losses --batches 4096 8192 --sizes 512 [--output results]
 """
 
 import argparse
@@ -25,13 +25,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import GIB, Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 from jaxtyping import Array, Float
 from rich.console import Console
 
 from lit_het.heads.base import unit
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples, Queries
+from scripts.bench.tools import GIB, Program, Report, assert_close, parser_of, plot, ratio, seconds_in_turn, spread
 
 try:
     import torch  # pyright: ignore[reportMissingImports]  # of the extra "parity"
@@ -331,7 +331,7 @@ def _torch_peak(batch: int, size: int) -> int:
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.empty_cache()
         return peak
-    command = [sys.executable, __file__, "--torch-memory", str(batch), str(size)]
+    command = [sys.executable, "-m", "scripts.bench.bench_losses", "--torch-memory", str(batch), str(size)]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(result.stdout.split()[-1])
 

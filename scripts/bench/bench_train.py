@@ -5,8 +5,8 @@ taken round by round. Of each turn the first step is not timed. MFU is the share
 the same process. The images are those of `bench_data`, read from shards; weights are random, which changes no time.
 PyTorch, of the extra "parity", has the deterministic head and keeps its locked tower in `torch.inference_mode`.
 
-    python scripts/bench/bench_train.py --rounds 3                  # a quarter of an hour on two idle cores
-    python scripts/bench/bench_train.py --compute-type bfloat16 --batch-size 1024      # on an accelerator
+    python -m scripts.bench.bench_train --rounds 3                  # a quarter of an hour on two idle cores
+    python -m scripts.bench.bench_train --compute-type bfloat16 --batch-size 1024      # on an accelerator
 """
 
 import argparse
@@ -19,8 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from bench_embeddings import IMAGES, STORED, loaders_of, towers_of
-from bench_tools import MIB, Report, TrainingStep, between, parser_of, product_rate, program_bytes, ratio, spread
 from rich.console import Console
 
 from lit_het import parameters
@@ -32,6 +30,18 @@ from lit_het.random import keys_at
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.types import Batch
+from scripts.bench.bench_embeddings import IMAGES, STORED, loaders_of, towers_of
+from scripts.bench.tools import (
+    MIB,
+    Report,
+    TrainingStep,
+    between,
+    parser_of,
+    product_rate,
+    program_bytes,
+    ratio,
+    spread,
+)
 
 try:
     from bench_train_torch import TorchStep

@@ -3,7 +3,7 @@
 Every variant runs in turn, several rounds, so that a machine that speeds up or slows down does so for all of them. The
 operation count is XLA's; "matrix products" is the same machine's rate on bare products of the sizes that occur.
 
-    python scripts/bench/bench_train_step.py [--rounds 5]
+    python -m scripts.bench.bench_train_step [--rounds 5]
 """
 
 import dataclasses
@@ -11,13 +11,13 @@ import time
 
 import jax
 import numpy as np
-from bench_tools import TrainingStep, between, machine, parser_of, print_table, product_rate, ratio, spread
 from rich.console import Console
 
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.towers.image_config import ViTConfig
 from lit_het.types import Batch
+from scripts.bench.tools import TrainingStep, between, machine, parser_of, print_table, product_rate, ratio, spread
 
 STEPS_PER_ROUND = 20
 

@@ -6,7 +6,7 @@ with their standard errors, fitted temperatures, and what is drawn. The bare pas
 the device, for as many images. Both run in turn; ratios are taken round by round. Towers have random weights, which
 cost what trained ones do.
 
-    python scripts/bench/bench_zero_shot.py --tower B/32 --images 512
+    python -m scripts.bench.bench_zero_shot --tower B/32 --images 512
 """
 
 import argparse
@@ -19,9 +19,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from bench_data import photograph_shards
-from bench_embeddings import towers_of
-from bench_tools import between, machine, parser_of, print_table, ratio, spread
 from rich.console import Console
 from rich.progress import track
 
@@ -36,6 +33,9 @@ from lit_het.eval.sets.recognition import Recognition, embed_texts
 from lit_het.models.predictor import Model, Programs
 from lit_het.sharding import MeshConfig, tree_shardings
 from lit_het.types import EvaluatedModel
+from scripts.bench.bench_data import photograph_shards
+from scripts.bench.bench_embeddings import towers_of
+from scripts.bench.tools import between, machine, parser_of, print_table, ratio, spread
 
 END_TO_END, BARE = "shards to record", "bare forward pass"
 NUM_CLASSES, NUM_PROMPTS = 1000, 80

@@ -1,6 +1,6 @@
 r"""Compares the heads of HET-XL on one classifier, each with τ = 1 and with a learned τ (as HET-XL App. B, Table 8).
 
-    python scripts/studies/compare_heads.py --held-out runs/quickstart/data/held_out_typeface \
+    python -m scripts.studies.compare_heads --held-out runs/quickstart/data/held_out_typeface \
         --seeds 0 1 2 --output runs/heads
 
 Runs, results and the table are saved as by scripts/studies/sweep_temperature.py.

@@ -1,6 +1,6 @@
 """Measures how often the intervals of scaling exponents contain the true ones, on simulated star sweeps.
 
-    python scripts/studies/cover_shape_law.py --draws 200 --resamples 0
+    python -m scripts.studies.cover_shape_law --draws 200 --resamples 0
 
 Runs have the sizes and lengths of SoViT App. B.2, and a metric by Eq. 2 with the published scaling exponents and
 relative noise. The other parameters are not published: `law` chooses them such that optima lie within the sizes.

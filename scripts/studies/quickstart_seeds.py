@@ -1,6 +1,6 @@
 """Prints mean and standard error of the quickstart over several seeds, as a Markdown table.
 
-python scripts/studies/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
+python -m scripts.studies.quickstart_seeds runs/seed0 runs/seed1 runs/seed2
 """
 
 import argparse

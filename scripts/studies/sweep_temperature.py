@@ -3,7 +3,7 @@ r"""Compares temperatures of one classifier: the fixed τ of HET-XL App. G.1 and
 Trains the configuration once for each τ and seed, evaluates every run on held-out shards, and writes a table and a
 plot. Finished runs are skipped, and several processes with the same flags share the runs.
 
-    python scripts/studies/sweep_temperature.py --config configs/glyph_classifier.py \
+    python -m scripts.studies.sweep_temperature --config configs/glyph_classifier.py \
         --held-out runs/quickstart/data/held_out_typeface --seeds 0 1 2 --output runs/temperature
 """
 

@@ -1,7 +1,7 @@
 """Trains the configurations of tests/frozen/steps.json with two trees of the repository, and compares them bit by bit.
 
     git worktree add /tmp/old main
-    python scripts/testing/compare_trees.py /tmp/old . [CASE ...] [--devices 8]
+    python -m scripts.testing.compare_trees /tmp/old . [CASE ...] [--devices 8]
 
 Both train on this machine, in this environment, by their command line. Losses, gradient norms, other metrics and all
 arrays of the last checkpoints are ``equal``, or the table has their largest relative difference. The exit code is 1

@@ -1,6 +1,6 @@
 """Plants the deliberate errors of ``tests/deliberate_errors.toml``, one at a time, and tells which of them tests catch.
 
-    python scripts/testing/plant_errors.py [--only N ...] [--short] [--whole] [--jobs 2]
+    python -m scripts.testing.plant_errors [--only N ...] [--short] [--whole] [--jobs 2]
 
 The checkout is never changed: each error is planted in a copy of its files, in a temporary folder, where its tests run.
 It is caught if a test fails, or cannot be set up. Exit code 1: one is missed; 2: the data do not fit the tree.

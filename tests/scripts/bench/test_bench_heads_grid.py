@@ -1,26 +1,17 @@
 """Maps of what heads cost: which cells fit is known before anything runs, and times are predicted."""
 
 import argparse
-import importlib
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-SCRIPTS = Path(__file__).parents[3] / "scripts" / "bench"
-
-
-@pytest.fixture
-def grid(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    return importlib.import_module("bench_heads_grid")
+from scripts.bench import bench_heads_grid as grid
 
 
 @pytest.mark.slow
-def test_cells_that_do_not_fit_are_not_run_and_maps_are_drawn(grid, tmp_path):
+def test_cells_that_do_not_fit_are_not_run_and_maps_are_drawn(tmp_path):
     options = argparse.Namespace(
         # In which blocks fit; what needs four times as much is not compiled.
         **{"features": 8, "classes": 300, "factors": 3, "block_size": 16, "memory_gib": 150_000 / 2**30},
@@ -43,7 +34,7 @@ def test_cells_that_do_not_fit_are_not_run_and_maps_are_drawn(grid, tmp_path):
     assert len(list(tmp_path.glob("bench_heads_grid_*.png"))) == 3
 
 
-def test_times_are_predicted_by_a_line_over_samples_and_in_proportion_to_the_batch(grid):
+def test_times_are_predicted_by_a_line_over_samples_and_in_proportion_to_the_batch():
     def cell(batch, samples, *seconds):
         return grid.Cell("HET", batch, samples, 1.0, 0, seconds=list(seconds))
 
