@@ -266,7 +266,7 @@ def _on_unknown(given: str, config: Any, command: str, *, flat: bool) -> str:
     values = {f"--{field.rpartition('.')[2] if flat else field}".replace("_", "-"): fields[field] for field in fields}
     flag = given.partition("=")[0].replace("_", "-")
     if flag in values:
-        return f"{flag} is no flag; set it in the configuration file"
+        return f"{flag} is not a flag; set it in the configuration file"
     # The class of a field is given by the flag of the field itself.
     known = sorted(name for name in values if name.rpartition(".")[2] != "type")
     close = difflib.get_close_matches(flag, known, n=1)

@@ -43,7 +43,7 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD, minival
         minival: percent of the training images that are evaluated instead, for searches of settings and shapes.
 
     Raises:
-        UserError: ``minival`` is no percentage below 100.
+        UserError: ``minival`` is not a percentage below 100.
     """
     if not 0 <= minival < 100:
         raise UserError(f"minival = {minival} must be a percentage from 0 to 99")

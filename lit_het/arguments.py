@@ -48,7 +48,7 @@ def whole(value: Any, name: str, least: int = 0, most: int | None = None) -> int
         most: the largest; None for none.
 
     Raises:
-        UserError: it is no whole number, or out of range.
+        UserError: it is not a whole number, or out of range.
     """
     try:
         if isinstance(value, bool):  # a kind of int, and no number of anything
@@ -88,7 +88,7 @@ def path(value: Any, name: str) -> str:
         UserError: it is neither.
     """
     if not isinstance(value, str | os.PathLike) or "\0" in str(value):
-        raise UserError(f"{name} = {value!r:.100} is no path; give one as text or as a Path")
+        raise UserError(f"{name} = {value!r:.100} is not a path; give one as text or as a Path")
     return str(os.fspath(value))
 
 
@@ -101,7 +101,7 @@ def paths(values: Any, name: str, least: int = 0) -> list[str]:
         least: the fewest.
 
     Raises:
-        UserError: it is no list of paths, or too short.
+        UserError: it is not a list of paths, or too short.
     """
     return [path(value, f"{name}[{number}]") for number, value in enumerate(listed(values, name, "paths", least))]
 
@@ -138,7 +138,7 @@ def text(value: Any, name: str) -> str:
         UserError: it is none, such as None or NaN, the empty cells of a table; or has halves of characters.
     """
     if not isinstance(value, str):
-        raise UserError(f"{name} = {value!r:.100} is no text; leave it out, or give a text")
+        raise UserError(f"{name} = {value!r:.100} is not a text; leave it out, or give a text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -154,7 +154,7 @@ def texts(values: Any, name: str) -> list[str]:
         name: of the parameter.
 
     Raises:
-        UserError: it is no list of texts, has none, or one that is blank.
+        UserError: it is not a list of texts, has none, or one that is blank.
     """
     found = listed(values, name, "texts", least=1)
     for number, value in enumerate(found):

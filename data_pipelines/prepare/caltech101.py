@@ -3,7 +3,7 @@
 The data set has no official splits. Those of TensorFlow Datasets 3.0, which the papers use, draw 30 training images of
 each class by NumPy's generator with the seed 1234, one class after another, in the order in which the file system lists
 folders and files. That order is not fixed; here both are sorted. `BACKGROUND_Google`, images of no class, is the 102nd
-class there and here. Its file ``tmp``, which is no image, takes part in the draw.
+class there and here. Its file ``tmp``, which is not an image, takes part in the draw.
 """
 
 from pathlib import Path

@@ -124,7 +124,7 @@ def _human(path: Path, num_images: int, num_classes: int) -> Float[np.ndarray, "
             f"{num_images:,} images and {num_classes} classes; download it again"
         )
     if not ((human >= 0).all() and np.allclose(human.sum(axis=1), 1, atol=1e-3)):
-        raise UserError(f"{path}: has rows that are no probabilities; download it again")
+        raise UserError(f"{path}: has rows that are not probabilities; download it again")
     return human.astype(np.float32)
 
 

@@ -48,6 +48,6 @@ def _split(files: Files, root: str, split: str, classes: dict[str, int]) -> Spli
     for line in files.read(path).decode("utf-8", "replace").split():
         name = f"{root}images/{line}"
         if name not in files.sizes or name in labels:
-            raise UserError(f"{files.where(path)}: {line:.100} is no image, or named twice; download it again")
+            raise UserError(f"{files.where(path)}: {line:.100} is not an image, or named twice; download it again")
         labels[name] = classes[line.partition("/")[0]]
     return split_of_files(files, [*labels], [*labels.values()], published=_PUBLISHED)

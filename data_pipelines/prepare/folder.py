@@ -56,7 +56,7 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
     if not captions and len(nested) == len(images):
         return _classified(files, folders, parts, roots, wanted)
     if nested and len(captions) < len(images):
-        # With captions a folder is no class, and without them it is one.
+        # With captions a folder is not a class, and without them it is one.
         stray = next(image for image in (images if captions else nested) if image not in captions)
         what = "has no .txt beside it" if captions else "lies in a subfolder"
         raise UserError(

@@ -338,7 +338,7 @@ def _labels(file: _File, values: Sequence[Any], names: Sequence[str], column: st
     if file.class_names.get(column):
         known |= {label: label for label in range(len(names))}
     else:
-        unknown = "is no name of a class, and unlike others this file names no numbers; write it with its ClassLabel"
+        unknown = "is not the name of a class, and this file names no numbers; write it with its ClassLabel"
     for value in values:
         if not isinstance(value, Hashable) or value not in known:
             raise UserError(f"{file.path}: {repr(value)[:100]} in column {column!r} {unknown}")

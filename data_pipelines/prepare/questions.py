@@ -282,5 +282,5 @@ def _ocr_vqa(content: dict[str, Any], source: Path, split: int) -> Iterator[_Que
 def _texts(entry: Any, name: str, where: str) -> tuple[str, ...]:
     texts = field(entry, name, list, where)
     if not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{where}: has {name!r} that are no texts, unlike published files; download it again")
+        raise UserError(f"{where}: has {name!r} that are not texts, unlike published files; download it again")
     return tuple(texts)

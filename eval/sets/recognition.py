@@ -229,7 +229,7 @@ def report_equal(what: str, names: Iterable[tuple[str, Int[np.ndarray, " l"]]]) 
     """
     first: dict[bytes, str] = {}
     equal = [(name, first.setdefault(row.tobytes(), name), len(row)) for name, row in names]
-    # Names that are equal as they stand are no surprise.
+    # Names that are equal as they stand are not a surprise.
     others = [found for found in equal if found[0] != found[1]]
     if others:
         name, known, length = others[0]

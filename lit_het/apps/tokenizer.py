@@ -95,7 +95,7 @@ def size_seen_often(texts: Sequence[str], size: int, lowercase: bool) -> int:
         return size
     is_new = Portion(90, by="key").marks([text.encode() for text in distinct])
     known, new = ([text for text, one in zip(distinct, is_new, strict=True) if one == side] for side in (False, True))
-    # Single characters are no choice: the model covers them all.
+    # Single characters are not a choice: the model covers them all.
     least, fewer, shares = 2 * len({*"".join(distinct)}), size, {size: _rare(known, new, size, lowercase)}
     while shares[fewer] > _MOST_RARE and (fewer := fewer // 2) >= least:
         shares[fewer] = _rare(known, new, fewer, lowercase)

@@ -89,7 +89,7 @@ class McDropoutContrastive(ContrastiveHead):
         return samples - samples.mean(axis=1, keepdims=True)
 
     def _is_kept(self, normals: Float[Array, "*rows d"]) -> Bool[Array, "*rows d"]:
-        """Returns masks; their usual factor 1 / (1 - p) is no part of unit vectors."""
+        """Returns masks; their usual factor 1 / (1 - p) is not part of unit vectors."""
         is_kept = normals < norm.ppf(1 - self.dropout)
         # A vector without any entry has no direction, and no gradient of its norm.
         return is_kept | ~jnp.any(is_kept, axis=-1, keepdims=True)

@@ -97,7 +97,7 @@ def _are_fitted(
     """Returns whether thresholds were fitted among these candidates, so that the coverage holds for them."""
     if model.text is None:  # it chooses among its own classes
         return len(labels) == thresholds.num_classes
-    if len(templates) > 1:  # the mean over several prompts is no caption
+    if len(templates) > 1:  # the mean over several prompts is not a caption
         return False
     tokens = model.text.tokenize([fill_template(templates[0], label) for label in labels])
     # Labels of equal tokens share one probability, which the thresholds do not expect.

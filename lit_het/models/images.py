@@ -59,7 +59,7 @@ class Images:
         for name, image in zip(self.names, self._images, strict=True):
             if not _is_image(image):
                 kind = f"an array {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-                raise UserError(f"{name}: {kind} is no image; give a path, an address, bytes, a PIL image or an array")
+                raise UserError(f"{name}: {kind} is not an image; give a path, address, bytes, PIL image or array")
         self._data = data
         # PIL images and open files are read where they stand: one that is given twice must not be read by two threads.
         self._lock = threading.Lock()

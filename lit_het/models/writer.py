@@ -137,7 +137,7 @@ class Writer:
         texts = self._run(program, rows, self._allowed, key, self._fitted(samples))
         found = []
         for row in range(len(features)):
-            # Beams beyond the number of texts that can be written are no texts.
+            # Beams beyond the number of texts that can be written are not texts.
             are_texts = texts.score[row] > WORST / 2
             ids = [one[: _length(one, self._tokenizer.end_id)] for one in texts.tokens[row][are_texts]]
             log_p = [of_text[: len(one)] for one, of_text in zip(ids, texts.log_p[row][are_texts], strict=True)]

@@ -120,7 +120,7 @@ def _computations(text: str) -> Iterator[tuple[str, list[_Instruction]]]:
             name, instructions = line.removeprefix("ENTRY ").split()[0].lstrip("%"), []
         elif line.startswith("}"):
             yield name, instructions
-        # XLA writes positions in long tuples as comments, /*index=5*/, which are no part of a type.
+        # XLA writes positions in long tuples as comments, /*index=5*/, which are not part of a type.
         elif found := _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
             operands = re.findall(r"%([\w.-]+)", found["rest"].split(")")[0])
             instructions.append(

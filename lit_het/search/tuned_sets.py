@@ -47,7 +47,7 @@ def check_sets(config: ExperimentConfig, metric: str) -> None:
             if other.name != data.name and overlaps(data, (other.shards,), other.portion):
                 raise UserError(
                     f"--metric {metric}: {data.name} and {other.name} are the same images ({data.shards}), and a set "
-                    "that chooses settings is no test; leave one out, or give it other images"
+                    "that chooses settings is not a test; leave one out, or give it other images"
                 )
 
 

@@ -133,7 +133,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
                 covariance = CovarianceConfig(
                     arguments.whole(self.num_factors, "num_factors", 0, arguments.MAX_SAMPLES), form="efficient"
                 )
-                # The number of samples of predictions may change after training, and is no part of the head.
+                # The number of samples of predictions may change after training, and is not part of the head.
                 sampling = SamplingConfig(arguments.whole(self.num_samples, "num_samples", 1, arguments.MAX_SAMPLES))
                 head = HetXLConfig(covariance, sampling=sampling, zero_kernel=True)
             case "deterministic":

@@ -43,7 +43,7 @@ class DecoderState:
 
     Attributes:
         source: keys and values of the source's tokens.
-        present: which of these are no padding; None for all.
+        present: which of these are not padding; None for all.
         own: keys and values of the tokens so far, by position; None where all tokens are computed at once.
     """
 

@@ -63,7 +63,7 @@ class TextTransformer(nnx.Module):
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _present(self, text: Int[Array, "b l"]) -> Bool[Array, "b _"] | None:
-        """Returns which tokens are no padding; None without a mask, as in LiT's code (docs/paper_map.md, 12)."""
+        """Returns which tokens are not padding; None without a mask, as in LiT's code (docs/paper_map.md, 12)."""
         if self.config.padding_token is None:
             return None
         last = (self.config.pooling == "class_token") + self.config.uncertainty_token

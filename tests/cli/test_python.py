@@ -128,14 +128,14 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
         ({"labels": []}, "no labels; give at least one"),
         ({"labels": "a cat,a dog"}, r"labels = 'a cat,a dog' is not a list of texts"),
         ({"labels": None}, "labels = None is not a list of texts"),
-        ({"labels": ["a cat", None]}, r"labels\[1\] = None is no text"),
-        ({"labels": [float("nan"), "a cat"]}, r"labels\[0\] = nan is no text"),
+        ({"labels": ["a cat", None]}, r"labels\[1\] = None is not a text"),
+        ({"labels": [float("nan"), "a cat"]}, r"labels\[0\] = nan is not a text"),
         ({"labels": {"a cat", "a dog"}}, "labels = .* is not a list of texts"),
         ({"labels": ["", "a cat"]}, r"labels\[0\] = '' is blank"),
         ({"labels": ["a cat", "\ud800"]}, r"labels\[1\] = '.*ud800' is not valid Unicode"),
         ({"labels": {"a cat": 1, "a dog": 2}}, "labels = .* is not a list of texts"),
         ({"prompts": 5}, "prompts = 5 is not a list of texts"),
-        ({"prompts": ["{c}", 1]}, r"prompts\[1\] = 1 is no text"),
+        ({"prompts": ["{c}", 1]}, r"prompts\[1\] = 1 is not a text"),
         ({"samples": -1}, "samples = -1 must be from 0 to 10,000"),
         ({"samples": 10**9}, "samples = 1000000000 must be from 0 to 10,000"),
         ({"samples": 1.5}, "samples = 1.5 must be a whole number"),
@@ -156,7 +156,7 @@ def test_wrong_arguments_are_one_line_errors(model, squares, arguments, message:
 
 
 def test_texts_that_are_none_are_named(model):
-    with pytest.raises(lit_het.UserError, match=r"texts\[1\] = nan is no text"):
+    with pytest.raises(lit_het.UserError, match=r"texts\[1\] = nan is not a text"):
         model.encode_texts(["a cat", float("nan")])
     for texts, message in ((1, "texts = 1 is not a list"), ("  ", "'  ' is blank"), ("\ud800", "not valid Unicode")):
         with pytest.raises(lit_het.UserError, match=message):
@@ -169,33 +169,33 @@ API: Any = lit_het  # without types, which forbid what follows
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda run: API.load(run, pretrained=5), "pretrained = 5 is no path"),
+        (lambda run: API.load(run, pretrained=5), "pretrained = 5 is not a path"),
         (lambda run: API.load(run, mesh="data"), "mesh = 'data' must be a mesh of JAX, MeshConfig"),
         (lambda run: API.load(run, mesh={}), "mesh = {} must be a mesh"),
         (lambda run: API.load(run, options={}), r"options = {} must be ImportOptions\(...\) or None"),
         (lambda run: API.load(run, calibrated="no"), "calibrated = 'no' must be True or False"),
-        (lambda run: API.load("a\0b"), r"address = 'a.x00b' is no path"),
+        (lambda run: API.load("a\0b"), r"address = 'a.x00b' is not a path"),
         (lambda run: API.train("quickstart_upstream", resume="no"), "resume = 'no' must be True or False"),
         (lambda run: API.train("quickstart_upstream", allow_commands="no"), "allow_commands = 'no' must be"),
         (lambda run: API.evaluate([]), "no run; give at least one"),
-        (lambda run: API.evaluate([run, 5]), r"run\[1\] = 5 is no path"),
+        (lambda run: API.evaluate([run, 5]), r"run\[1\] = 5 is not a path"),
         (lambda run: API.evaluate(run, 5), "evaluations = 5 is not a list of configurations"),
         (lambda run: API.evaluate(run, ["zero_shot"]), r"evaluations\[0\] = 'zero_shot' must be a configuration"),
-        (lambda run: API.evaluate(run, output=5), "output = 5 is no path"),
-        (lambda run: API.evaluate(run, pretrained=5), "pretrained = 5 is no path"),
+        (lambda run: API.evaluate(run, output=5), "output = 5 is not a path"),
+        (lambda run: API.evaluate(run, pretrained=5), "pretrained = 5 is not a path"),
         (lambda run: API.evaluate(run, calibrated=0), "calibrated = 0 must be True or False"),
-        (lambda run: API.embed(5, "out"), "tower = 5 is no path"),
-        (lambda run: API.embed(run, 5), "output = 5 is no path"),
+        (lambda run: API.embed(5, "out"), "tower = 5 is not a path"),
+        (lambda run: API.embed(run, 5), "output = 5 is not a path"),
         (lambda run: API.embed(run, "out", data="data/train"), "data = 'data/train' is not a list of paths"),
-        (lambda run: API.embed(run, "out", data=["a", 5]), r"data\[1\] = 5 is no path"),
+        (lambda run: API.embed(run, "out", data=["a", 5]), r"data\[1\] = 5 is not a path"),
         (lambda run: API.embed(run, "out", dtype="int8"), "dtype = 'int8' is not one of 'float32'"),
         (lambda run: API.embed(run, "out", crops="1"), "crops = '1' must be a whole number"),
         (lambda run: API.embed(run, "out", part=5), "part = 5 is not a list"),
         (lambda run: API.embed(run, "out", part=(0,)), r"part = \(0,\) must be two numbers"),
         (lambda run: API.embed(run, "out", part=(0, "2")), "part = '2' must be a whole number"),
         (lambda run: API.embed(run, "out", texts="no"), "texts = 'no' must be True or False"),
-        (lambda run: API.load(run).push_to_hub(5), "repository = 5 is no text"),
-        (lambda run: API.load(run).save_pretrained("x\0y"), r"folder = 'x.x00y' is no path"),
+        (lambda run: API.load(run).push_to_hub(5), "repository = 5 is not a text"),
+        (lambda run: API.load(run).save_pretrained("x\0y"), r"folder = 'x.x00y' is not a path"),
         (lambda run: API.load(run).save_pretrained("out", licence=5), "licence = 5 must be a text or None"),
     ],
 )
@@ -218,9 +218,9 @@ def test_a_path_without_a_model_is_a_one_line_error(upstream, tmp_path):
         lit_het.load(tmp_path / "nowhere")
     wrongs: list[Any] = [None, 3, b"run"]
     for wrong in wrongs:
-        with pytest.raises(lit_het.UserError, match=f"address = {wrong!r} is no path"):
+        with pytest.raises(lit_het.UserError, match=f"address = {wrong!r} is not a path"):
             lit_het.load(wrong)
-        with pytest.raises(lit_het.UserError, match=f"run = {wrong!r} is no path"):
+        with pytest.raises(lit_het.UserError, match=f"run = {wrong!r} is not a path"):
             lit_het.evaluate(wrong)
     with pytest.raises(lit_het.UserError, match="does not exist"):
         lit_het.load("x" * 100_000)

@@ -286,12 +286,12 @@ def test_several_metrics_are_compared_by_their_exponents(fitted, tmp_path, capsy
     ("arguments", "message"),
     [
         (["star", "--vary", "width=64"], "width: the centre 64 must be above all values of its spoke"),
-        (["star", "--vary", "heads=2"], "heads is no dimension of a shape; they are width, depth, mlp"),
+        (["star", "--vary", "heads=2"], "heads is not a dimension of a shape; they are width, depth, mlp"),
         (["star", "--vary", "width=a"], "--vary width=a: write DIM=NUMBER, such as width=608"),
         (["star", "--vary", "width=7.5"], "--vary: sizes must be whole numbers of at least 1"),
         (["star", "--factors", "1e308"], "a size of inf is too large"),
         (["star"], "nothing varies: give --vary width=... depth=... mlp=..., or --factors"),
-        (["star", "--centre", "heads=2", "--vary", "width=8"], "heads is no dimension of a shape"),
+        (["star", "--centre", "heads=2", "--vary", "width=8"], "heads is not a dimension of a shape"),
         (["grid", "--vary", "width=8", "--lengths", "3 weeks"], "--lengths '3 weeks' is not a duration"),
         (["grid", "--vary", "width=8", "--plan", "--lengths", "6 steps", "1 steps"], "warmup 1 steps must be shorter"),
         (
@@ -322,7 +322,7 @@ def test_impossible_sweeps_are_refused(classifier, tmp_path, capsys, arguments, 
         (["fit", "GRID", "--metric", ERROR, "--level", "5"], "level 5 must be between 0 and 1"),
         (["fit", "GRID", "--metric", ERROR, "--resamples", "-3"], "-3 resamples must be at least 0"),
         (["plot", "GRID", "--metric", ERROR, "--output", "page.html", "--level", "5"], "level 5 must be between"),
-        (["scale", "--budget", "1", "--start", "foo=3", "--start-compute", "1"], "foo is no dimension of a shape"),
+        (["scale", "--budget", "1", "--start", "foo=3", "--start-compute", "1"], "foo is not a dimension of a shape"),
         (["scale", "--budget", "1", "--start", "GRID"], "budget 1 GFLOP is below"),
         (["scale", "--budget", "1", "--start", "STAR"], "is the fit of a star; give that of a grid sweep to --start"),
         (

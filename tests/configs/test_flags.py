@@ -1,4 +1,4 @@
-"""Flags of configurations: alternatives by name, fields that are None, arguments of files, and what is no flag."""
+"""Flags of configurations: alternatives by name, fields that are None, arguments of files, and what is not a flag."""
 
 from pathlib import Path
 
@@ -78,9 +78,9 @@ def test_several_classes_must_be_chosen_from():
             "is not one of pretrained, None; its fields are flags too, such as --pretrained.run",
         ),
         (("--task.head.num-samples", "0", "--task.head", "het_xl"), "num_samples = 0"),
-        (("--evaluations", "x"), "--evaluations is no flag; set it in the configuration file"),
-        (("--evaluations=x",), "--evaluations is no flag; set it in the configuration file"),
-        (("--optimizer.groups", "x"), "--optimizer.groups is no flag"),
+        (("--evaluations", "x"), "--evaluations is not a flag; set it in the configuration file"),
+        (("--evaluations=x",), "--evaluations is not a flag; set it in the configuration file"),
+        (("--optimizer.groups", "x"), "--optimizer.groups is not a flag"),
         (("--cadence.log_step", "3"), "unknown flag --cadence.log_step; did you mean --cadence.log-steps?"),
         (("--lenght=3",), "unknown flag --lenght=3; did you mean --length?"),
     ],

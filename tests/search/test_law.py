@@ -17,7 +17,7 @@ def test_the_law_is_equation_2_of_its_dimensions():
     curve = Curve(log_alpha=math.log(2.0), a=0.5, log_beta=math.log(3.0), b=0.25, log_xi=math.log(5.0), epsilon=0.1)
     value = Law(0.5, {"width": curve}).value("width", 16.0, 100.0)
     assert value == pytest.approx(2 / 4 + (3 * 2 + 5) / 10 + 0.1)
-    assert_refused("heads is no dimension of this law; it has width, depth, mlp", law().value, "heads", 1.0, 1.0)
+    assert_refused("heads is not a dimension of this law; it has width, depth, mlp", law().value, "heads", 1.0, 1.0)
 
 
 @pytest.mark.parametrize("dimension", S)

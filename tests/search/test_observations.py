@@ -59,7 +59,7 @@ def test_unfit_runs_are_refused(observations, message):
         ({"width": [0.0, 50.0]}, "width: the centre 100 must be above"),
         ({"width": []}, "width: give different values, at least one"),
         ({"width": [5.0, 5.0]}, "width: give different values"),
-        ({"heads": [5.0]}, "heads is no dimension of the centre; it has width, depth"),
+        ({"heads": [5.0]}, "heads is not a dimension of the centre; it has width, depth"),
     ],
 )
 def test_spokes_are_checked_before_training(values, message):

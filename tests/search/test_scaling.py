@@ -81,7 +81,7 @@ def test_sizes_are_rounded_to_the_nearest_multiple(value, multiple, expected):
     [
         ((START_SHAPE, 1e9, 1e8, PUBLISHED_EXPONENTS, {}), "budget 1e[+]08 GFLOP is below 1e[+]09, the compute of"),
         ((START_SHAPE, 1e9, math.nan, PUBLISHED_EXPONENTS, {}), "budget nan must be above 0 and finite"),
-        ((START_SHAPE, 1e9, 1e12, {"heads": 1.0}, {}), "heads is no dimension of the start; it has width, depth,"),
+        ((START_SHAPE, 1e9, 1e12, {"heads": 1.0}, {}), "heads is not a dimension of the start; it has width, depth,"),
         ((START_SHAPE, 1e9, 1e12, {"width": -1.0}, {}), "width -1 must be above 0"),
         (({"width": 608.0}, 1e-300, 1e300, {"width": 0.2}, {}), "a size of inf is too large"),
         (({"width": 608.0}, 1.0, 1e12, {"width": 5000.0}, {}), "a size of inf is too large"),

@@ -188,7 +188,7 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: 
             f"{run.run_dir} is a classifier of several labels an image, for which there is no temperature; its "
             "probabilities are used as trained"
         )
-    # What training leaves out of these shards, or weights less, is no standard for other images either.
+    # What training leaves out of these shards, or weights less, is not a standard for other images either.
     suspects = trained_on.suspects if options.shards == trained_on.shards else None
     data = LoaderConfig(
         shards=options.shards,

@@ -71,7 +71,7 @@ class Law:
             UserError: the law has no such dimension.
         """
         if dimension not in self.curves:
-            raise UserError(f"{dimension} is no dimension of this law; it has {', '.join(self.curves)}")
+            raise UserError(f"{dimension} is not a dimension of this law; it has {', '.join(self.curves)}")
         return self.curves[dimension]
 
     def value(self, dimension: str, x: Numbers, t: Numbers) -> Float[np.ndarray, "..."]:

@@ -102,7 +102,7 @@ def check_spokes(centre: Mapping[str, float], values: Mapping[str, Sequence[floa
     """
     for dimension, spoke in values.items():
         if dimension not in centre:
-            raise UserError(f"{dimension} is no dimension of the centre; it has {', '.join(centre)}")
+            raise UserError(f"{dimension} is not a dimension of the centre; it has {', '.join(centre)}")
         if not spoke or len(set(spoke)) < len(spoke):
             raise UserError(f"{dimension}: give different values, at least one")
         if not 0 < min(spoke) <= max(spoke) < centre[dimension]:

@@ -61,7 +61,7 @@ def scale(
         )
     for name in exponents:
         if name not in start:
-            raise UserError(f"{name} is no dimension of the start; it has {', '.join(start)}")
+            raise UserError(f"{name} is not a dimension of the start; it has {', '.join(start)}")
     factor = budget / start_compute
     exact = {
         name: value * _power(factor, exponents.get(name, 0.0) / max(1, len(exponents))) for name, value in start.items()

@@ -102,7 +102,7 @@ def check_dimensions(names: Iterable[str]) -> None:
         UserError: one is not.
     """
     if unknown := set(names) - FIELDS.keys():
-        raise UserError(f"{', '.join(sorted(unknown))} is no dimension of a shape; they are {', '.join(FIELDS)}")
+        raise UserError(f"{', '.join(sorted(unknown))} is not a dimension of a shape; they are {', '.join(FIELDS)}")
 
 
 def multiples_of(config: ExperimentConfig, multiple: int = MULTIPLE) -> dict[str, int]:

@@ -54,7 +54,7 @@ def tar(content: bytes, part: Part, random: Random) -> bytes:
 
 
 def _entries(content: bytes) -> list[tuple[bytes, bytes]]:
-    """Returns headers of a tar and what they hold; sizes that are no octal numbers count as 0."""
+    """Returns headers of a tar and what they hold; sizes that are not octal numbers count as 0."""
     entries, place = [], 0
     while len(header := content[place : place + _BLOCK]) == _BLOCK and any(header):
         digits = header[124:136].strip(b"\0 ")

@@ -223,9 +223,9 @@ def test_human_answers_stand_beside_the_images_of_the_test_set(tmp_path):
     [
         (DISTRIBUTIONS[:-1], r"has the shape \(19, 10\) .* 20 images and 10 classes; download it again"),
         (np.eye(10, dtype=int)[[0] * 20], ".* the type int64, not a probability"),
-        (2 * DISTRIBUTIONS, "has rows that are no probabilities"),
-        (DISTRIBUTIONS - 0.5 * (np.eye(10)[[0] * 20] - np.eye(10)[[1] * 20]), "has rows that are no probabilities"),
-        (np.full((20, 10), np.nan), "has rows that are no probabilities"),
+        (2 * DISTRIBUTIONS, "has rows that are not probabilities"),
+        (DISTRIBUTIONS - 0.5 * (np.eye(10)[[0] * 20] - np.eye(10)[[1] * 20]), "has rows that are not probabilities"),
+        (np.full((20, 10), np.nan), "has rows that are not probabilities"),
         (np.full((20, 10), None), "cannot be read .the array holds pickled objects"),
     ],
 )

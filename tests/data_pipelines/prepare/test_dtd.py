@@ -55,7 +55,7 @@ def test_lists_and_archives_that_do_not_fit_are_refused(members, archive, tmp_pa
     name = "dtd/labels/test1.txt"
     for line in (b"banded/banded_0009.jpg\n", b"banded/banded_0005.jpg\n", b"../labels/train1.txt\n"):
         archive.write_bytes(make_tar({**members, name: members[name] + line}))
-        assert_refused(r"test1\.txt: .* is no image, or named twice; download it again", read_dtd, archive, tmp_path)
+        assert_refused(r"test1\.txt: .* is not an image, or named twice", read_dtd, archive, tmp_path)
     del members[name]
     archive.write_bytes(make_tar(members))
     assert_refused(r"tar\.gz: holds no labels/test1\.txt; download it again", read_dtd, archive, tmp_path)

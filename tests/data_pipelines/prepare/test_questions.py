@@ -306,7 +306,7 @@ FILES = {name: (kind, content) for kind, (_, files, _) in KINDS.items() for name
         (GQA_FILE, "07333405.imageId", "8", r"source: holds no 8\.jpg, which .*07333405 lists; .*--imag"),
         (TEXTVQA_FILE, "data.2.question_id", 34602, r"data\[2\]: has the id 34602 of an earlier"),
         (TEXTVQA_FILE, "data.1.answers", None, r"val\.json: data\[1\]: has no 'answers'"),
-        (TEXTVQA_FILE, "data.1.answers.0", 10, r"data\[1\]: has 'answers' that are no texts"),
+        (TEXTVQA_FILE, "data.1.answers.0", 10, r"data\[1\]: has 'answers' that are not texts"),
         (TEXTVQA_FILE, "data.1.image_id", 5, r"data\[1\]: has no 'image_id'"),
         (STVQA_FILE, "data.1.file_path", "a/\n.jpg", r"holds no a/\\n\.jpg, which .*data\[1\] lists"),
         (STVQA_FILE, "data.1.answers.0", "\udc80", r"data\[1\]: has a text that is not valid"),
