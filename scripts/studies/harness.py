@@ -207,10 +207,16 @@ def run_of(
     loader: LoaderConfig | None = None,
     **fields: Any,
 ) -> ExperimentConfig:
-    """Returns a configuration on the training characters in ``data``, with another seed and other fields."""
+    """Returns a configuration on the training characters in ``data``, with another seed and other fields.
+
+    A run of few ``steps``, as to try a study, has a warm-up of at most half of them.
+    """
     loader = dataclasses.replace(loader or config.data, shards=(str(data / "train"),), seed=seed)
-    length = Duration(steps) if steps else config.length
-    return dataclasses.replace(config, run_dir=run_dir, data=loader, seed=seed, length=length, **fields)
+    if steps:
+        warmup = Duration(min(config.schedule.warmup.amount, steps // 2))
+        schedule = dataclasses.replace(config.schedule, warmup=warmup)
+        config = dataclasses.replace(config, length=Duration(steps), schedule=schedule)
+    return dataclasses.replace(config, run_dir=run_dir, data=loader, seed=seed, **fields)
 
 
 def lit_run_of(

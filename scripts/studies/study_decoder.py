@@ -26,7 +26,6 @@ from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
 from lit_het.heads.classification_config import HetXLConfig
 from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.training.durations import Duration
 from scripts.studies import harness
 
 SETS = (TYPEFACE, CHARACTERS)
@@ -65,7 +64,6 @@ def configuration(name: str, root: Path, data: Path, seed: int, steps: int) -> E
         assert isinstance(base.task, CaptioningConfig)
         if name == NOISY:
             base = dataclasses.replace(base, task=dataclasses.replace(base.task, head=NOISE))
-        base = dataclasses.replace(base, length=Duration(steps))
         samples = 32 if name == NOISY else 0
         evaluations = (
             *(WriteCaptionsConfig(images, prompt="", samples=samples) for images in sets),
@@ -76,13 +74,20 @@ def configuration(name: str, root: Path, data: Path, seed: int, steps: int) -> E
     mixture = tuple(dataclasses.replace(one, shards=(str(data / "train"),)) for one in base.data.mixture)
     loader = dataclasses.replace(base.data, mixture=mixture)
     stored = {"tower": root / "upstream", "embeddings": embeddings, "loader": loader}
-    return harness.lit_run_of(base, root / name, data, seed, evaluations=evaluations, **stored)
+    length = steps if is_decoder else _at_most(steps, base)
+    return harness.lit_run_of(base, root / name, data, seed, steps=length, evaluations=evaluations, **stored)
+
+
+def _at_most(steps: int, config: ExperimentConfig) -> int:
+    """Returns the steps of a run beside those of decoders, which no flag makes longer."""
+    return min(int(config.length.amount), steps)
 
 
 def prepare(root: Path, data: Path, seed: int, steps: int) -> None:
     """Trains the tower of a seed and embeds with it, unless that is done."""
     write_data(data, quickstart_upstream.glyphs())
     tower = harness.upstream(root, data, seed)
+    tower = harness.run_of(tower, tower.run_dir, data, seed, steps=_at_most(steps, tower))
     harness.trained(tower)
     folders = EmbedOptions(tuple(str(data / name) for name in ("train", *SETS)))
     embed(tower.run_dir, tower, str(root / "embeddings"), folders)

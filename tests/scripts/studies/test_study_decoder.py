@@ -21,6 +21,14 @@ def test_every_run_reads_stored_embeddings(tmp_path, name):
     assert config.pretrained.run == tmp_path / "upstream"
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(1500, (1500, 800)), (3, (3, 3))])
+def test_all_runs_of_a_trial_are_short(tmp_path, steps, expected):
+    configs = [study_decoder.configuration(name, tmp_path, tmp_path, 0, steps) for name in (DETERMINISTIC, CONTRASTIVE)]
+    assert tuple(config.length.amount for config in configs) == expected
+    warmups = [config.schedule.warmup.amount for config in configs]
+    assert warmups == ([50, 30] if steps == 1500 else [1, 1])
+
+
 def test_each_set_has_a_table_with_differences_from_the_decoder(tmp_path):
     captions = {f"captioning/{images}/{part}" for images in (TYPEFACE, CHARACTERS) for part in ("", "noisy/")}
     for seed in range(3):
