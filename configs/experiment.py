@@ -269,11 +269,8 @@ def load(path: Path) -> ExperimentConfig:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the file and its permissions") from error
     except Exception as error:  # with wrong types, cattrs and the checks of fields may raise anything
-        reasons = (
-            cattrs.transform_error(error, format_exception=_explained)
-            if isinstance(error, cattrs.BaseValidationError)
-            else [str(error)]
-        )
+        is_of_fields = isinstance(error, cattrs.BaseValidationError)
+        reasons = cattrs.transform_error(error, format_exception=_explained) if is_of_fields else [str(error)]
         reason = " ".join("; ".join(reasons).split())[:1000] or type(error).__name__
         raise UserError(f"{path} does not fit this version of lit-het: {reason}") from error
     groups = (group.pattern for group in config.optimizer.groups)

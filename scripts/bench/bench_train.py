@@ -31,20 +31,10 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.types import Batch
 from scripts.bench.bench_embeddings import IMAGES, STORED, loaders_of, towers_of
-from scripts.bench.tools import (
-    MIB,
-    Report,
-    TrainingStep,
-    between,
-    parser_of,
-    product_rate,
-    program_bytes,
-    ratio,
-    spread,
-)
+from scripts.bench.tools import Report, TrainingStep, between, parser_of, product_rate, program_bytes, ratio, spread
 
 try:
-    from bench_train_torch import TorchStep
+    from scripts.bench.bench_train_torch import TorchStep
 except ImportError:  # PyTorch is of the extra "parity"
     TorchStep = None
 
@@ -180,7 +170,7 @@ def _tell(
                 f"{split.flops / 1e9:.0f}",
                 f"{split.flops / median / peak:.0%}",
                 " / ".join(f"{part:.3f}" for part in parts),
-                "-" if split.memory is None else f"{split.memory / MIB:,.0f}",
+                "-" if split.memory is None else f"{split.memory / 2**20:,.0f}",
             )
         )
     columns = ("step", "s (min-max)", "steps/s", "pairs/s", "GFLOP", "MFU", "input / host / device s", "MiB")
