@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
     from lit_het.data_pipelines.labels import Labels
@@ -15,9 +15,12 @@ class ClassIndex:
     Attributes:
         names: a file with one class name per line; None means ``classnames.txt`` in the folder of the shards or its
             parent.
+        has_one_class: whether each image has one class.
     """
 
     names: str | None = None
+
+    has_one_class: ClassVar[bool] = True
 
     def build(self, directory: str) -> "Labels":
         """Reads the names; ``directory`` is the folder of the shards."""
@@ -42,6 +45,8 @@ class CaptionWords:
     vocabulary: Path | None = None
     ignore_others: bool = False
 
+    has_one_class: ClassVar[bool] = False
+
     def build(self, directory: str) -> "Labels":
         """Reads the vocabulary; ``directory`` is the folder of the shards."""
         from lit_het.data_pipelines.labels import CaptionWordsLabels, find_beside
@@ -60,6 +65,8 @@ class MultiHot:
     """
 
     names: str | None = None
+
+    has_one_class: ClassVar[bool] = False
 
     def build(self, directory: str) -> "Labels":
         """Reads the names; ``directory`` is the folder of the shards."""

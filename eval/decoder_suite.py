@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lit_het.errors import require_at_least, require_choice
+from lit_het.eval.options import EvaluationOptions
 from lit_het.eval.sets import ImageSet
 from lit_het.texts import GenerationConfig
 
@@ -17,7 +18,7 @@ AnswerFigure = Literal["vqa_accuracy", "exact_match", "anls"]
 
 
 @dataclasses.dataclass(frozen=True)
-class WriteCaptionsConfig:
+class WriteCaptionsConfig(EvaluationOptions):
     """Captions that a decoder writes, and its predictions of the tokens of the true ones (SoViT Tables 3, 4).
 
     Attributes:
@@ -64,7 +65,7 @@ class WriteCaptionsConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnswerQuestionsConfig:
+class AnswerQuestionsConfig(EvaluationOptions):
     """Answers of a decoder to questions about images, of sets that ``lit-het data prepare`` writes.
 
     Attributes:

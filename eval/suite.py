@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
+from lit_het.eval.options import EvaluationOptions
 from lit_het.eval.sets import SET_PROMPTS, ImageSet, require_one_label, require_other_split
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ClassNamesConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ZeroShotConfig:
+class ZeroShotConfig(EvaluationOptions):
     """Zero-shot classification of a set in clip_benchmark's layout.
 
     A classifier is evaluated in the same way, on the classes that it was trained on.
@@ -113,6 +114,11 @@ class ZeroShotConfig:
     samples: int = 0
     relabels: Path | None = None
     captions: str | None = None
+
+    @property
+    def classes_are_captions(self) -> bool:
+        """Whether the captions of the images are the candidate classes."""
+        return self.captions is not None
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
@@ -150,7 +156,7 @@ class ZeroShotConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievalConfig:
+class RetrievalConfig(EvaluationOptions):
     """Retrieval in both directions.
 
     Attributes:
@@ -175,7 +181,7 @@ class RetrievalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class FewShotConfig:
+class FewShotConfig(EvaluationOptions):
     """Few-shot classification of a set by ridge regression on frozen features (e3 App. A.5, HET-XL App. O).
 
     Attributes:
@@ -188,6 +194,8 @@ class FewShotConfig:
     train_split: str = "train"
     fit: FewShotOptions = FewShotOptions()
 
+    has_means = True
+
     def build(self, sets: "Sets") -> "FewShot":
         """Opens both splits; raises as `OpenSet`."""
         from lit_het.eval.evaluators.frozen import FewShot, open_splits
@@ -196,7 +204,7 @@ class FewShotConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearProbeConfig:
+class LinearProbeConfig(EvaluationOptions):
     """A linear classifier trained on the frozen features of a whole split (SoViT App. E.2, Table 9).
 
     Attributes:
@@ -217,7 +225,7 @@ class LinearProbeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftConfig:
+class ShiftConfig(EvaluationOptions):
     """Classification of a set and of its corrupted copies (Hendrycks & Dietterich 2019; e3 Sec. 5).
 
     Attributes:
@@ -258,7 +266,7 @@ class ShiftConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class OutOfDistributionConfig:
+class OutOfDistributionConfig(EvaluationOptions):
     """Detection of images without a class of the set (e3 Sec. 5, App. L.5).
 
     Attributes:
@@ -306,7 +314,7 @@ class OutOfDistributionConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EnsembleConfig:
+class EnsembleConfig(EvaluationOptions):
     """Joint and individual metrics of an ensemble, and the diversity of its members (e3 Sec. 2.2, App. I).
 
     Attributes:
@@ -326,6 +334,8 @@ class EnsembleConfig:
     names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
     weights: tuple[int, ...] = ()
+
+    takes_several_models = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")

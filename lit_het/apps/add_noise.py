@@ -33,7 +33,6 @@ from lit_het.models.calibration.fitting import check_fitted, fit_unless_done
 from lit_het.models.calibration.images import seen
 from lit_het.models.calibration.split import LEAST_IMAGES, split_samples
 from lit_het.models.opening import open_run
-from lit_het.objectives.base import objectives_of
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.cadence import Cadence
 from lit_het.training.checks import check_run_dir, with_saved_rule
@@ -249,7 +248,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
         embeddings=str((output / "embeddings" / "images").resolve()),
         text_embeddings=str((output / "embeddings" / "texts").resolve()),
     )
-    of_towers: Any = dict.fromkeys(objectives_of(model.task))
+    of_towers: Any = dict.fromkeys(model.task.objectives)
     task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1, **of_towers)
     return ExperimentConfig(
         run_dir=output,

@@ -1,7 +1,7 @@
 """The losses of classifiers, as configurations name them; `lit_het.losses.classification` computes them."""
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -20,12 +20,15 @@ class SoftmaxCrossEntropy:
 
     Attributes:
         label_smoothing: share of the uniform distribution over all classes in the target (Szegedy et al. 2016, Sec. 7).
+        has_class_probabilities: whether each class has a probability of its own.
 
     Raises:
         UserError: a share outside [0, 1).
     """
 
     label_smoothing: float = 0.0
+
+    has_class_probabilities: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
@@ -79,6 +82,8 @@ class SoftmaxCrossEntropy:
 @dataclasses.dataclass(frozen=True)
 class SigmoidCrossEntropy:
     """Binary cross-entropy of ``1/S Σ_s σ(u_s)``, summed over classes (HET-XL Sec. 2.1); any number of classes."""
+
+    has_class_probabilities: ClassVar[bool] = True
 
     def __call__(
         self,

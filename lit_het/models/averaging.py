@@ -26,7 +26,7 @@ def means_over(
     Raises:
         UserError: a set has the name of a mean; the reference lacks a set, has other settings, or there is no mean.
     """
-    few_shot = [config for config in configs if isinstance(config, FewShotConfig)]
+    few_shot: list[Any] = [config for config in configs if config.has_means]
     if len(few_shot) < 2 or any(config.fit != few_shot[0].fit for config in few_shot):
         if reference is not None:
             raise UserError(f"--reference {reference} is for the mean over sets; give several with --data")
@@ -38,7 +38,7 @@ def means_over(
     settings = {"sets": names, "fit": experiment.to_dict(few_shot[0].fit)}
 
     def means(found: Sequence[Evaluation]) -> list[tuple[Evaluation, dict[str, Any]]]:
-        of_sets = [one for config, one in zip(configs, found, strict=True) if isinstance(config, FewShotConfig)]
+        of_sets = [one for config, one in zip(configs, found, strict=True) if config.has_means]
         return [
             (mean, settings | ({"reference": str(reference)} if mean.name == WEIGHTED_MEAN else {}))
             for mean in evaluated_means(of_sets, of_reference)

@@ -14,7 +14,7 @@ from lit_het.eval.evaluation import Evaluation, cell, opened_evaluations, write_
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results
 from lit_het.eval.sets.open_sets import OpenSet
-from lit_het.eval.suite import EnsembleConfig, EvaluationConfig, ZeroShotConfig
+from lit_het.eval.suite import EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.models.averaging import means_over
 from lit_het.models.calibration.images import seen
@@ -70,7 +70,7 @@ def evaluate(
     models = [one.model(calibrated=calibrated and not changed) for one in opened]
     evaluations = opened_evaluations(configs, sets, *models)
     for config in configs:
-        if isinstance(config, ZeroShotConfig) and config.captions is not None:
+        if config.classes_are_captions:
             _report_seen(run, sets.open(dataclasses.replace(config.data, labelled=False)), pretrained)
     found: list[Evaluation] = []
 
@@ -114,7 +114,7 @@ def _check_request(
     for config in configs if changed else ():
         if config.data.embeddings is not None:
             raise UserError(f"the embeddings of {config.data.name} are of other {changed}; leave out --embeddings")
-    if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
+    if len(checkpoints) > 1 and not all(config.takes_several_models for config in configs):
         raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
     check_members(checkpoints)
 
@@ -150,7 +150,7 @@ def check_members(checkpoints: Sequence[Path]) -> None:
             raise UserError(
                 f"{pair} preprocess images differently and cannot form an ensemble; evaluate them one by one"
             )
-        classes = [getattr(config.task, "num_classes", None) for config in (other, first)]
+        classes = [config.task.num_classes for config in (other, first)]
         if None not in classes and len({*classes}) == 2:
             raise UserError(
                 f"{pair} are classifiers of {classes[0]} and of {classes[1]} classes and cannot form an ensemble; "

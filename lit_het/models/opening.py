@@ -21,7 +21,7 @@ from lit_het.errors import UserError
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.predictor import Programs
-from lit_het.models.pretrained import TOWERS, abstract_params, locked_params
+from lit_het.models.pretrained import abstract_params, locked_params
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import AnyTask
@@ -145,8 +145,8 @@ def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
     Raises:
         UserError: the towers' weights come from two files, which one path cannot replace.
     """
-    towers: dict[str, Any] = {part: vars(config.task).get(part) for part in TOWERS}
-    addresses = {part: tower.weights for part, tower in towers.items() if getattr(tower, "weights", None)}
+    towers: dict[str, Any] = config.task.towers
+    addresses = {part: tower.weights for part, tower in towers.items() if tower.weights}
     if weights is None or not addresses:
         return config
     # The part of a file follows a colon, as in x.npz:img.

@@ -24,7 +24,6 @@ from lit_het.weights.native.saving import Checkpoints
 
 # The only fields of experts that change the parameters.
 EXPERT_FIELDS = tuple(f"encoder.experts.{name}" for name in ("num_experts", "num_blocks", "blocks", "rank_one.type"))
-TOWERS = ("image_tower", "text_tower")
 # Fields of towers that may differ: the parameters are resampled.
 RESAMPLED_FIELDS = ("image_size", "patch_size")
 # Fields of towers, and the dense layer after the pooling that each of them adds.
@@ -145,15 +144,15 @@ def load_weights(config: TaskConfig, shapes: Params, shardings: Params | None = 
         UserError: a source cannot be read, or its tower differs from the configuration's.
     """
     loaded = {}
-    for part in TOWERS:
-        tower = vars(config).get(part)
-        if part not in shapes or tower is None or tower.weights is None:
+    for part, tower in config.towers.items():
+        if part not in shapes or tower.weights is None:
             continue
         # The readers of other programs' files; most runs need none.
         from lit_het.weights import formats
 
         found = formats.open_weights(tower.weights, **tower.file_options())
-        source = getattr(found, part)
+        if (source := getattr(found, part)) is None:
+            raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
         is_adapted = adapting.is_adapted(source, tower)
         form = adapting.source_form(source, tower) if is_adapted else tower
         ends = _optional_layers(source, form)
@@ -172,12 +171,8 @@ def load_weights(config: TaskConfig, shapes: Params, shardings: Params | None = 
 
 def _optional_layers(theirs: Any, ours: Any) -> dict[str, str]:
     """Returns the layers after the last block that only one of two towers has, by the fields that say so."""
-    ends = {
-        field: layer
-        for field, layer in LAST_LAYERS
-        if bool(getattr(theirs, field, None)) != bool(getattr(ours, field, None))
-    }
-    pooled = getattr(theirs, "pooling", None), getattr(ours, "pooling", None)
+    ends = {field: layer for field, layer in LAST_LAYERS if bool(getattr(theirs, field)) != bool(getattr(ours, field))}
+    pooled = theirs.pooling, ours.pooling
     # A decoder attends to all tokens. A class token is one of them, and takes part in every block.
     if pooled in (("mean", "none"), ("first", "none"), ("attention", "none")):
         ends["pooling"] = "pooling"
@@ -189,8 +184,6 @@ def _optional_layers(theirs: Any, ours: Any) -> dict[str, str]:
 
 
 def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, ...]) -> None:
-    if found is None:
-        raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
     if type(found) is not type(tower):
         theirs, ours = type(found).__name__, type(tower).__name__
         raise UserError(f"{tower.weights} holds a {theirs}, but the configuration has a {ours}")

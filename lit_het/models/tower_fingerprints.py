@@ -30,8 +30,8 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Toke
         tokenizer: of the text tower; None for the image tower, or the encoder of texts to translate.
     """
     part = f"{config.task.reads}_tower" if tokenizer is None else "text_tower"
-    tower = getattr(config.task, part)
-    fields = _earlier({k: v for k, v in experiment.fields(tower).items() if k not in EXECUTION_FIELDS})
+    fields = experiment.fields(config.task.towers[part])
+    fields = _earlier({k: v for k, v in fields.items() if k not in EXECUTION_FIELDS})
     compute_type = config.task.compute_type
     used = parameters.cast({part: params[part]}, compute_type)
     text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"

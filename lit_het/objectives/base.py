@@ -40,6 +40,11 @@ class Setup:
     run: Any = None
     tokenizer: Any = None
 
+    def require_captions(self, name: str) -> None:
+        """Raises a `UserError` if the task with an objective of this name does not embed images and their captions."""
+        if not self.task.embeds_texts:
+            raise UserError(f"task.{name} needs images with captions, as an image-text model has; leave it out")
+
 
 @dataclasses.dataclass(frozen=True)
 class Context:
@@ -49,7 +54,7 @@ class Context:
         model: towers, head and the modules of objectives, with the parameters that are differentiated.
         teacher: the same with the moving average of the parameters; None without one.
         batch: as `Objective.prepare` left it.
-        image, text: embeddings, the inputs of the head; ones in invalid rows.
+        image, text: embeddings, the inputs of the head, ones in invalid rows; None where the head has no such input.
         outputs: of the towers that have run, by "image" and "text".
         keys: random keys of the step.
         step: number of the step; None where nothing is trained, and no objective begins later.
@@ -58,8 +63,8 @@ class Context:
     model: Any
     teacher: Any
     batch: Batch
-    image: Float[Array, "n d"]
-    text: Float[Array, "n d"]
+    image: Float[Array, "n d"] | None
+    text: Float[Array, "n d"] | None
     outputs: Mapping[str, TowerOutput]
     keys: Keys
     step: Int[Array, ""] | None = None
@@ -69,12 +74,14 @@ class Objective:
     """An objective that adds nothing; others are frozen dataclasses that replace what they need.
 
     Attributes:
-        start: when its term begins. Until then its parameters stay as they were initialized.
+        start: when its term begins. Until then its parameters stay as they were initialized. What it changes of a batch
+            does not wait.
         reads_targets: whether it needs to know which tokens of captions are to be predicted, `Batch.text_target`.
+        mixes_images: whether images of a batch are mixed with others.
     """
 
     start: Duration = Duration(0)
-    reads_targets = False
+    reads_targets = mixes_images = False
 
     def modules(self, task: Any, rngs: "nnx.Rngs") -> "nnx.Module | None":
         """Returns the module with its parameters, for the towers of a task's configuration."""
@@ -102,8 +109,8 @@ class Objective:
         return 0
 
 
-def objectives_of(task: Any) -> dict[str, Objective]:
-    """Returns the objectives among the fields of a task's configuration."""
+def among_fields(task: Any) -> dict[str, Objective]:
+    """Returns the objectives among the fields of a task's configuration; all of a task are `TaskOptions.objectives`."""
     values = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
     return {name: value for name, value in values.items() if isinstance(value, Objective)}
 
@@ -149,7 +156,7 @@ def with_starts(task: _Task, run: RunLength | None) -> _Task:
         UserError: the run ends before one starts.
     """
     found: dict[str, Any] = {}
-    for name, objective in objectives_of(task).items():
+    for name, objective in task.objectives.items():
         if objective.start.amount:
             step = run.steps(objective.start, f"task.{name}.start") if run else 0
             if run and step >= run.num_steps:
@@ -159,12 +166,3 @@ def with_starts(task: _Task, run: RunLength | None) -> _Task:
                 )
             found[name] = dataclasses.replace(objective, start=Duration(step))  # pyright: ignore[reportArgumentType]
     return dataclasses.replace(task, **found) if found else task
-
-
-def late_parts(task: Any) -> dict[str, int]:
-    """Returns the parts of the parameters that are not trained from the first step on, with the step of their start.
-
-    Args:
-        task: configuration of `with_starts`.
-    """
-    return {name: int(one.start.amount) for name, one in objectives_of(task).items() if one.start.amount}

@@ -59,9 +59,10 @@ class CaptionerConfig(Objective):
         """Checks that the image tower has tokens to attend to, apart from its pooled embedding, and for the captions.
 
         Raises:
-            UserError: it has none, or those of several parts of a batch, of mixed images or of none; or the tokenizer
-                does not fit the decoder, or adds a prompt.
+            UserError: there are no captions, or the tower has no such tokens, or those of several parts of a batch or
+                of mixed images; or the tokenizer does not fit the decoder, or adds a prompt.
         """
+        setup.require_captions("captioner")
         tower = setup.task.image_tower
         if not tower.pools_tokens or tower.without_pooling() is None:
             raise UserError(
@@ -70,8 +71,11 @@ class CaptionerConfig(Objective):
             )
         if setup.task.microbatches > 1:
             raise UserError("task.captioner needs the tokens of a whole batch; set task.microbatches to 1")
-        if setup.task.mixing is not None:
-            raise UserError("task.captioner writes the caption of one image, not of mixed ones; leave out task.mixing")
+        for name, other in setup.task.objectives.items():
+            if other.mixes_images:
+                raise UserError(
+                    f"task.captioner writes the caption of one image, not of mixed ones; leave out task.{name}"
+                )
         if setup.tokenizer is not None:
             self._check_data(setup.run.data, setup.tokenizer)
 

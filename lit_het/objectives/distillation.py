@@ -106,7 +106,7 @@ class DistillationConfig(Objective):
         Raises:
             UserError: it has not, or a view is smaller than a patch or larger than an image.
         """
-        self._check_tower(setup.task.image_tower)
+        self._check_tower(setup.task.require_image_tower())
         if setup.trained is not None and not {"image_tower", "distillation"} <= setup.trained:
             raise UserError("task.distillation trains the image tower and its own heads: leave both out of task.locked")
         if setup.run is not None and setup.run.average_decay is None:

@@ -51,6 +51,7 @@ class MaskingConfig(Objective):
         Raises:
             UserError: it has not, or the data are stored embeddings.
         """
+        setup.require_captions("masking")
         if setup.task.head.text_variances is None or not setup.task.image_tower.pools_tokens:
             raise UserError("task.masking needs the head 'gaussian' and a ViT as image tower; leave it out")
         for field in ("mask_token", "padding_token"):
@@ -77,6 +78,8 @@ class MaskingConfig(Objective):
         batch, model = context.batch, context.model
         if batch.image is None or batch.text is None or batch.text_embedding is not None:
             raise UserError("task.masking needs images and captions, not their stored embeddings; leave one out")
+        assert context.image is not None
+        assert context.text is not None
         pixels, words, valid = (self.rows(x) for x in (batch.image, batch.text, batch.valid))
         of_images, of_texts = jax.random.split(context.keys("masking"))
         kept = self.kept_patches(of_images, len(pixels), model.image_tower.num_patches(pixels))

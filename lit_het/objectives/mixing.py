@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, UInt8, UInt32
 
 from lit_het.errors import FieldError, UserError, require_at_least
-from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.mixtures import MixedImages
 from lit_het.objectives import mixup
 from lit_het.objectives.base import Objective, Setup
@@ -37,6 +36,8 @@ class Mixing(Objective):
     alpha: float = 2.0
     cutmix: float = 0.5
 
+    mixes_images = True
+
     def __post_init__(self) -> None:
         require_at_least(0, self, "fraction", "cutmix")
         for field in ("fraction", "cutmix"):
@@ -46,12 +47,17 @@ class Mixing(Objective):
             raise FieldError(self, "alpha", f"{self.alpha} must be positive")
 
     def check(self, setup: Setup) -> None:
-        """Checks that the loss takes shares of texts, and that images are not stored embeddings.
+        """Checks that the loss takes shares of texts, that images are not stored embeddings, and that no start is set.
 
         Raises:
-            UserError: it does not, or they are.
+            UserError: the task has no captions or its loss takes one text, or they are stored, or it is.
         """
-        if not isinstance(setup.task.loss, SigmoidLoss):
+        setup.require_captions("mixing")
+        if self.start.amount:
+            raise UserError(
+                f"task.mixing mixes images from the first step on, not from {self.start}; leave out its start"
+            )
+        if not setup.task.loss.takes_mixed_images:
             raise UserError(
                 "task.mixing gives an image a share of two texts, and a softmax loss takes only one; set --task.loss "
                 "sigmoid, or --task.mixing None"

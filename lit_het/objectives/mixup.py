@@ -25,6 +25,8 @@ class Mixup(Objective):
 
     alpha: float
 
+    mixes_images = True
+
     def prepare(self, batch: Batch, keys: Keys) -> Batch:
         """Returns the batch with mixed images, targets and weights."""
         assert batch.image is not None

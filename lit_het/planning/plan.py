@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.objectives.base import objectives_of
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
@@ -111,7 +110,7 @@ class Step:
         locked, trainable = self.inputs.locked, self.inputs.state.params
         return {
             part: (parameters.count(locked.get(part, {})), parameters.count(trainable.get(part, {})))
-            for part in ("image_tower", "text_tower", "decoder", *objectives_of(self.config.task), "head")
+            for part in ("image_tower", "text_tower", "decoder", *self.config.task.objectives, "head")
             if part in locked or part in trainable
         }
 

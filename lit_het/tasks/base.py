@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 from flax import nnx
@@ -12,9 +12,10 @@ from jaxtyping import Array, Float, Int, Key
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
+from lit_het.objectives.base import Context, Setup, added, prepared
 from lit_het.random import Keys
 from lit_het.training.optimizers_config import ParameterGroup
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, Metrics, Params, TowerOutput
 
 if TYPE_CHECKING:
     from lit_het.tasks.quantities import ImageClassifier
@@ -34,6 +35,25 @@ class Progress:
 
     step: Int[Array, ""]
     average: Params | None
+
+
+class Forward(NamedTuple):
+    """What a task computes of a batch.
+
+    Attributes:
+        loss: its own, without the terms of objectives and the auxiliary losses of towers.
+        metrics: to log, without those of towers.
+        outputs: of the towers that have run, by "image" and "text".
+        image, text: see `Context`.
+        auxiliary_losses: of the head.
+    """
+
+    loss: Float[Array, ""]
+    metrics: Metrics
+    outputs: Mapping[str, TowerOutput]
+    image: Float[Array, "n d"] | None = None
+    text: Float[Array, "n d"] | None = None
+    auxiliary_losses: Sequence[Float[Array, ""]] = ()
 
 
 Loss: TypeAlias = Callable[[Params, Batch, Keys], tuple[Float[Array, ""], Metrics]]
@@ -74,23 +94,39 @@ class Task(Generic[Config, Model]):
         """Builds a task.
 
         Args:
-            config: with ``locked``.
-            module: makes the model; the names of its attributes begin parameter paths.
+            config: with ``locked`` and ``objectives``.
+            module: makes the model without objectives; the names of its attributes begin parameter paths.
             towers: configurations that know how their layers count, by the names of their parts.
 
         Raises:
-            UserError: a pattern of ``locked`` matches no parameter.
+            UserError: a pattern of ``locked`` matches no parameter, or an objective does not fit the task.
         """
-        self.config, self.locked, self._module, self._towers = config, config.locked, module, towers
-        abstract = nnx.eval_shape(lambda: module(config, nnx.Rngs(0)))
+        self.config, self.locked, self._module = config, config.locked, module
+        self._towers = {**towers, **config.objectives}
+        abstract = nnx.eval_shape(lambda: self._fresh_model(nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
         self.trained = frozenset(parameters.partition(self.shapes, self.locked)[1])
+        for objective in config.objectives.values():
+            objective.check(Setup(config, self.trained))
+
+    def _fresh_model(self, rngs: nnx.Rngs) -> Model:
+        model = self._module(self.config, rngs)
+        for name, objective in self.config.objectives.items():
+            if (module := objective.modules(self.config, rngs)) is not None:
+                setattr(model, name, module)
+        return model
+
+    @property
+    def late_parts(self) -> dict[str, int]:
+        """Trained parts of objectives that begin at a later step, see `lit_het.objectives.base.with_starts`."""
+        starts = {name: one.start.amount for name, one in self.config.objectives.items() if name in self.trained}
+        return {name: int(start) for name, start in starts.items() if start}
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
-        return nnx.to_pure_dict(nnx.state(self._module(self.config, nnx.Rngs(params=key))))
+        return nnx.to_pure_dict(nnx.state(self._fresh_model(nnx.Rngs(params=key))))
 
     def model(self, params: Params) -> Model:
         """Returns the model with these parameters."""
@@ -111,6 +147,26 @@ class Task(Generic[Config, Model]):
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the loss to minimise and metrics to log, all scalars; without ``progress`` that of the first step."""
+        model, objectives = self.model(params), self.config.objectives
+        batch = prepared(objectives, self.with_targets(batch), keys)
+        found = self.forward(model, batch, keys)
+        teacher, step = (None, None) if progress is None else (progress.average, progress.step)
+        teacher = None if teacher is None else self.model(teacher)
+        context = Context(model, teacher, batch, found.image, found.text, found.outputs, keys, step)
+        loss, metrics = added(found.loss, found.metrics, objectives, context)
+        for value in found.auxiliary_losses:
+            loss = loss + value
+        for name, output in found.outputs.items():
+            metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
+            loss = loss + sum(output.auxiliary_losses.values())
+        return loss, metrics
+
+    def with_targets(self, batch: Batch) -> Batch:
+        """Returns the batch with labels in the form of the loss, as objectives see it."""
+        return batch
+
+    def forward(self, model: Model, batch: Batch, keys: Keys) -> Forward:
+        """Returns the task's own loss, and what objectives need to know of it."""
         raise NotImplementedError
 
     def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> "ImageClassifier":

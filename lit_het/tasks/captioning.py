@@ -48,6 +48,7 @@ class CaptioningConfig(WritingOptions):
                 "out its further layers (such as a projection), uncertainty tokens and ensembles of experts"
             )
         self.decoder.check_head(self.head, "task")
+        super().__post_init__()
 
     def check_stored(self, stored: Any) -> None:
         """Checks that all tokens are stored, see `TaskOptions`."""

@@ -94,6 +94,7 @@ class ClassificationConfig(TaskOptions):
             )
         if tower.input_size:
             raise UserError(f"task.image_tower.{tower.appended} is for heads of image-text models; set it to False")
+        super().__post_init__()
 
     @property
     def objectives(self) -> dict[str, Objective]:
@@ -127,7 +128,7 @@ class ClassificationConfig(TaskOptions):
         label = jax.ShapeDtypeStruct(shape, jnp.float32 if shape else jnp.int32)
         return super().columns(data) | {"label": label}
 
-    def largest_array(self, rows: int, batch_size: int) -> int:
+    def logits_at_once(self, rows: int, batch_size: int) -> int:
         """Returns the size of a block of logits, see `TaskOptions`."""
         return logits_at_once(self.head.sampling, rows, self.num_classes)
 

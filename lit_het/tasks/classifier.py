@@ -15,17 +15,15 @@ from lit_het.heads.base import ClassificationHead
 from lit_het.losses import blocks
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import LossAndTop1
-from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.mixtures import LabelMixture
-from lit_het.objectives.base import prepared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches, mimo
-from lit_het.tasks.base import Progress, Task
+from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.tasks.temperature_gradient_config import check_temperature
-from lit_het.types import Batch, LogitSamples, Metrics, Params, TowerOutput
+from lit_het.types import Batch, LogitSamples, Params
 
 
 class Classifier(nnx.Module):
@@ -47,47 +45,43 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
         super().__init__(config, Classifier, {"image_tower": config.image_tower})
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
-        self.has_class_probabilities = isinstance(config.loss, SigmoidCrossEntropy)
+        self.has_class_probabilities = config.loss.has_class_probabilities
         self.antithetic = config.head.sampling and config.head.sampling.antithetic
         check_temperature(config.temperature_gradient, self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = self.features.num_members * config.num_heads
 
-    def loss(
-        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Returns the mean loss over valid rows, and metrics."""
+    def with_targets(self, batch: Batch) -> Batch:
+        """Returns the batch with the targets of the loss, see `Task`."""
         assert batch.label is not None
-        assert not isinstance(batch.label, LabelMixture), "they are mixed below"
+        assert not isinstance(batch.label, LabelMixture), "objectives mix targets"
         self.check_label_shape(batch.label.shape)
-        target = self.config.loss.targets(batch.label, self.config.num_classes)
-        batch = prepared(self.config.objectives, dataclasses.replace(batch, label=target), keys)
+        return dataclasses.replace(batch, label=self.config.loss.targets(batch.label, self.config.num_classes))
+
+    def forward(self, model: Classifier, batch: Batch, keys: Keys) -> Forward:
+        """Returns the mean loss over valid rows, see `Task`."""
         image, rows = batch.view, (batch.valid, batch.label, batch.weight)
         if self.config.mimo is not None:
             inputs = mimo.draw_inputs(keys("mimo"), self.config.mimo, len(image), self.config.num_heads)
             image, rows = mimo.side_by_side(image, inputs), mimo.of_inputs(*rows, inputs)
-        model = self.model(params)
-        output = self._tower_output(model, batch, image, keys)
-        embedding = output.embedding
+        if batch.image_embedding is None:
+            key = keys("routing") if "image_tower" in self.trained else None
+            outputs = {"image": microbatches.apply(model.image_tower, image, key, self.config.microbatches)}
+            embedding = outputs["image"].embedding
+        else:
+            outputs, embedding = {}, self.features.embedding(image.astype(jnp.float32))
         # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
         valid = jnp.repeat(rows[0], len(embedding) // len(rows[0]), axis=0)
-        samples = model.head(jnp.where(valid[:, None], embedding, 1.0), keys("noise"))
+        embedding = jnp.where(valid[:, None], embedding, 1.0)
+        samples = model.head(embedding, keys("noise"))
         noise_norm = masked_mean(_noise_norm(model.head, samples), valid)
         result = self._loss_of_members(samples, *rows)
         metrics = {
             "top1": result.top1,
             "temperature": model.head.temperature(),
             "image_noise_norm": noise_norm,
-            **{f"image_{name}": value for name, value in output.metrics.items()},
         }
-        return result.loss + sum(output.auxiliary_losses.values()), metrics
-
-    def _tower_output(self, model: Classifier, batch: Batch, image: Any, keys: Keys) -> TowerOutput:
-        """Returns what the tower makes of images, or what is stored of it."""
-        if batch.image_embedding is not None:
-            return TowerOutput(self.features.embedding(image.astype(jnp.float32)), jnp.zeros((0, 0, 0)), {}, {})
-        key = keys("routing") if "image_tower" in self.trained else None
-        return microbatches.apply(model.image_tower, image, key, self.config.microbatches)
+        return Forward(result.loss, metrics, outputs, embedding)
 
     def _loss_of_members(
         self, samples: LogitSamples, valid: Bool[Array, " b"], target: Any, weight: Float[Array, " b"] | None

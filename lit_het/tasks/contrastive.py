@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.contrastive_config import ContrastiveHeadConfig, DeterministicContrastiveConfig
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
-from lit_het.objectives.base import Setup
 from lit_het.objectives.captioner import CaptionerConfig
 from lit_het.objectives.distillation import DistillationConfig
 from lit_het.objectives.masking import MaskingConfig
@@ -90,8 +89,7 @@ class ContrastiveConfig(TaskOptions):
             )
         if not self.text_tower.pools_tokens:
             raise UserError("task.text_tower.pooling = 'none' is for decoders; choose how texts are pooled")
-        for objective in self.objectives.values():
-            objective.check(Setup(self))
+        super().__post_init__()
 
     @property
     def num_keys(self) -> int:
@@ -108,15 +106,13 @@ class ContrastiveConfig(TaskOptions):
         return self.head.build_on(self.image_tower, self.text_tower, rngs)
 
     def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:
-        """Checks the size of images, the tokenizer and the objectives, see `TaskOptions`."""
+        """Checks the size of images, the objectives and the tokenizer, see `TaskOptions`."""
         super().check_data(run, loader, tokenizer)
         if tokenizer is None:
             raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
         check_text_tower(self.text_tower, tokenizer)
         if run.data.prompt is not None and not self._reads_targets:
             raise UserError("data.prompt is for decoders; leave it out for an image-text model without captioner")
-        for objective in self.objectives.values():
-            objective.check(Setup(self, run=run, tokenizer=tokenizer))
 
     @property
     def _reads_targets(self) -> bool:
@@ -143,14 +139,12 @@ class ContrastiveConfig(TaskOptions):
             found["text_embedding"] = jax.ShapeDtypeStruct((text.output_size,), jnp.float32)
         return found
 
-    def largest_array(self, rows: int, batch_size: int) -> int:
-        """Returns the size of a block of logits with the keys, or of an objective's array, see `TaskOptions`."""
+    def logits_at_once(self, rows: int, batch_size: int) -> int:
+        """Returns the size of a block of logits with the keys, see `TaskOptions`."""
         num_keys = rows if self.loss.form == "ring" else batch_size
         queries = rows if self.loss.form == "dense" else min(rows, self.loss.block_size)
         # Three times, too: keys of images and of texts, and the gradient of those of the block.
-        pairs = (queries + self.image_tower.embedding_size) * num_keys
-        # One loss after the other: the largest counts.
-        return max(pairs, *(objective.largest_array(self, rows) for objective in self.objectives.values()), 0)
+        return (queries + self.image_tower.embedding_size) * num_keys
 
     def decoder_beside(self) -> CaptioningConfig | None:
         """Returns the image tower and the captioner, see `TaskOptions`."""

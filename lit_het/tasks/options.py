@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from lit_het.errors import UserError
 from lit_het.heads.classification_config import TokenHeadConfig
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
-from lit_het.objectives.base import Objective, objectives_of
+from lit_het.objectives.base import Objective, Setup, among_fields
 from lit_het.programs import shared
+from lit_het.towers.base import TowerOptions
 from lit_het.towers.decoder_config import DecoderConfig
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ImageTowerConfig
@@ -24,6 +25,7 @@ class TaskOptions:
     Attributes:
         image_tower, text_tower: configurations of the towers; None where there is none.
         temperature_gradient: how held-out rows train τ; None without them.
+        num_classes: of a classifier; None of another model.
         writes_text: whether a decoder writes text about what is read.
         embeds_texts: whether images are compared with texts.
         takes_members: whether an image may have several embeddings, of members of its tower.
@@ -33,12 +35,22 @@ class TaskOptions:
         exports: formats of ``lit-het export``.
     """
 
-    image_tower = text_tower = temperature_gradient = None
+    image_tower = text_tower = temperature_gradient = num_classes = None
     writes_text = embeds_texts = takes_members = False
     calibrated_on: Literal["captions", "labels"] | None = None
     summary: Any
     pipeline_tag: str
     exports: tuple[str, ...] = ("lit-het", "huggingface", "onnx", "npz")
+
+    def __post_init__(self) -> None:
+        for objective in self.objectives.values():
+            objective.check(Setup(self))
+
+    @property
+    def towers(self) -> dict[str, TowerOptions]:
+        """The towers that there are, by the names of the fields."""
+        both = {"image_tower": self.image_tower, "text_tower": self.text_tower}
+        return {name: tower for name, tower in both.items() if tower is not None}
 
     @property
     def reads(self) -> Literal["image", "text"]:
@@ -48,7 +60,7 @@ class TaskOptions:
     @property
     def objectives(self) -> dict[str, Objective]:
         """What is trained beside the task's own loss, by the names of the fields."""
-        return objectives_of(self)
+        return among_fields(self)
 
     @property
     def compute_type(self) -> ComputeType:
@@ -78,6 +90,8 @@ class TaskOptions:
                 f"--data.image-size {run.data.image_size} differs from --task.image-tower.image-size "
                 f"{self.image_tower.image_size}; make them equal"
             )
+        for objective in self.objectives.values():
+            objective.check(Setup(self, run=run, tokenizer=tokenizer))
 
     def check_copies(self, batch_size: int, num_samples: int) -> str | None:
         """Returns what copies of a sample in a batch do to the loss; None if nothing.
@@ -105,12 +119,18 @@ class TaskOptions:
         return {"image": jax.ShapeDtypeStruct((size, size, 3), jnp.uint8)}
 
     def largest_array(self, rows: int, batch_size: int) -> int:
-        """Returns the numbers of the largest array of the loss, which exists three times, for plans.
+        """Returns the numbers of the largest array of the loss or an objective, which exists three times, for plans.
 
         Args:
             rows: examples on a device.
             batch_size: on all devices.
         """
+        # One after the other: the largest counts.
+        terms = (objective.largest_array(self, rows) for objective in self.objectives.values())
+        return max(self.logits_at_once(rows, batch_size), *terms, 0)
+
+    def logits_at_once(self, rows: int, batch_size: int) -> int:
+        """Returns the numbers of the largest array of the task's own loss, see `largest_array`."""
         raise NotImplementedError
 
     def decoder_beside(self) -> Any:
@@ -166,7 +186,7 @@ class WritingOptions(TaskOptions):
         """Returns the columns of images and texts, see `TaskOptions`."""
         return super().columns(data) | text_columns(self.decoder.length, with_targets=True)
 
-    def largest_array(self, rows: int, batch_size: int) -> int:
+    def logits_at_once(self, rows: int, batch_size: int) -> int:
         """Returns the size of a block of logits of tokens, see `TaskOptions`."""
         from lit_het.objectives.tokens import token_logits_at_once
 

@@ -65,6 +65,7 @@ class TranslationConfig(WritingOptions):
                 "True needs equal vocabulary_size and encoder.width of text_tower and decoder, and no weights",
             )
         self.decoder.check_head(self.head, "task")
+        super().__post_init__()
 
     @property
     def compute_type(self) -> ComputeType:

@@ -12,12 +12,10 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from lit_het import sharding
 from lit_het.heads.base import ContrastiveHead
 from lit_het.losses.base import finite, masked_mean, weights
-from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.mixtures import MixedImages
-from lit_het.objectives.base import Context, Setup, added, prepared
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
-from lit_het.tasks.base import Progress, Task
+from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
@@ -39,9 +37,6 @@ class TwoTowers(nnx.Module):
         self.image_tower = config.image_tower.build(rngs)
         self.text_tower = config.text_tower.build(rngs)
         self.head = config.build_head(rngs)
-        for name, objective in config.objectives.items():
-            if (module := objective.modules(config, rngs)) is not None:
-                setattr(self, name, module)
 
 
 class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
@@ -49,40 +44,27 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
 
     def __init__(self, config: ContrastiveConfig):
         towers = {"image_tower": config.image_tower, "text_tower": config.text_tower}
-        super().__init__(config, TwoTowers, towers | config.objectives)
+        super().__init__(config, TwoTowers, towers)
         self.has_image_noise = config.head.has_image_noise
-        self.has_class_probabilities = isinstance(config.loss, SigmoidLoss)
+        self.has_class_probabilities = config.loss.has_class_probabilities
         self.antithetic = config.head.antithetic
-        for objective in config.objectives.values():
-            objective.check(Setup(config, self.trained))
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = config.num_keys
         check_temperature(config.temperature_gradient, self.shapes, config.locked)
 
-    def loss(
-        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Returns the contrastive loss of the batch with the terms of objectives, and metrics."""
-        model, objectives = self.model(params), self.config.objectives
-        batch = prepared(objectives, batch, keys)
+    def forward(self, model: TwoTowers, batch: Batch, keys: Keys) -> Forward:
+        """Returns the contrastive loss of the batch, see `Task`."""
         image, text, outputs = self._embeddings(model, batch, keys)
         samples = _by_image(model.head(image, text, keys("noise")), self.config.num_keys)
         loss = self.config.loss(samples, batch.valid, batch.ids, batch.weight, *_if_given(batch.mixed))
-        metrics = {"temperature": samples.temperature}
-        teacher, step = (None, None) if progress is None else (progress.average, progress.step)
-        teacher = None if teacher is None else self.model(teacher)
-        context = Context(model, teacher, batch, image, text, outputs, keys, step)
-        loss, metrics = added(loss, metrics, objectives, context)
+        metrics, auxiliary_losses = {"temperature": samples.temperature}, []
         # Heads of images with several members have no auxiliary losses, and the noise of the first is measured.
         first = image.reshape(len(text), -1, image.shape[1])[:, 0]
         for name, values in model.head.auxiliary_losses(first, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
-            loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
+            auxiliary_losses.append(jnp.sum(weights(batch.valid, batch.weight) * values))
         metrics |= _noise_metrics(model.head, first, text, batch.valid)
-        for name, output in outputs.items():
-            metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
-            loss = loss + sum(output.auxiliary_losses.values())
-        return loss, metrics
+        return Forward(loss, metrics, outputs, image, text, auxiliary_losses)
 
     def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
         """Returns the model as a classifier over texts β with the logits ``(α + ε) · β / τ``, of each key of an image.

@@ -11,11 +11,11 @@ from lit_het.heads.base import ClassificationHead
 from lit_het.objectives.tokens import build_head, token_loss
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
-from lit_het.tasks.base import Progress, Task
+from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.options import WritingOptions
 from lit_het.towers.decoder import Decoder, Source
-from lit_het.types import Batch, Metrics, Params, TowerOutput
+from lit_het.types import Batch, Params
 
 
 class EncoderDecoder(nnx.Module):
@@ -43,21 +43,18 @@ class WritingTask(Task[WritingOptions, EncoderDecoder]):
         super().__init__(config, EncoderDecoder, {self._tower: config.tower, "decoder": config.decoder})
         self.features = None if config.image_tower is None else FeatureExtractor(config.image_tower)
 
-    def loss(
-        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Returns the mean loss of the tokens that are to be predicted, and metrics."""
-        model, config = self.model(params), self.config
+    def forward(self, model: EncoderDecoder, batch: Batch, keys: Keys) -> Forward:
+        """Returns the mean loss of the tokens that are to be predicted, see `Task`."""
+        config = self.config
         if batch.image_embedding is None:
             # A locked tower neither drops nor routes by chance.
             key = keys(config.tower_key) if self._tower in self.trained else None
             output = microbatches.apply(getattr(model, self._tower), batch.view, key, config.microbatches)
+            outputs, embedding = {config.reads: output}, output.embedding
         else:
-            output = TowerOutput(self.features(params, batch.image_embedding), jnp.zeros((0, 0, 0)), {}, {})
-        source = self._source(output.embedding, batch.source)
-        loss, metrics = token_loss(model.decoder, model.head, config.loss, source, batch, keys)
-        metrics |= {f"{config.reads}_{name}": value for name, value in output.metrics.items()}
-        return loss + sum(output.auxiliary_losses.values()), metrics
+            outputs, embedding = {}, self.features.embedding(batch.image_embedding.astype(jnp.float32))
+        source = self._source(embedding, batch.source)
+        return Forward(*token_loss(model.decoder, model.head, config.loss, source, batch, keys), outputs)
 
     def source(self, params: Params, rows: Real[Array, "b _"]) -> Source:
         """Returns the tokens that the decoder attends to.

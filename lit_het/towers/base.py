@@ -55,7 +55,9 @@ class TowerOptions:
         uncertainty_token: whether the embedding is ``[mean, log σ²]``.
         layer_input: whether the embedding is followed by the input of the last layer.
         last_layer: path of the parameters of the linear layer at the very end; None where the tower ends otherwise.
+        pooling: how its tokens become an embedding; None of a tower without.
         pools_tokens: whether its tokens can be read beside an embedding.
+        representation_size, pooler, projection_size: the linear layers after the pooling, each None or False without.
         first_parameters: names of the parameters before the encoder.
     """
 
@@ -65,7 +67,11 @@ class TowerOptions:
     uncertainty_token: Any = False
     layer_input: Any = False
     last_layer: Any = None
+    pooling: Any = None
     pools_tokens: Any = True
+    representation_size: Any = None
+    pooler: Any = False
+    projection_size: Any = None
     first_parameters: tuple[str, ...] = ()
 
     @property

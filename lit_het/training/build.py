@@ -7,7 +7,7 @@ from typing import NamedTuple
 import optax
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.objectives.base import late_parts, with_starts
+from lit_het.objectives.base import with_starts
 from lit_het.tasks.base import AnyTask
 from lit_het.tasks.patch_sizes import at_patch_sizes
 from lit_het.training.durations import RunLength
@@ -55,10 +55,10 @@ def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> 
     Raises:
         UserError: the schedule, or the start of an objective, does not fit the run.
     """
-    started = with_starts(config.task, None if at_end else run)
-    task = started.build()
-    groups, late = task.learning_rates, late_parts(started)
-    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, groups, late)
+    task = with_starts(config.task, None if at_end else run).build()
+    optimizer = config.optimizer.build(
+        config.schedule, run, task.layers_above, task.learning_rates, late=task.late_parts
+    )
     tower = config.task.image_tower
     losses = [task.loss] if tower is None else at_patch_sizes(task.loss, tower)
     gradients = [of_trainable(loss, config.gradient_of(run) or plain_gradient) for loss in losses]

@@ -147,7 +147,7 @@ def check_embeddings(
     for side, inputs, flag, stored, fingerprint in sides:
         if stored is None:
             continue
-        if getattr(task.config, f"{side}_tower") is None:
+        if f"{side}_tower" not in task.config.towers:
             raise UserError(f"the model is trained on {inputs}; leave out --data.{flag}")
         if f"{side}_tower" in task.trained:
             raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")

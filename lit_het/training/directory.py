@@ -82,11 +82,9 @@ def check_chain(run_dir: Path) -> None:
 
 def with_absolute_weights(config: Any) -> Any:
     """Returns a task's configuration with absolute paths of weights, to open it from other directories."""
-    for part in ("image_tower", "text_tower"):
-        tower: Any = vars(config).get(part)
-        address = getattr(tower, "weights", None)
-        if address is not None and "://" not in address:
-            config = dataclasses.replace(
-                config, **{part: dataclasses.replace(tower, weights=str(Path(address).resolve()))}
-            )
-    return config
+    moved: dict[str, Any] = {
+        part: dataclasses.replace(tower, weights=str(Path(tower.weights).resolve()))
+        for part, tower in config.towers.items()
+        if tower.weights is not None and "://" not in tower.weights
+    }
+    return dataclasses.replace(config, **moved)

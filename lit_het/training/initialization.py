@@ -29,7 +29,7 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
         pattern = config.pretrained.pattern if config.pretrained else None
         raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
 
-    image_tower = vars(config.task).get("image_tower")
+    image_tower = config.task.image_tower
     experts = None if image_tower is None else image_tower.experts
     if experts is not None and experts.permutation is not None and not any("/router/" in path for path in loaded):
         raise UserError(
@@ -52,7 +52,7 @@ def _loaded(
         locked: those of the locked ones.
         shardings: of all parameters.
     """
-    has_weights = any(getattr(tower, "weights", None) for tower in vars(config.task).values())
+    has_weights = any(tower.weights for tower in config.task.towers.values())
     if not (config.pretrained or locked or has_weights):
         return {}
     from lit_het.models.pretrained import load_pretrained, load_weights

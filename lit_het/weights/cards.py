@@ -11,7 +11,6 @@ from lit_het.data_pipelines.texts.captions_config import QUESTION
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.report.tables import in_markdown, markdown_table
 from lit_het.models.opening import Run
-from lit_het.models.pretrained import TOWERS
 
 _TEXT = """\
 # {name}
@@ -98,7 +97,7 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
 def _what(config: ExperimentConfig) -> str:
     task = config.task
     head, loss = type(task.head).__name__.removesuffix("Config"), type(task.loss).__name__
-    towers = [type(vars(task)[part]).__name__.removesuffix("Config") for part in TOWERS if part in vars(task)]
+    towers = [type(tower).__name__.removesuffix("Config") for tower in task.towers.values()]
     return f"{task.summary}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
 
 

@@ -88,10 +88,9 @@ def write(
 
 def _without_training(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the configuration without paths and evaluations of the machine that trained it."""
-    task: Any = dataclasses.replace(config.task, locked=())
-    for part in ("image_tower", "text_tower"):
-        if getattr(vars(task).get(part), "weights", None) is not None:
-            task = dataclasses.replace(task, **{part: dataclasses.replace(getattr(task, part), weights=None)})
+    towers: Any = config.task.towers
+    without_weights: Any = {part: dataclasses.replace(tower, weights=None) for part, tower in towers.items()}
+    task = dataclasses.replace(config.task, locked=(), **without_weights)
     tokenizer = config.tokenizer and dataclasses.replace(config.tokenizer, model=Path("tokenizer.model"))
     # A decoder asks questions in the prompts of its data sets.
     asked = config.data.mixture if config.data.prompt is not None else ()

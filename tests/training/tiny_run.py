@@ -9,7 +9,7 @@ import numpy as np
 from lit_het import distributed, parameters, sharding
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.objectives.base import late_parts, with_starts
+from lit_het.objectives.base import with_starts
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import Gradient
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -50,7 +50,7 @@ def _compiled(mesh, config, seed, average_decay, gradient_of):
     length = RunLength(STEPS, BATCH_SIZE)
     config = with_starts(config, length)
     task = config.build()
-    optimizer = Optimizer().build(Schedule(1e-2, Duration(1)), length, late=late_parts(config))
+    optimizer = Optimizer().build(Schedule(1e-2, Duration(1)), length, late=task.late_parts)
 
     def start(params):
         locked, trainable = parameters.partition(params, task.locked)

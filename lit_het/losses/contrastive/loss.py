@@ -111,7 +111,7 @@ def _mean(
     Raises:
         UserError: images have several keys, and the loss is another than the softmax loss of samples.
     """
-    if samples.image.ndim == 3 and not (isinstance(loss, SoftmaxLoss) and loss.likelihood == "samples"):
+    if samples.image.ndim == 3 and not loss.takes_members:
         raise UserError("images with several keys need the softmax loss with likelihood = 'samples'")
     is_noiseless = samples.image_queries is None and samples.text_queries is None
 

@@ -183,7 +183,7 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: 
     """Returns the loader of the images with their captions, which it adds to ``captions`` as it reads, or labels."""
     trained_on, is_decoder = run.config.data, run.config.task.writes_text
     labels = None if model.text is not None or is_decoder else trained_on.labels or ClassIndex()
-    if not isinstance(labels, ClassIndex | None):
+    if labels is not None and not labels.has_one_class:
         raise UserError(
             f"{run.run_dir} is a classifier of several labels an image, for which there is no temperature; its "
             "probabilities are used as trained"

@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion, Rule
 from lit_het.errors import UserError
@@ -105,7 +104,7 @@ def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> st
         return "a stream has no portions"
     if data.mixture:
         return "nothing is held out of a mixture"
-    if config.task.calibrated_on == "labels" and not isinstance(data.labels, ClassIndex):
+    if config.task.calibrated_on == "labels" and not (data.labels and data.labels.has_one_class):
         return "a temperature needs images of one label each"
     count = len(portion.sample_range(num_samples))
     if count < LEAST_IMAGES:

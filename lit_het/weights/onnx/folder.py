@@ -84,12 +84,10 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
 def _in_float32(task: AnyTask) -> Any:
     """Returns the task with towers that compute in float32, as few runtimes have bfloat16 on a CPU."""
     towers = {}
-    for name in ("image_tower", "text_tower"):
-        tower: Any = getattr(task.config, name, None)
-        if tower is not None:
-            if tower.experts is not None:
-                raise UserError(f"experts in {name} cannot be exported to ONNX; export with --to lit-het")
-            towers[name] = tower.in_float32()
+    for name, tower in task.config.towers.items():
+        if tower.experts is not None:
+            raise UserError(f"experts in {name} cannot be exported to ONNX; export with --to lit-het")
+        towers[name] = tower.in_float32()
     return dataclasses.replace(task.config, **towers).build()
 
 

@@ -6,17 +6,17 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.classification_config import ClassificationHeadConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.random import Keys
-from lit_het.tasks.base import Progress, Task
+from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.options import TaskOptions
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +55,15 @@ class FeatureClassifier(Task[FeatureClassifierConfig, _Model]):
         self._loss = SoftmaxCrossEntropy()
         self.has_image_noise = config.head.sampling is not None
 
-    def loss(
-        self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def forward(self, model: _Model, batch: Batch, keys: Keys) -> Forward:
         """Returns the mean loss and metrics."""
         assert batch.image_embedding is not None
         assert batch.label is not None
-        head = self.model(params).head
+        head = model.head
         result = self._loss(head(batch.image_embedding, keys("noise")), batch.label, batch.valid)
         norm = masked_mean(head.noise_norm(batch.image_embedding), batch.valid)
-        return result.loss, {"top1": result.top1, "temperature": head.temperature(), "image_noise_norm": norm}
+        metrics = {"top1": result.top1, "temperature": head.temperature(), "image_noise_norm": norm}
+        return Forward(result.loss, metrics, outputs={})
 
     def image_classifier(self, params: Params, classes: Array | None = None) -> ImageClassifier:
         """Returns the model as an image classifier; it has its own classes."""
