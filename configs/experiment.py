@@ -20,7 +20,7 @@ from lit_het.data_pipelines.texts.tokenizers_config import TokenizerConfig
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically
-from lit_het.objectives.base import Setup
+from lit_het.objectives.base import Setup, check_objectives
 from lit_het.paths import locate_config
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.held_out import group
@@ -116,8 +116,7 @@ class ExperimentConfig:
             raise FieldError(self, "length", f"{self.length} must be a positive number of steps, examples or epochs")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise FieldError(self, "average_decay", f"{self.average_decay} must be at least 0 and below 1")
-        for objective in self.task.objectives.values():
-            objective.check(Setup(self.task, run=self))
+        check_objectives(Setup(self.task, run=self))
         require_at_least(0, self, "seed")
         require_choice(self, "on_nonfinite")
         require_choice(self, "calibration_by")

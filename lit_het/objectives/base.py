@@ -115,6 +115,12 @@ def among_fields(task: Any) -> dict[str, Objective]:
     return {name: value for name, value in values.items() if isinstance(value, Objective)}
 
 
+def check_objectives(setup: Setup) -> None:
+    """Raises a `UserError` if an objective does not fit what surrounds it."""
+    for objective in setup.task.objectives.values():
+        objective.check(setup)
+
+
 def prepared(objectives: Mapping[str, Objective], batch: Batch, keys: Keys) -> Batch:
     """Returns the batch that the towers see, after all objectives."""
     for objective in objectives.values():

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int, Key
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
-from lit_het.objectives.base import Context, Setup, added, prepared
+from lit_het.objectives.base import Context, Setup, added, check_objectives, prepared
 from lit_het.random import Keys
+from lit_het.tasks.temperature_gradient_config import check_temperature
 from lit_het.training.optimizers_config import ParameterGroup
 from lit_het.types import Batch, Metrics, Params, TowerOutput
 
@@ -90,26 +91,28 @@ class Task(Generic[Config, Model]):
     has_image_noise = has_class_probabilities = may_lack_head = False
     antithetic: Any = None
 
-    def __init__(self, config: Config, module: Callable[[Config, nnx.Rngs], Model], towers: Mapping[str, Any]):
+    def __init__(self, config: Config, module: Callable[[Config, nnx.Rngs], Model]):
         """Builds a task.
 
         Args:
-            config: with ``locked`` and ``objectives``.
+            config: `TaskOptions` with ``locked``.
             module: makes the model without objectives; the names of its attributes begin parameter paths.
-            towers: configurations that know how their layers count, by the names of their parts.
 
         Raises:
-            UserError: a pattern of ``locked`` matches no parameter, or an objective does not fit the task.
+            UserError: a pattern of ``locked`` matches no parameter, or an objective or the ``temperature_gradient``
+                does not fit the task.
         """
         self.config, self.locked, self._module = config, config.locked, module
-        self._towers = {**towers, **config.objectives}
+        # What knows how its layers count.
+        self._layered: dict[str, Any] = {**config.towers, **config.objectives}
         abstract = nnx.eval_shape(lambda: self._fresh_model(nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
-        self.trained = frozenset(parameters.partition(self.shapes, self.locked)[1])
-        for objective in config.objectives.values():
-            objective.check(Setup(config, self.trained))
+        trainable = parameters.partition(self.shapes, self.locked)[1]
+        self.trained = frozenset(trainable)
+        check_objectives(Setup(config, self.trained))
+        check_temperature(config.temperature_gradient, trainable)
 
     def _fresh_model(self, rngs: nnx.Rngs) -> Model:
         model = self._module(self.config, rngs)
@@ -139,7 +142,7 @@ class Task(Generic[Config, Model]):
             UserError: a tower does not define how its layers count.
         """
         return {
-            part: self._towers[part].layers_above(tree) if part in self._towers else jax.tree.map(lambda _: 0, tree)
+            part: self._layered[part].layers_above(tree) if part in self._layered else jax.tree.map(lambda _: 0, tree)
             for part, tree in params.items()
         }
 

@@ -22,7 +22,6 @@ from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.tasks.temperature_gradient_config import check_temperature
 from lit_het.types import Batch, LogitSamples, Params
 
 
@@ -42,12 +41,11 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
     may_lack_head = True
 
     def __init__(self, config: ClassificationConfig):
-        super().__init__(config, Classifier, {"image_tower": config.image_tower})
+        super().__init__(config, Classifier)
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
         self.has_class_probabilities = config.loss.has_class_probabilities
         self.antithetic = config.head.sampling and config.head.sampling.antithetic
-        check_temperature(config.temperature_gradient, self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = self.features.num_members * config.num_heads
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from lit_het.errors import UserError
 from lit_het.heads.classification_config import TokenHeadConfig
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
-from lit_het.objectives.base import Objective, Setup, among_fields
+from lit_het.objectives.base import Objective, Setup, among_fields, check_objectives
 from lit_het.programs import shared
 from lit_het.towers.base import TowerOptions
 from lit_het.towers.decoder_config import DecoderConfig
@@ -43,8 +43,7 @@ class TaskOptions:
     exports: tuple[str, ...] = ("lit-het", "huggingface", "onnx", "npz")
 
     def __post_init__(self) -> None:
-        for objective in self.objectives.values():
-            objective.check(Setup(self))
+        check_objectives(Setup(self))
 
     @property
     def towers(self) -> dict[str, TowerOptions]:
@@ -90,8 +89,7 @@ class TaskOptions:
                 f"--data.image-size {run.data.image_size} differs from --task.image-tower.image-size "
                 f"{self.image_tower.image_size}; make them equal"
             )
-        for objective in self.objectives.values():
-            objective.check(Setup(self, run=run, tokenizer=tokenizer))
+        check_objectives(Setup(self, run=run, tokenizer=tokenizer))
 
     def check_copies(self, batch_size: int, num_samples: int) -> str | None:
         """Returns what copies of a sample in a batch do to the loss; None if nothing.

@@ -73,19 +73,17 @@ def held_out_fraction(config: TemperatureGradient | None, share: float | None) -
     return share if config is None or config.held_out is None else config.held_out
 
 
-def check_temperature(config: TemperatureGradient | None, params: Params, locked: tuple[str, ...]) -> None:
+def check_temperature(config: TemperatureGradient | None, trainable: Params) -> None:
     """Checks that a task trains its τ, if there is a ``temperature_gradient``.
 
     Args:
         config: of the task.
-        params: of the task.
-        locked: patterns of those that are not trained.
+        trainable: its parameters that are not locked.
 
     Raises:
         UserError: τ is fixed or locked.
     """
-    trainable = parameters.flatten(parameters.partition(params, locked)[1])
-    if config is not None and not any(re.fullmatch(TEMPERATURE, path) for path in trainable):
+    if config is not None and not any(re.fullmatch(TEMPERATURE, path) for path in parameters.flatten(trainable)):
         raise UserError(
             "task.temperature_gradient trains τ, which is fixed or locked; take another task.head.temperature and "
             "leave it out of task.locked, or leave out task.temperature_gradient"

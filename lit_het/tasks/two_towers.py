@@ -12,14 +12,12 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from lit_het import sharding
 from lit_het.heads.base import ContrastiveHead
 from lit_het.losses.base import finite, masked_mean, weights
-from lit_het.mixtures import MixedImages
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.tasks.temperature_gradient_config import check_temperature
 from lit_het.types import Batch, EmbeddingSamples, LogitSamples, Metrics, Params, Queries, TowerOutput
 
 # JAX's arrays or NumPy's.
@@ -43,20 +41,18 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
     """The task of a `ContrastiveConfig`."""
 
     def __init__(self, config: ContrastiveConfig):
-        towers = {"image_tower": config.image_tower, "text_tower": config.text_tower}
-        super().__init__(config, TwoTowers, towers)
+        super().__init__(config, TwoTowers)
         self.has_image_noise = config.head.has_image_noise
         self.has_class_probabilities = config.loss.has_class_probabilities
         self.antithetic = config.head.antithetic
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = config.num_keys
-        check_temperature(config.temperature_gradient, self.shapes, config.locked)
 
     def forward(self, model: TwoTowers, batch: Batch, keys: Keys) -> Forward:
         """Returns the contrastive loss of the batch, see `Task`."""
         image, text, outputs = self._embeddings(model, batch, keys)
         samples = _by_image(model.head(image, text, keys("noise")), self.config.num_keys)
-        loss = self.config.loss(samples, batch.valid, batch.ids, batch.weight, *_if_given(batch.mixed))
+        loss = self.config.loss(samples, batch.valid, batch.ids, batch.weight, *filter(None, [batch.mixed]))
         metrics, auxiliary_losses = {"temperature": samples.temperature}, []
         # Heads of images with several members have no auxiliary losses, and the noise of the first is measured.
         first = image.reshape(len(text), -1, image.shape[1])[:, 0]
@@ -138,10 +134,6 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
         """Returns the random key of a tower's experts; None for a locked tower."""
         return keys(f"{tower}_routing") if tower in self.trained else None
-
-
-def _if_given(mixed: MixedImages | None) -> tuple[MixedImages, ...]:
-    return () if mixed is None else (mixed,)
 
 
 def _by_image(samples: EmbeddingSamples, num_keys: int) -> EmbeddingSamples:

@@ -40,7 +40,8 @@ class WritingTask(Task[WritingOptions, EncoderDecoder]):
 
     def __init__(self, config: WritingOptions):
         self._tower = f"{config.reads}_tower"
-        super().__init__(config, EncoderDecoder, {self._tower: config.tower, "decoder": config.decoder})
+        super().__init__(config, EncoderDecoder)
+        self._layered["decoder"] = config.decoder
         self.features = None if config.image_tower is None else FeatureExtractor(config.image_tower)
 
     def forward(self, model: EncoderDecoder, batch: Batch, keys: Keys) -> Forward:

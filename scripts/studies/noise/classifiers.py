@@ -51,7 +51,7 @@ class FeatureClassifier(Task[FeatureClassifierConfig, _Model]):
     """The task of a `FeatureClassifierConfig`, without a tower: `lit_het.tasks.classification` on stored features."""
 
     def __init__(self, config: FeatureClassifierConfig):
-        super().__init__(config, _Model, {})
+        super().__init__(config, _Model)
         self._loss = SoftmaxCrossEntropy()
         self.has_image_noise = config.head.sampling is not None
 
