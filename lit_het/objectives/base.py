@@ -74,8 +74,8 @@ class Objective:
     """An objective that adds nothing; others are frozen dataclasses that replace what they need.
 
     Attributes:
-        start: when its term begins. Until then its parameters stay as they were initialized. What it changes of a batch
-            does not wait.
+        start: when its term begins; until then its parameters stay as they were initialized. It prepares batches from
+            the first step on, whose form cannot change.
         reads_targets: whether it needs to know which tokens of captions are to be predicted, `Batch.text_target`.
         mixes_images: whether images of a batch are mixed with others.
     """

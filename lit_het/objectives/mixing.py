@@ -47,16 +47,12 @@ class Mixing(Objective):
             raise FieldError(self, "alpha", f"{self.alpha} must be positive")
 
     def check(self, setup: Setup) -> None:
-        """Checks that the loss takes shares of texts, that images are not stored embeddings, and that no start is set.
+        """Checks that the loss takes shares of texts, and that images are not stored embeddings.
 
         Raises:
-            UserError: the task has no captions or its loss takes one text, or they are stored, or it is.
+            UserError: it does not, or they are.
         """
         setup.require_captions("mixing")
-        if self.start.amount:
-            raise UserError(
-                f"task.mixing mixes images from the first step on, not from {self.start}; leave out its start"
-            )
         if not setup.task.loss.takes_mixed_images:
             raise UserError(
                 "task.mixing gives an image a share of two texts, and a softmax loss takes only one; set --task.loss "
