@@ -218,7 +218,7 @@ class Model:
     @property
     def has_class_probabilities(self) -> bool:
         """Whether the loss gives every class, or pair of image and text, a probability of its own."""
-        return self.programs.task.has_class_probabilities
+        return self.programs.task.config.loss.has_class_probabilities
 
     def check_samples(self, num_samples: int) -> None:
         """Checks a number of noise samples, see `lit_het.types.EvaluatedModel`."""

@@ -53,7 +53,7 @@ class Mixing(Objective):
             UserError: it does not, or they are.
         """
         setup.require_captions("mixing")
-        if not setup.task.loss.takes_mixed_images:
+        if not setup.task.loss.has_class_probabilities:
             raise UserError(
                 "task.mixing gives an image a share of two texts, and a softmax loss takes only one; set --task.loss "
                 "sigmoid, or --task.mixing None"

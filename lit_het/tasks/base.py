@@ -14,6 +14,7 @@ from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.objectives.base import Context, Setup, added, check_objectives, prepared
 from lit_het.random import Keys
+from lit_het.tasks import microbatches
 from lit_het.tasks.temperature_gradient_config import check_temperature
 from lit_het.training.optimizers_config import ParameterGroup
 from lit_het.types import Batch, Metrics, Params, TowerOutput
@@ -80,7 +81,6 @@ class Task(Generic[Config, Model]):
         num_classes: of a classifier; 0 of a decoder, None of an image-text model.
         num_predictions: of an image without noise, by members of the tower and by heads.
         has_image_noise: whether the head has noise for images.
-        has_class_probabilities: whether the loss gives each class a probability of its own, by a sigmoid.
         antithetic: whether noise samples come in pairs.
         may_lack_head: whether saved parameters may be those of the image tower alone, as imported.
     """
@@ -88,7 +88,7 @@ class Task(Generic[Config, Model]):
     features: Any = None
     num_classes: int | None = None
     num_predictions = 1
-    has_image_noise = has_class_probabilities = may_lack_head = False
+    has_image_noise = may_lack_head = False
     antithetic: Any = None
 
     def __init__(self, config: Config, module: Callable[[Config, nnx.Rngs], Model]):
@@ -163,6 +163,11 @@ class Task(Generic[Config, Model]):
             metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
             loss = loss + sum(output.auxiliary_losses.values())
         return loss, metrics
+
+    def tower_output(self, model: Model, part: str, rows: Any, key: Key[Array, ""]) -> TowerOutput:
+        """Returns the output of a tower, in microbatches; a locked one neither drops nor routes by chance."""
+        used = key if part in self.trained else None
+        return microbatches.apply(getattr(model, part), rows, used, self.config.microbatches)
 
     def with_targets(self, batch: Batch) -> Batch:
         """Returns the batch with labels in the form of the loss, as objectives see it."""

@@ -17,7 +17,7 @@ from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import LossAndTop1
 from lit_het.mixtures import LabelMixture
 from lit_het.random import Keys
-from lit_het.tasks import microbatches, mimo
+from lit_het.tasks import mimo
 from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
@@ -44,7 +44,6 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
         super().__init__(config, Classifier)
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
-        self.has_class_probabilities = config.loss.has_class_probabilities
         self.antithetic = config.head.sampling and config.head.sampling.antithetic
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = self.features.num_members * config.num_heads
@@ -63,8 +62,7 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             inputs = mimo.draw_inputs(keys("mimo"), self.config.mimo, len(image), self.config.num_heads)
             image, rows = mimo.side_by_side(image, inputs), mimo.of_inputs(*rows, inputs)
         if batch.image_embedding is None:
-            key = keys("routing") if "image_tower" in self.trained else None
-            outputs = {"image": microbatches.apply(model.image_tower, image, key, self.config.microbatches)}
+            outputs = {"image": self.tower_output(model, "image_tower", image, keys("routing"))}
             embedding = outputs["image"].embedding
         else:
             outputs, embedding = {}, self.features.embedding(image.astype(jnp.float32))

@@ -13,7 +13,6 @@ from lit_het import sharding
 from lit_het.heads.base import ContrastiveHead
 from lit_het.losses.base import finite, masked_mean, weights
 from lit_het.random import Keys
-from lit_het.tasks import microbatches
 from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.features import FeatureExtractor
@@ -43,7 +42,6 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
     def __init__(self, config: ContrastiveConfig):
         super().__init__(config, TwoTowers)
         self.has_image_noise = config.head.has_image_noise
-        self.has_class_probabilities = config.loss.has_class_probabilities
         self.antithetic = config.head.antithetic
         self.features = FeatureExtractor(config.image_tower)
         self.num_predictions = config.num_keys
@@ -115,25 +113,19 @@ class ContrastiveTask(Task[ContrastiveConfig, TwoTowers]):
         Those of the members of an image are adjacent.
         """
         assert batch.text is not None
-        outputs, parts = {}, self.config.microbatches
+        outputs = {}
         if batch.text_embedding is None:
-            key = self._routing_key("text_tower", keys)
-            outputs["text"] = microbatches.apply(model.text_tower, batch.text, key, parts)
+            outputs["text"] = self.tower_output(model, "text_tower", batch.text, keys("text_tower_routing"))
             text = outputs["text"].embedding
         else:
             text = batch.text_embedding.astype(jnp.float32)
         if batch.image_embedding is None:
-            key = self._routing_key("image_tower", keys)
-            outputs["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
+            outputs["image"] = self.tower_output(model, "image_tower", batch.image, keys("image_tower_routing"))
             image = outputs["image"].embedding
         else:
             image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
         of_members = jnp.repeat(batch.valid, self.config.num_keys, axis=0)
         return finite(image, of_members), finite(text, batch.valid), outputs
-
-    def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
-        """Returns the random key of a tower's experts; None for a locked tower."""
-        return keys(f"{tower}_routing") if tower in self.trained else None
 
 
 def _by_image(samples: EmbeddingSamples, num_keys: int) -> EmbeddingSamples:

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int, Real
 from lit_het.heads.base import ClassificationHead
 from lit_het.objectives.tokens import build_head, token_loss
 from lit_het.random import Keys
-from lit_het.tasks import microbatches
 from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.options import WritingOptions
@@ -48,9 +47,7 @@ class WritingTask(Task[WritingOptions, EncoderDecoder]):
         """Returns the mean loss of the tokens that are to be predicted, see `Task`."""
         config = self.config
         if batch.image_embedding is None:
-            # A locked tower neither drops nor routes by chance.
-            key = keys(config.tower_key) if self._tower in self.trained else None
-            output = microbatches.apply(getattr(model, self._tower), batch.view, key, config.microbatches)
+            output = self.tower_output(model, self._tower, batch.view, keys(config.tower_key))
             outputs, embedding = {config.reads: output}, output.embedding
         else:
             outputs, embedding = {}, self.features.embedding(batch.image_embedding.astype(jnp.float32))

@@ -30,7 +30,6 @@ class SoftmaxLoss:
             the covariance, see `lit_het.losses.contrastive.sample_free`, and need a head with ``num_samples = 0``.
         duplicates: whether examples of the batch with the same image or an equal text are "positives", as a right
             caption cannot also be a wrong answer; "negatives" is the loss of the papers.
-        takes_mixed_images: whether an image may have shares of two texts.
         has_class_probabilities: whether each pair has a probability of its own.
 
     Raises:
@@ -42,7 +41,6 @@ class SoftmaxLoss:
     likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit"] = "samples"
     duplicates: Duplicates = "positives"
 
-    takes_mixed_images: ClassVar[bool] = False
     has_class_probabilities: ClassVar[bool] = False
 
     @property
@@ -112,7 +110,6 @@ class SigmoidLoss:
     pseudo_positives: float = 0.0
 
     takes_members: ClassVar[bool] = False
-    takes_mixed_images: ClassVar[bool] = True
     has_class_probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -174,7 +174,7 @@ def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
 def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
     config = task.config.head
     found: dict[str, Any] = {"temperature": float(task.temperature(params))}
-    if task.has_class_probabilities:
+    if task.config.loss.has_class_probabilities:
         found["bias"] = float(task.image_classifier(params).pair_bias)
     found["noise_is_left_out"] = task.has_image_noise and task.model(params).head.image_covariance is None
     return {**found, "normalize_after_noise": config.normalize_after_noise}

@@ -34,6 +34,7 @@ class FeatureClassifierConfig(TaskOptions):
     num_classes: int
 
     locked: ClassVar[tuple[str, ...]] = ()
+    loss: ClassVar[SoftmaxCrossEntropy] = SoftmaxCrossEntropy()
 
     def build(self) -> "FeatureClassifier":
         """Returns the task."""
@@ -52,7 +53,6 @@ class FeatureClassifier(Task[FeatureClassifierConfig, _Model]):
 
     def __init__(self, config: FeatureClassifierConfig):
         super().__init__(config, _Model)
-        self._loss = SoftmaxCrossEntropy()
         self.has_image_noise = config.head.sampling is not None
 
     def forward(self, model: _Model, batch: Batch, keys: Keys) -> Forward:
@@ -60,7 +60,7 @@ class FeatureClassifier(Task[FeatureClassifierConfig, _Model]):
         assert batch.image_embedding is not None
         assert batch.label is not None
         head = model.head
-        result = self._loss(head(batch.image_embedding, keys("noise")), batch.label, batch.valid)
+        result = self.config.loss(head(batch.image_embedding, keys("noise")), batch.label, batch.valid)
         norm = masked_mean(head.noise_norm(batch.image_embedding), batch.valid)
         metrics = {"top1": result.top1, "temperature": head.temperature(), "image_noise_norm": norm}
         return Forward(result.loss, metrics, outputs={})
