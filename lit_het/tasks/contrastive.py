@@ -74,7 +74,7 @@ class ContrastiveConfig(TaskOptions):
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
-        for name, tower in (("image_tower", self.image_tower), ("text_tower", self.text_tower)):
+        for name, tower in self.towers.items():
             self.head.check_tower(tower, f"task.{name}")
         if (self.loss.likelihood != "samples") != (self.head.num_samples == 0):
             raise UserError(
