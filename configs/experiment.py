@@ -129,11 +129,7 @@ class ExperimentConfig:
         return held_out_fraction(self.task.temperature_gradient, self.data.held_out_share)
 
     def gradient_of(self, run: RunLength) -> "Gradient | None":
-        """Returns the gradient of a step of a run; None for that of the loss.
-
-        Raises:
-            UserError: the schedule does not fit the run.
-        """
+        """Returns the gradient of a step of a run; None for that of the loss."""
         found, fraction = self.task.temperature_gradient, self.held_out
         return None if found is None or fraction is None else found.build(fraction, self.schedule.build(run))
 
@@ -142,10 +138,6 @@ def load_module_config(path: Path) -> ExperimentConfig:
     """Returns ``get_config()`` of a Python file, or of a shipped configuration, given by its name.
 
     ``x.py:image_size=384,head=b`` gives it arguments: literals, integers, floats, booleans and strings without commas.
-
-    Raises:
-        UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration or
-            takes these arguments.
     """
     config = _call(path, "get_config", "quickstart_lit_het_xl.py")
     if not isinstance(config, ExperimentConfig):
@@ -154,11 +146,7 @@ def load_module_config(path: Path) -> ExperimentConfig:
 
 
 def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
-    """Returns ``get_evaluations()`` of a Python file.
-
-    Raises:
-        UserError: the file is missing, has an error in it, or has no ``get_evaluations`` that returns some.
-    """
+    """Returns ``get_evaluations()`` of a Python file."""
     found = _call(path, "get_evaluations", "glyph_evaluations.py")
     if (
         not isinstance(found, tuple | list)
@@ -252,12 +240,7 @@ def to_json(config: ExperimentConfig) -> str:
 
 
 def load(path: Path) -> ExperimentConfig:
-    """Reads a configuration that `save` wrote.
-
-    Raises:
-        UserError: the file is missing or not JSON, was written by a version with other fields, or contains invalid
-            or too large numbers, or a regular expression that may not terminate.
-    """
+    """Reads a configuration that `save` wrote."""
     if not path.is_file():
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:

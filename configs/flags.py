@@ -58,9 +58,6 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
         flags: ``--field.of.it VALUE``.
         command: the command line of the user, for messages.
         flat: whether flags are only the last parts of the fields' paths.
-
-    Raises:
-        UserError: a flag is not a field, or its value is invalid.
     """
     description = "Every field of the configuration that has a value."
     typed = flags
@@ -147,9 +144,6 @@ def _with_alternatives(config: Any, flags: Sequence[str]) -> tuple[Any, list[str
     Args:
         config: a frozen dataclass.
         flags: ``--field.of.it VALUE``.
-
-    Raises:
-        UserError: a name is not an alternative, or several classes fit.
     """
     rest = list(flags)
 

@@ -41,9 +41,6 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD, minival
         root: folder of the data and the run.
         head: the head.
         minival: percent of the training images that are evaluated instead, for searches of settings and shapes.
-
-    Raises:
-        UserError: ``minival`` is not a percentage below 100.
     """
     if not 0 <= minival < 100:
         raise UserError(f"minival = {minival} must be a percentage from 0 to 99")

@@ -26,9 +26,6 @@ def parse_config(
         flags: flags of the user.
         command: command of the user, for messages.
         allow_commands: whether JSON, which may come from others, may contain shell commands.
-
-    Raises:
-        UserError: the file or a flag is invalid, or JSON contains a command that is not allowed.
     """
     is_json = path.suffix == ".json"
     if path == config_path(path.parent):
@@ -42,11 +39,7 @@ def parse_config(
 
 
 def parse_tower(source: Path, flags: Sequence[str] = ()) -> ExperimentConfig:
-    """Returns the configuration of the tower of a run, or of the configuration file of a run to be trained.
-
-    Raises:
-        UserError: the file or a flag is invalid, or a flag changes the tower of a run.
-    """
+    """Returns the configuration of the tower of a run, or of the configuration file of a run to be trained."""
     is_run = ".py" not in source.name
     saved = load_config(source) if is_run else experiment.load_module_config(source)
     config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
@@ -65,9 +58,6 @@ def parse_evaluations(kind: str, data: Sequence[str], flags: Sequence[str]) -> l
         kind: a key of `lit_het.eval.suite.EVALUATIONS`.
         data: data sets, each ``NAME=FOLDER`` or ``FOLDER``, see `parse_set`.
         flags: fields of the evaluation's configuration.
-
-    Raises:
-        UserError: a flag is wrong.
     """
     like = with_flags(EVALUATIONS[kind](ImageSet("", "")), flags, f"lit-het {kind} --data DIR", flat=True)
     # The captions of zero-shot take the place of labels.
@@ -83,9 +73,6 @@ def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -
         config: the configuration after flags were applied.
         path: the JSON file.
         flags: the user's flags; commands in them are allowed.
-
-    Raises:
-        UserError: it contains a command.
     """
     typed = {*flags, *(flag.partition("=")[2] for flag in flags)}
     for field, text in _texts(experiment.to_dict(config), ""):

@@ -30,11 +30,7 @@ _CAPTIONS = 1
 
 
 def rows_per_process(batch_size: int, process_count: int) -> int:
-    """Returns how many rows of a batch each host makes.
-
-    Raises:
-        UserError: the batch cannot be divided among the hosts.
-    """
+    """Returns how many rows of a batch each host makes."""
     if batch_size < 1 or batch_size % process_count:
         raise UserError(
             f"a batch of {batch_size} cannot be divided among {process_count} processes;"
@@ -154,9 +150,6 @@ class BatchMaker:
             samples: with their members; None for rows that only fill the batch.
             positions: in the stream, which seed the random draws of training; None for evaluation.
             num_samples: per epoch, as for `FaultLog.count_masked`.
-
-        Raises:
-            UserError: more samples are broken than the limit of ``faults`` allows.
         """
         count = len(samples)
         rows, valid, texts = self._image_input.zeros(count), np.zeros(count, bool), [Text("", "")] * count
@@ -217,11 +210,7 @@ def batch_maker(
     faults: FaultLog,
     texts: "StoredEmbeddings | None" = None,
 ) -> BatchMaker:
-    """Returns the maker of batches of a configuration; label files are searched beside the shards' addresses.
-
-    Raises:
-        UserError: the labels cannot be read, or folders of shards have different class names.
-    """
+    """Returns the maker of batches of a configuration; label files are searched beside the shards' addresses."""
     captions = Captions(config.texts, tokenizer) if tokenizer else None
     labels = config.labels.build(urls.parent(addresses[0])) if config.labels else None
     if isinstance(config.labels, ClassIndex | MultiHot) and config.labels.names is None:

@@ -185,9 +185,6 @@ class LoaderConfig:
 
         Args:
             allow_commands: see ``expand``.
-
-        Raises:
-            UserError: as ``expand``.
         """
         from lit_het.data_pipelines.shards.writing import expand
 

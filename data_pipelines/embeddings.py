@@ -130,11 +130,7 @@ def describe_captions(place: str, unit: CaptionUnit) -> dict[str, Any]:
 
 
 class EmbeddingFolder:
-    """Writes embeddings to a folder; several processes may write different shards at once.
-
-    Raises:
-        UserError: it holds embeddings of another recipe, or cannot be written to.
-    """
+    """Writes embeddings to a folder; several processes may write different shards at once."""
 
     def __init__(self, address: str, recipe: Recipe):
         self.address, self.recipe = address.rstrip("/"), recipe
@@ -168,9 +164,6 @@ class EmbeddingFolder:
             table: of the shard.
             embeddings: of the samples that have the member, in order.
             member: the kind of member that was embedded.
-
-        Raises:
-            UserError: a value overflows the dtype, or the folder cannot be written to.
         """
         with np.errstate(over="ignore"):
             stored = embeddings.astype(np.dtype(self.recipe.dtype))
@@ -195,9 +188,6 @@ class StoredEmbeddings:
         address: of the folder.
         inputs: the preprocessing of this run, see `describe` and `describe_captions`.
         of: the kind of member that was embedded.
-
-    Raises:
-        UserError: the folder has no recipe, or other inputs.
     """
 
     field = "image_embedding"
@@ -218,11 +208,7 @@ class StoredEmbeddings:
             )
 
     def check_tower(self, fingerprint: str) -> None:
-        """Checks that the embeddings come from this run's tower.
-
-        Raises:
-            UserError: they come from another one.
-        """
+        """Checks that the embeddings come from this run's tower."""
         if fingerprint != self.recipe.tower:
             side = "image" if self.member == EMBEDDING else "text"
             raise UserError(
@@ -231,11 +217,7 @@ class StoredEmbeddings:
             )
 
     def attach(self, table: ShardTable) -> ShardTable:
-        """Returns the table of a shard with the embeddings' kind of member added.
-
-        Raises:
-            UserError: the folder has no embeddings of the shard, or they were made with another recipe.
-        """
+        """Returns the table of a shard with the embeddings' kind of member added."""
         path = _path_of(self.address, table)
         has = table.has([self._of])
         start, (count, views, size) = self._rows(path, table, int(has.sum()))

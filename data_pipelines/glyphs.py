@@ -216,9 +216,6 @@ def write_glyph_shards(
         config: what to draw.
         directory: the output folder; its sets must not hold shards yet.
         advance: called with 1 for each of the ``len(TYPEFACES)`` typefaces drawn and for each of the 3 sets written.
-
-    Raises:
-        UserError: the held-out typeface is unknown, the config selects no characters, or there are shards already.
     """
     directory = Path(directory)
     if config.held_out_typeface not in TYPEFACES:

@@ -161,11 +161,7 @@ def find_beside(directory: str, name: str) -> str:
 
 
 def check_names_beside(addresses: Sequence[str]) -> None:
-    """Refuses shards whose file of class names differs from that of the first one, with which labels are read.
-
-    Raises:
-        UserError: it does, so that one number would be of several classes.
-    """
+    """Refuses shards whose file of class names differs from that of the first one, with which labels are read."""
     # The folder of the first shard comes first, and each one once.
     first, *others = dict.fromkeys(
         find_beside(folder, "classnames.txt") for folder in dict.fromkeys(map(urls.parent, addresses))

@@ -87,11 +87,7 @@ def split_labels(text: str) -> tuple[str, ...]:
 
 
 def require_distinct_labels(labels: Sequence[str]) -> None:
-    """Checks that there are at least two labels, all different.
-
-    Raises:
-        UserError: there are fewer than two labels, or a label is repeated.
-    """
+    """Checks that there are at least two labels, all different."""
     if not labels:
         raise UserError("no labels; give two or more")
     if len(labels) == 1:
@@ -104,12 +100,7 @@ def require_distinct_labels(labels: Sequence[str]) -> None:
 def label_predictor(
     model: EvaluatedModel, labels: Sequence[str], templates: Sequence[str] = BARE_TEMPLATE
 ) -> Predictor:
-    """Returns a predictor over labels; for a classifier, the labels name its classes, in order.
-
-    Raises:
-        UserError: as `require_distinct_labels`; a template without ``{c}``; a classifier with another number of
-            classes; or no head at all.
-    """
+    """Returns a predictor over labels; for a classifier, the labels name its classes, in order."""
     require_distinct_labels(labels)
     if model.text is not None:
         return Predictor(model, len(labels), embed_class_names(model, labels, templates))
@@ -145,9 +136,6 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
         features: of the image.
         samples: S, the number of noise samples; 0 disables the noise.
         seed: of the noise.
-
-    Raises:
-        UserError: a probability is NaN.
     """
     seeds = np.array([arguments.whole(seed, "seed", 0, arguments.MAX_SEED)], np.uint32).view(np.int32)
     block = features[None, None], seeds

@@ -43,11 +43,7 @@ class CaptionIndex:
 
 
 def index_captions(model: EvaluatedModel, captions: Sequence[str]) -> CaptionIndex:
-    """Embeds captions block by block into a file in the user's cache, or reads that file if it exists.
-
-    Raises:
-        UserError: no captions, or the cache cannot be written.
-    """
+    """Embeds captions block by block into a file in the user's cache, or reads that file if it exists."""
     if not captions:
         raise UserError("no captions to search; give at least one")
     assert model.text is not None

@@ -32,9 +32,6 @@ class WriteCaptionsConfig(EvaluationOptions):
             fit.
         samples: S, the noise samples that the probabilities of tokens are averaged over; 0 for no noise.
         seed: of the noise and of sampling.
-
-    Raises:
-        UserError: a negative number of samples.
     """
 
     data: ImageSet
@@ -49,11 +46,7 @@ class WriteCaptionsConfig(EvaluationOptions):
         require_at_least(0, self, "samples")
 
     def build(self, sets: "Sets") -> "Captioning":
-        """Opens the set and reads all captions.
-
-        Raises:
-            UserError: an image has no captions, or they or the candidates are unreadable; otherwise as `OpenSet`.
-        """
+        """Opens the set and reads all captions."""
         from lit_het.eval.decoders import read_candidates
         from lit_het.eval.evaluators.captioning import Captioning
         from lit_het.eval.evaluators.retrieval import read_captions
@@ -78,9 +71,6 @@ class AnswerQuestionsConfig(EvaluationOptions):
         generation: how answers are written, see `WriteCaptionsConfig`.
         samples: S, the noise samples that the probabilities of tokens are averaged over; 0 for no noise.
         seed: of the noise and of sampling.
-
-    Raises:
-        UserError: a negative number of samples, or another figure.
     """
 
     data: ImageSet
@@ -96,12 +86,7 @@ class AnswerQuestionsConfig(EvaluationOptions):
         require_choice(self, "figure")
 
     def build(self, sets: "Sets") -> "QuestionAnswering":
-        """Opens the set and reads all questions.
-
-        Raises:
-            UserError: questions are missing or malformed, or none has an answer; the candidates cannot be read;
-                otherwise as `OpenSet`.
-        """
+        """Opens the set and reads all questions."""
         from lit_het.eval.decoders import read_candidates
         from lit_het.eval.evaluators.question_answering import QuestionAnswering, read_questions
 

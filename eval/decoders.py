@@ -161,11 +161,7 @@ class ScoredTexts:
 
 
 def writer_of(model: EvaluatedModel, samples: int) -> TextWriter:
-    """Returns the decoder of a model.
-
-    Raises:
-        UserError: it has none, or S is odd where noise comes in pairs.
-    """
+    """Returns the decoder of a model."""
     if model.writer is None:
         raise UserError("the model writes no text; take a run with a decoder, see docs/decoder.md")
     model.writer.check_samples(samples)
@@ -196,11 +192,7 @@ def decoders_of(
 
 
 def least_tokens(writer: TextWriter, candidates: tuple[str, ...] | None) -> int:
-    """Returns how many tokens must fit behind a prompt: of the longest candidate, or a token and the end of a text.
-
-    Raises:
-        UserError: a candidate is empty, or two have the same tokens.
-    """
+    """Returns how many tokens must fit behind a prompt: of the longest candidate, or a token and the end of a text."""
     return 2 if candidates is None else writer.check_answers(candidates)
 
 
@@ -238,11 +230,7 @@ def evaluation_of(
 
 
 def read_candidates(path: Path) -> tuple[str, ...]:
-    """Returns the texts in a file, one per line.
-
-    Raises:
-        UserError: the file cannot be read, has fewer than two, or one twice.
-    """
+    """Returns the texts in a file, one per line."""
     found = storage.read_lines(str(path))
     if len(set(found)) < max(len(found), 2):
         raise UserError(f"{path}: list two texts or more, each once")

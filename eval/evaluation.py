@@ -117,9 +117,6 @@ def opened_evaluations(
         configs: the evaluations.
         sets: that the models read.
         models: one, or the members of an ensemble; the loop is called with these, or later ones of the same kind.
-
-    Raises:
-        UserError: a set cannot be read, or an evaluation does not fit the models.
     """
     evaluators: list[Any] = [config.build(sets) for config in configs]
     for evaluator in evaluators:
@@ -166,9 +163,6 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
 
     Returns:
         The path of the JSON file.
-
-    Raises:
-        UserError: the files cannot be written, or the name of the set cannot be part of a file name.
     """
     # The configuration may be an untrusted JSON file: a slash in the name would lead out of the folder.
     if "/" in evaluation.name or not evaluation.name.isprintable():
@@ -204,11 +198,7 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
 
 
 def read_records(run_dir: Path) -> list[Record]:
-    """Returns the evaluations of a run in alphabetical order.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
+    """Returns the evaluations of a run in alphabetical order."""
     return [_read(path) for path in sorted(evaluations_folder(run_dir).glob("*.json"))]
 
 

@@ -81,9 +81,6 @@ def few_shot(
         test_labels: their classes.
         options: of the fits; None for the defaults.
         advance: called with 1 after each of ``len(shots) * len(seeds)`` fits.
-
-    Raises:
-        UserError: no images, a test label without training images, or features that are not finite.
     """
     options = options or FewShotOptions()
     classes, train_targets = np.unique(train_labels, return_inverse=True)
@@ -171,11 +168,7 @@ def _with_bias(features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, "n f_plu
 
 
 def as_trained(test_labels: np.ndarray, classes: np.ndarray, kind: str) -> np.ndarray:
-    """Returns the test labels as indices into the classes of the training images.
-
-    Raises:
-        UserError: there are no images, or a test label without training images; the message begins with the kind.
-    """
+    """Returns the test labels as indices into the classes of the training images."""
     if not len(classes) or not len(test_labels):
         raise UserError(f"{kind}: no {'test' if len(classes) else 'training'} images; check the path of the split")
     unknown = np.setdiff1d(test_labels, classes)

@@ -16,9 +16,6 @@ class FewShotOptions:
         l2: regularisation strengths to choose from, ascending.
         ensemble: one classifier on the concatenated features of all members (``"joint"``, as in the paper), or one
             classifier per member with averaged scores (``"disjoint"``; e3 App. A.5.1, Table 9).
-
-    Raises:
-        UserError: an option is empty or out of range.
     """
 
     shots: tuple[int, ...] = (1, 5, 10, 25)
@@ -51,9 +48,6 @@ class LinearProbeOptions:
         minival: the fraction of the training images that chooses the setting.
         initial_bias: of every class; the kernel is initialised to 0.
         seed: of the minival split and of the order of images.
-
-    Raises:
-        UserError: an empty grid, or a value out of range.
     """
 
     learning_rates: tuple[float, ...] = (1e-3, 3e-4, 1e-4)

@@ -44,9 +44,6 @@ def select_members(label_log_probabilities: Float[np.ndarray, "m n"], size: int)
     Args:
         label_log_probabilities: of the true class, of every model and image of a validation set, in nats.
         size: the largest number of different models.
-
-    Raises:
-        UserError: there are no images, or a probability is NaN.
     """
     num_models, num_images = label_log_probabilities.shape
     if not num_images or np.isnan(label_log_probabilities).any():

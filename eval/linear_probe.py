@@ -90,9 +90,6 @@ def train_linear_probe(
         num_classes: k.
         options: the grid; None for the paper's.
         advance: called with the number of steps just finished; the total is ``options.num_steps(n)``.
-
-    Raises:
-        UserError: fewer than two images, a label outside the classes, or no setting with a finite loss.
     """
     options = options or LinearProbeOptions()
     check_labels(labels, num_classes)

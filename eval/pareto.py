@@ -59,9 +59,6 @@ def points_of(runs: Sequence[SavedRun], figures: Sequence[str], cost_of: Callabl
         runs: of any settings; those without a figure have no point of it.
         figures: ``<kind>/<set>/<figure>``, such as ``zero_shot/pets/nll`` and ``deep_ensemble/pets/joint_nll``.
         cost_of: returns the cost of a run's model; it is called once for each setting.
-
-    Raises:
-        UserError: no run has a figure, or runs were evaluated with different settings.
     """
     found = []
     check_figures(runs, figures)
@@ -77,11 +74,7 @@ def points_of(runs: Sequence[SavedRun], figures: Sequence[str], cost_of: Callabl
 
 
 def direction(figures: Sequence[str]) -> FigureStyle:
-    """Returns the style of figures that share an axis.
-
-    Raises:
-        UserError: they are different, or neither high nor low values are better.
-    """
+    """Returns the style of figures that share an axis."""
     styles = {figure: style_of(split(figure.split("/", 2)[-1])[1]) for figure in figures}
     first = styles[figures[0]]
     for figure, style in styles.items():
@@ -100,11 +93,7 @@ def front_of(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:
 
 
 def check_figures(runs: Sequence[SavedRun], figures: Sequence[str]) -> None:
-    """Checks that figures are in some run, and were measured with the same settings in all runs that have them.
-
-    Raises:
-        UserError: they are not.
-    """
+    """Checks that figures are in some run, and were measured with the same settings in all runs that have them."""
     for figure in figures:
         having = [run for run in runs if _record(run, figure) is not None]
         if not having:

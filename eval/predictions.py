@@ -166,9 +166,6 @@ def samples_of(model: EvaluatedModel | TextWriter, asked: int | None, default: i
     """Returns the number of noise samples that are asked for; None takes the one that the temperature was fitted for.
 
     Without a fitted temperature None takes the default. Warns if the temperature was fitted for another number.
-
-    Raises:
-        UserError: the head draws samples in pairs, and the number is odd.
     """
     fitted = model.calibration.num_samples if model.calibration is not None else 0
     samples = fitted or default if asked is None else arguments.whole(asked, "samples", 0, arguments.MAX_SAMPLES)
@@ -193,9 +190,6 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
         predictor: the model and its classes.
         features: of the set.
         block_size: images per block. Every block has its own noise seed, so the number of devices changes no result.
-
-    Raises:
-        UserError: a label outside the classes, or a probability is NaN.
     """
     if features.labels.ndim == 1:
         check_labels(features.labels, predictor.num_classes)

@@ -71,11 +71,7 @@ class RunComparison:
 
 
 def compare_runs(runs: Sequence[SavedRun], against: Sequence[SavedRun]) -> RunComparison:
-    """Compares every figure that all runs have, with Welch's test.
-
-    Raises:
-        UserError: a run has no evaluations, evaluations have different settings, or no figure is in all runs.
-    """
+    """Compares every figure that all runs have, with Welch's test."""
     all_runs = [*runs, *against]
     for run in all_runs:
         if not run.records:
@@ -135,9 +131,6 @@ def check_same_settings(measured: Mapping[str, Record]) -> None:
 
     Args:
         measured: the records of one kind and name, by run name.
-
-    Raises:
-        UserError: a setting of the evaluation differs.
     """
     (first, one), *rest = measured.items()
     for name, other in rest:

@@ -63,11 +63,7 @@ class SavedRun:
 
 
 def read_runs(directories: Sequence[Path]) -> list[SavedRun]:
-    """Reads several runs.
-
-    Raises:
-        UserError: a folder is not a run or is listed twice, or a file in it cannot be read.
-    """
+    """Reads several runs."""
     require_different(directories)
     places = [directory.resolve() for directory in directories]
     return [_read(directory, name) for directory, name in zip(directories, _short_names(places), strict=True)]

@@ -41,9 +41,6 @@ class ClassNamesConfig:
             ``classes.json`` say how classifiers of more classes are evaluated, such as ImageNet's on ImageNet-R.
         certain_prompts: of each name only so many prompts of the least variance are kept (ProLIP); None for all. For
             Gaussian embeddings.
-
-    Raises:
-        UserError: a number of prompts below 1.
     """
 
     prompts: str = SET_PROMPTS
@@ -56,11 +53,7 @@ class ClassNamesConfig:
             require_at_least(1, self, "certain_prompts")
 
     def require_fit(self, data: ImageSet) -> None:
-        """Checks that candidates suit the labels of a set.
-
-        Raises:
-            UserError: vectors of labels have no names by which candidates could be matched.
-        """
+        """Checks that candidates suit the labels of a set."""
         if data.has_several_labels and self.candidates and not self.classes:
             raise UserError(
                 "with several labels per image, --candidates need --classes FILE; leave both out to predict among the "
@@ -68,11 +61,7 @@ class ClassNamesConfig:
             )
 
     def build(self, opened: "OpenSet") -> "Recognition":
-        """Reads the class names and the templates.
-
-        Raises:
-            UserError: a file is missing or malformed, or a template lacks ``{c}``.
-        """
+        """Reads the class names and the templates."""
         from lit_het.data_pipelines.texts.openai_clip import imagenet_names
         from lit_het.eval.sets.prompts import BARE_TEMPLATE, check_templates, read_candidates, read_prompts
         from lit_het.eval.sets.recognition import Recognition, read_classes, read_larger
@@ -104,9 +93,6 @@ class ZeroShotConfig(EvaluationOptions):
             ImageNet's ReaL labels, ``real.json``.
         captions: the member with the captions of images, as in `RetrievalConfig`, whose distinct captions are then the
             classes, of several the first, as for ``lit-het calibrate``; the set needs no class names.
-
-    Raises:
-        UserError: a negative number of samples, or fields of class names or labels beside captions.
     """
 
     data: ImageSet
@@ -131,12 +117,7 @@ class ZeroShotConfig(EvaluationOptions):
             raise UserError("--captions are the classes and the labels; leave out the flags of class names and labels")
 
     def build(self, sets: "Sets") -> "ZeroShot | AmongCaptions":
-        """Opens the set, and reads class names and templates, or captions.
-
-        Raises:
-            UserError: a file is missing or malformed, a template lacks ``{c}``, embeddings are of another tower, a
-                class with images is not among the candidates, or captions are missing or all equal.
-        """
+        """Opens the set, and reads class names and templates, or captions."""
         from lit_het.eval.evaluators.zero_shot import ZeroShot, read_relabels
 
         if self.captions is not None:
@@ -169,11 +150,7 @@ class RetrievalConfig(EvaluationOptions):
     captions: str = "txt"
 
     def build(self, sets: "Sets") -> "Retrieval":
-        """Opens the set and reads all captions.
-
-        Raises:
-            UserError: an image has no captions, or they are unreadable; otherwise as `OpenSet`.
-        """
+        """Opens the set and reads all captions."""
         from lit_het.eval.evaluators.retrieval import Retrieval, read_captions
 
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
@@ -234,9 +211,6 @@ class ShiftConfig(EvaluationOptions):
             ``<corruption>/<severity>``; a path or a URL. None means the folder ``corrupted`` beside the clean split.
         names: candidate class names.
         samples: S, the number of noise samples per image; 0 disables the noise.
-
-    Raises:
-        UserError: a negative number of samples.
     """
 
     data: ImageSet
@@ -248,12 +222,7 @@ class ShiftConfig(EvaluationOptions):
         require_at_least(0, self, "samples")
 
     def build(self, sets: "Sets") -> "Shift":
-        """Opens the clean set and all corrupted ones.
-
-        Raises:
-            UserError: no corrupted shards are found, or they have other class names; a class with images is not among
-                the candidates; otherwise as `OpenSet`.
-        """
+        """Opens the clean set and all corrupted ones."""
         from lit_het.eval.evaluators.shift import Shift, open_copies
 
         require_one_label(self.data)
@@ -276,9 +245,6 @@ class OutOfDistributionConfig(EvaluationOptions):
         train_split: the folder of shards to fit Mahalanobis distances to; None leaves these scores out.
         names: candidate class names.
         samples: S, the number of noise samples per image, whose mutual information is a score; 0 disables the noise.
-
-    Raises:
-        UserError: a negative number of samples.
     """
 
     data: ImageSet
@@ -292,11 +258,7 @@ class OutOfDistributionConfig(EvaluationOptions):
         require_at_least(0, self, "samples")
 
     def build(self, sets: "Sets") -> "OutOfDistribution":
-        """Opens all sets.
-
-        Raises:
-            UserError: no out-of-distribution set is given; otherwise as `OpenSet`.
-        """
+        """Opens all sets."""
         from lit_het.eval.evaluators.out_of_distribution import OutOfDistribution, open_outside
 
         require_one_label(self.data)
@@ -324,10 +286,6 @@ class EnsembleConfig(EvaluationOptions):
             then e3 members or models.
         weights: of the models in the joint prediction, in their order, such as those of `select_members`; without any,
             each model has the weight of its number of members.
-
-    Raises:
-        UserError: a negative number of samples, candidates that do not suit several labels, a weight below 1, or
-            weights where images have several labels.
     """
 
     data: ImageSet
@@ -346,11 +304,7 @@ class EnsembleConfig(EvaluationOptions):
             raise FieldError(self, "weights", "are for images with one label; leave them out")
 
     def build(self, sets: "Sets") -> "Ensemble":
-        """Opens the set.
-
-        Raises:
-            UserError: a class with images is not among the candidates; otherwise as `OpenSet`.
-        """
+        """Opens the set."""
         from lit_het.eval.evaluators.ensemble import Ensemble
 
         opened = sets.open(self.data)

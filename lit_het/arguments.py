@@ -24,9 +24,6 @@ def instance(value: _Value, name: str, kinds: type | UnionType | tuple[type, ...
         name: of the parameter.
         kinds: the types.
         what: what they are, in words.
-
-    Raises:
-        UserError: it is of another type.
     """
     if not isinstance(value, kinds):
         raise UserError(f"{name} = {value!r:.100} must be {what}")
@@ -46,9 +43,6 @@ def whole(value: Any, name: str, least: int = 0, most: int | None = None) -> int
         name: of the parameter.
         least: the smallest number.
         most: the largest; None for none.
-
-    Raises:
-        UserError: it is not a whole number, or out of range.
     """
     try:
         if isinstance(value, bool):  # a kind of int, and no number of anything
@@ -68,9 +62,6 @@ def real(value: Any, name: str) -> float:
     Args:
         value: as given.
         name: of the parameter.
-
-    Raises:
-        UserError: it is none.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
         raise UserError(f"{name} = {value!r:.100} must be a number")
@@ -83,9 +74,6 @@ def path(value: Any, name: str) -> str:
     Args:
         value: as given.
         name: of the parameter.
-
-    Raises:
-        UserError: it is neither.
     """
     if not isinstance(value, str | os.PathLike) or "\0" in str(value):
         raise UserError(f"{name} = {value!r:.100} is not a path; give one as text or as a Path")
@@ -99,9 +87,6 @@ def paths(values: Any, name: str, least: int = 0) -> list[str]:
         values: as given.
         name: of the parameter.
         least: the fewest.
-
-    Raises:
-        UserError: it is not a list of paths, or too short.
     """
     return [path(value, f"{name}[{number}]") for number, value in enumerate(listed(values, name, "paths", least))]
 
@@ -114,9 +99,6 @@ def listed(values: Any, name: str, what: str, least: int = 0) -> list[Any]:
         name: of the parameter.
         what: the items, in words.
         least: the fewest.
-
-    Raises:
-        UserError: it is no such iterable, or too short.
     """
     # A set has another order in each process; a text would be spelled.
     if isinstance(values, str | bytes | set | frozenset | Mapping) or not hasattr(values, "__iter__"):
@@ -133,9 +115,6 @@ def text(value: Any, name: str) -> str:
     Args:
         value: as given.
         name: of the parameter.
-
-    Raises:
-        UserError: it is none, such as None or NaN, the empty cells of a table; or has halves of characters.
     """
     if not isinstance(value, str):
         raise UserError(f"{name} = {value!r:.100} is not a text; leave it out, or give a text")
@@ -152,9 +131,6 @@ def texts(values: Any, name: str) -> list[str]:
     Args:
         values: as given.
         name: of the parameter.
-
-    Raises:
-        UserError: it is not a list of texts, has none, or one that is blank.
     """
     found = listed(values, name, "texts", least=1)
     for number, value in enumerate(found):

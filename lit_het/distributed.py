@@ -36,9 +36,6 @@ def join(place: str = "", *, stops_together: bool = True) -> None:
         stops_together: whether JAX takes SIGTERM and tells all processes when they ask, see
             `lit_het.training.preemption`. Where nobody asks, a signal would be lost: without it a process ends by
             itself, and the others find that they have lost it.
-
-    Raises:
-        UserError: ``place`` is malformed, nothing was detected, or the processes cannot connect.
     """
     found = re.fullmatch(r"(\S+:\d+),(\d+)/(\d+)", place)
     if place and (found is None or int(found[2]) >= int(found[3]) or not 0 < int(found[1].split(":")[-1]) < 2**16):
@@ -117,11 +114,7 @@ def any_process(here: bool) -> bool:
 
 
 def check_same(text: str, what: str) -> None:
-    """Checks that a text is the same on all processes, all of which must call this.
-
-    Raises:
-        UserError: the text differs from that of process 0.
-    """
+    """Checks that a text is the same on all processes, all of which must call this."""
     # Only 32 bytes are exchanged, whatever the length of the text.
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     if not np.array_equal(digest, gather_rows(digest[None])[0]):

@@ -39,11 +39,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes columns of equal length to a .parquet file or, by any other ending, as CSV.
-
-    Raises:
-        UserError: pyarrow is missing, or the file cannot be written.
-    """
+    """Writes columns of equal length to a .parquet file or, by any other ending, as CSV."""
     with completed(path) as partial:
         if path.suffix == ".parquet":
             try:
@@ -92,9 +88,6 @@ def cache_folder(name: str) -> Path:
 
     The directory is created if possible; if not, reading or writing there raises the error. A directory of this user
     that its group can write to (umask 002) is made private.
-
-    Raises:
-        UserError: the directory belongs to another user, or all users can write to it.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit-het"
     with contextlib.suppress(OSError):

@@ -21,11 +21,7 @@ MAX_REPETITIONS = 4
 
 
 def check_pattern(pattern: str) -> None:
-    """Checks that a regular expression from a downloaded file is valid and cannot backtrack for hours.
-
-    Raises:
-        UserError: it is invalid, longer than `MAX_PATTERN_LENGTH`, has flags, repeats a group, or repeats too often.
-    """
+    """Checks that a regular expression from a downloaded file is valid and cannot backtrack for hours."""
     try:
         # An escape or a set matches one character; replaced by one, its brackets and stars are not counted below.
         bare = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern).replace("(?", "(")
@@ -62,11 +58,7 @@ def unflatten(flat: dict[str, Any]) -> Params:
 
 
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:
-    """Splits a tree into the parameters whose whole path matches any pattern, and the rest.
-
-    Raises:
-        UserError: a pattern matches no parameter.
-    """
+    """Splits a tree into the parameters whose whole path matches any pattern, and the rest."""
     flat = flatten(params)
     for pattern in patterns:
         if not any(re.fullmatch(pattern, path) for path in flat):

@@ -18,9 +18,6 @@ def locate_config(path: Path, function: str = "get_config") -> Path:
     Args:
         path: ``x.py``, or the name ``x`` of a module in `lit_het.configs`; ``:name=value`` after either is retained.
         function: the function that the file must define.
-
-    Raises:
-        UserError: there is neither such a file nor such a name; the message lists the names.
     """
     stem, colon, _ = str(path).rpartition(".py:")
     file = Path(f"{stem}.py") if colon else path
@@ -34,11 +31,7 @@ def locate_config(path: Path, function: str = "get_config") -> Path:
 
 
 def locate_training(path: Path) -> Path:
-    """Returns the path of a training configuration: JSON, Python, or the name of a shipped one.
-
-    Raises:
-        UserError: it does not exist.
-    """
+    """Returns the path of a training configuration: JSON, Python, or the name of a shipped one."""
     if path.suffix != ".json":
         return locate_config(path)
     require_saved_config(path)
@@ -51,11 +44,7 @@ def shipped_configs(function: str = "get_config") -> list[str]:
 
 
 def require_run(run_dir: Path) -> None:
-    """Checks that a directory holds the configuration of a run.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Checks that a directory holds the configuration of a run."""
     require_saved_config(run_dir / "config.json")
 
 
@@ -65,11 +54,7 @@ def member_dir(run_dir: Path, number: int) -> Path:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """Returns the runs of a directory: itself, or the members that ``lit-het train --members`` trained into it.
-
-    Raises:
-        UserError: there are none, or a member holds no run.
-    """
+    """Returns the runs of a directory: itself, or the members that ``lit-het train --members`` trained into it."""
     members: list[Path] = []
     if _is_missing(directory / "config.json"):
         numbers = (re.fullmatch(r"member_([0-9]+)", path.name) for path in directory.glob("member_*"))
@@ -83,11 +68,7 @@ def runs_in(directory: Path) -> list[Path]:
 
 
 def require_different(directories: Sequence[Path]) -> None:
-    """Checks that no run is listed twice, by any of its paths.
-
-    Raises:
-        UserError: one is.
-    """
+    """Checks that no run is listed twice, by any of its paths."""
     places = [directory.resolve() for directory in directories]
     for number, place in enumerate(places):
         if place in places[:number]:
@@ -95,51 +76,31 @@ def require_different(directories: Sequence[Path]) -> None:
 
 
 def require_saved_config(path: Path) -> None:
-    """Checks that the ``config.json`` of a run exists.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Checks that the ``config.json`` of a run exists."""
     if _is_missing(path):
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
 
 
 def require_file(address: str) -> None:
-    """Checks that a local file exists; addresses such as ``gs://bucket/file`` are not checked.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Checks that a local file exists; addresses such as ``gs://bucket/file`` are not checked."""
     if _is_local(address) and _is_missing(address):
         raise UserError(f"{address}: cannot be read (No such file or directory); check the path")
 
 
 def require_shards(pattern: str) -> None:
-    """Checks that a local file or folder of shards exists; globs, braces and addresses are not checked.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Checks that a local file or folder of shards exists; globs, braces and addresses are not checked."""
     if _is_local(pattern) and not _GLOB_OR_BRACES.search(pattern) and _is_missing(pattern):
         raise UserError(f"{pattern}: no tar file matches; check the path of the shards")
 
 
 def require_source(path: Path) -> None:
-    """Checks that the published files of a data set exist.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Checks that the published files of a data set exist."""
     if _is_missing(path):
         raise UserError(f"{path}: cannot be read (No such file or directory); check the path of the source")
 
 
 def require_weights(address: str) -> None:
-    """Checks that a local source of weights exists: a folder, a file, ``x.npz:part``, or ``x`` for ``x.index``.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Checks that a local source of weights exists: a folder, a file, ``x.npz:part``, or ``x`` for ``x.index``."""
     file = re.sub(r"(\.npz):.*", r"\1", address)
     if _is_local(address) and _is_missing(file) and _is_missing(f"{file}.index"):
         raise no_weights(file)
@@ -157,9 +118,6 @@ def named_folder(argument: str) -> tuple[str, str]:
 
     Returns:
         The name, empty where there is none, and the folder without a slash at its end.
-
-    Raises:
-        UserError: there is no such folder, or the name has a slash.
     """
     name, equals, path = argument.partition("=")
     if not equals or Path(argument).is_dir():

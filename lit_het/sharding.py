@@ -46,9 +46,6 @@ class MeshConfig:
         data: splits batches and replicates parameters; -1 takes all remaining devices.
         fsdp: splits batches and parameters; -1 takes 8 devices of a slice, or 4 or 2 if 8 do not divide a slice.
         expert: splits batches and the experts of a mixture, and replicates other parameters; -1 as for ``fsdp``.
-
-    Raises:
-        UserError: a size is 0 or below -1, or both ``fsdp`` and ``expert`` are -1.
     """
 
     data: int = -1
@@ -63,11 +60,7 @@ class MeshConfig:
             raise UserError("--mesh.fsdp -1 and --mesh.expert -1 both take the nearest devices; set one of them")
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """Returns the mesh over all devices; the nearest devices share ``expert``, then ``fsdp``.
-
-        Raises:
-            UserError: the product of the sizes is not the number of devices, or slices do not divide ``data``.
-        """
+        """Returns the mesh over all devices; the nearest devices share ``expert``, then ``fsdp``."""
         devices = jax.devices() if devices is None else devices
         slices = len({getattr(device, "slice_index", 0) for device in devices})
         # The absolute value counts a size of -1 as 1: at most one of both is -1.
@@ -94,9 +87,6 @@ def as_own(mesh: Mesh | MeshConfig | None) -> Mesh:
     """Returns a mesh with the axes of this project over the devices of any mesh, or of sizes; None for all devices.
 
     Axes with this project's names keep their sizes; if there are others, all devices split batches.
-
-    Raises:
-        UserError: as `MeshConfig.build`, or it is none of these.
     """
     arguments.instance(mesh, "mesh", Mesh | MeshConfig | None, "a mesh of JAX, MeshConfig(...) or None")
     if not isinstance(mesh, Mesh):
@@ -117,11 +107,7 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def check_batch_size(batch_size: int, mesh: Mesh) -> None:
-    """Checks that the mesh splits a global batch evenly.
-
-    Raises:
-        UserError: ``batch_size`` is not a multiple of the devices that share it.
-    """
+    """Checks that the mesh splits a global batch evenly."""
     shards = num_batch_shards(mesh)
     if batch_size % shards:
         below = batch_size - batch_size % shards
@@ -135,9 +121,6 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     """Returns a `NamedSharding` for every leaf of a tree of arrays or shapes, by `RULES`.
 
     A dimension that the axis ``fsdp`` does not divide is replicated.
-
-    Raises:
-        UserError: the axis ``expert`` does not divide the number of experts.
     """
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(path, leaf.shape, mesh), tree)
 

@@ -28,9 +28,6 @@ class GenerationConfig:
         top_p: sampling chooses among the most probable tokens of this total probability, at least one (Holtzman et al.
             2020, nucleus sampling).
         length_penalty: α of beam search, which compares ``log p / ((5 + length) / 6)^α`` (Wu et al. 2016, Eq. 14).
-
-    Raises:
-        UserError: a number out of range, or choices of sampling without a temperature.
     """
 
     num_tokens: int = 32
@@ -147,19 +144,11 @@ class TextWriter(Protocol):
         ...
 
     def max_new_tokens(self, prompt: str) -> int:
-        """Returns the most tokens of a text after a prompt, its end included.
-
-        Raises:
-            UserError: the prompt leaves no room for a text.
-        """
+        """Returns the most tokens of a text after a prompt, its end included."""
         ...
 
     def check_samples(self, samples: int) -> int:
-        """Returns S, or 0 for a head without noise.
-
-        Raises:
-            UserError: S is negative, or odd where noise comes in pairs.
-        """
+        """Returns S, or 0 for a head without noise."""
         ...
 
     def write(
@@ -183,19 +172,11 @@ class TextWriter(Protocol):
             seed: of the noise and of sampling.
             numbers: of the images; sampling depends on them and on the seed. None counts from 0.
             bands: whether to compute the bands of tokens.
-
-        Raises:
-            UserError: a prompt and its text do not fit the decoder, S is odd where noise comes in pairs, or the seed is
-                out of range.
         """
         ...
 
     def check_answers(self, answers: Sequence[str]) -> int:
-        """Returns the tokens of the longest of given answers, its end included.
-
-        Raises:
-            UserError: answers are missing or empty, or two have the same tokens.
-        """
+        """Returns the tokens of the longest of given answers, its end included."""
         ...
 
     def rank(
@@ -217,9 +198,6 @@ class TextWriter(Protocol):
             samples: see `write`.
             seed: of the noise.
             bands: see `write`.
-
-        Raises:
-            UserError: answers are missing or repeated, or too long for the decoder.
         """
         ...
 
@@ -240,8 +218,5 @@ class TextWriter(Protocol):
             texts: of the images.
             samples: see `write`.
             seed: of the noise.
-
-        Raises:
-            UserError: a prompt leaves no room for its text.
         """
         ...

@@ -363,11 +363,7 @@ class EvaluatedModel(Protocol):
         ...
 
     def check_samples(self, num_samples: int) -> None:
-        """Checks that the head can draw S noise samples, before images are read.
-
-        Raises:
-            UserError: the head draws them in pairs, and S is odd.
-        """
+        """Checks that the head can draw S noise samples, before images are read."""
         ...
 
     def __call__(

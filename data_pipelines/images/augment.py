@@ -110,9 +110,6 @@ class RandAugment:
     Attributes:
         num_layers: operations per image, the paper's N.
         magnitude: the paper's M, from 0 to 20; above 10 the ranges are extended proportionally.
-
-    Raises:
-        UserError: a negative number of layers, or a magnitude out of range.
     """
 
     num_layers: int = 2

@@ -37,9 +37,6 @@ class Preprocessing:
         crop_fraction: side of the central square over the shorter side of the image, usually 1 or 0.875.
         filter: see `lit_het.data_pipelines.images.decoding`.
         transparency: white in training here; imported models take what their own preprocessing does, "dropped".
-
-    Raises:
-        UserError: an unknown fit, filter or transparency, or a fraction outside (0, 1].
     """
 
     fit: Literal["squash", "crop"] = "squash"
@@ -101,9 +98,6 @@ class InceptionCrop:
 
     Attributes:
         min_area, max_area: fractions of the image's area.
-
-    Raises:
-        UserError: fractions out of order, or not above 0 and at most 1.
     """
 
     min_area: float = 0.08
@@ -144,9 +138,6 @@ class RandomCrop:
 
     Attributes:
         fraction: side of the crop over the side of the larger square.
-
-    Raises:
-        UserError: a fraction outside (0, 1].
     """
 
     fraction: float = 0.875

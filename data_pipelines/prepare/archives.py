@@ -39,9 +39,6 @@ class FolderFiles:
         path: the folder.
         sizes: of the files in bytes, by relative path, sorted.
         folders: the relative paths of all folders, empty ones included.
-
-    Raises:
-        UserError: a file or folder cannot be read.
     """
 
     def __init__(self, path: Path):
@@ -58,22 +55,14 @@ class FolderFiles:
         self.sizes = dict(sorted(found.items()))
 
     def read(self, name: str) -> bytes:
-        """Returns the content of a file.
-
-        Raises:
-            UserError: it cannot be read.
-        """
+        """Returns the content of a file."""
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
             _refuse(error)
 
     def map(self, name: str) -> memoryview:
-        """Returns the content of a file without reading it into memory.
-
-        Raises:
-            UserError: it cannot be read.
-        """
+        """Returns the content of a file without reading it into memory."""
         try:
             with (self.path / name).open("rb") as file:
                 return _mapped(file, 0, self.sizes[name])
@@ -99,9 +88,6 @@ class TarFiles:
         path: the archive.
         sizes: of the files in bytes, by name, sorted.
         folders: the names of all folders.
-
-    Raises:
-        UserError: the archive cannot be read, is truncated or damaged, or holds a name twice.
     """
 
     def __init__(self, path: Path, scratch: Path, *, nested: bool = False):
@@ -166,9 +152,6 @@ class ZipFiles:
         path: the archive.
         sizes: of the files in bytes, by name, sorted.
         folders: the names of all folders.
-
-    Raises:
-        UserError: the archive is damaged, holds a name twice, or a file of more than `tars.MAX_MEMBER_BYTES`.
     """
 
     def __init__(self, path: Path):
@@ -197,11 +180,7 @@ class ZipFiles:
         self.sizes = {name: found[name].file_size for name in sorted(found)}
 
     def read(self, name: str) -> bytes:
-        """Returns the content of a file.
-
-        Raises:
-            UserError: it is damaged.
-        """
+        """Returns the content of a file."""
         found = self._content(self._members[name])
         if len(found) != self.sizes[name]:
             raise UserError(f"{self.where(name)}: is truncated or damaged; download the archive again")
@@ -250,11 +229,7 @@ Files: TypeAlias = FolderFiles | TarFiles | ZipFiles
 
 
 def open_files(path: Path, scratch: Path, *, nested: bool = False) -> Files:
-    """Opens a folder, a tar or a zip archive; see `TarFiles` for the arguments.
-
-    Raises:
-        UserError: the path does not exist, or the archive cannot be read.
-    """
+    """Opens a folder, a tar or a zip archive; see `TarFiles` for the arguments."""
     if path.is_dir():
         return FolderFiles(path)
     return ZipFiles(path) if _is_zip(path) else TarFiles(path, scratch, nested=nested)
@@ -269,9 +244,6 @@ def open_published(source: Path, scratch: Path, archive: str, md5: str, folder: 
         archive: the name of the archive.
         md5: its MD5; another archive is used with a warning.
         folder: the name of the folder in it.
-
-    Raises:
-        UserError: the archive cannot be read.
     """
     if source.is_dir():
         unpacked, packed = source / folder, source / archive
@@ -290,9 +262,6 @@ def root_of(files: Files, path: str, archive: str) -> str:
         files: a folder or an archive.
         path: the path of a file that must be there.
         archive: the name of the archive, for the message.
-
-    Raises:
-        UserError: there is no such file.
     """
     found = [name for name in files.sizes if f"/{name}".endswith(f"/{path}")]
     if not found:

@@ -28,9 +28,6 @@ def read_birds(source: Path, scratch: Path, split: str | None = None) -> DataSet
         source: the archive, the folder, or a folder that holds one of them.
         scratch: a folder with space for the decompressed archive.
         split: ``train`` or ``test``; None means both.
-
-    Raises:
-        UserError: the source is damaged or another archive, or its lists do not belong together.
     """
     splits = select_splits(_PUBLISHED, split, "CUB-200-2011")
     files = open_published(source, scratch, _ARCHIVE, _MD5, "CUB_200_2011")

@@ -30,9 +30,6 @@ def read_caltech101(source: Path, scratch: Path, split: str | None = None) -> Da
         source: the archive, the folder, or a folder that holds one of them.
         scratch: a folder with space for the decompressed archive.
         split: ``train`` or ``test``; None means both.
-
-    Raises:
-        UserError: the source is damaged or another archive, or a class has fewer than 30 images.
     """
     splits = select_splits(_PUBLISHED, split, "Caltech-101")
     files = open_published(source, scratch, _ARCHIVE, _MD5, "101_ObjectCategories")

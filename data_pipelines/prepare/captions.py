@@ -48,9 +48,6 @@ def read_captions(source: Path, scratch: Path, split: str | None = None, images:
         scratch: a folder with space for decompressed archives.
         split: which of Karpathy's splits to read; for COCO's files the split's name, by default from the file name.
         images: the folder or tar that contains the images at any depth; None means the folder of ``source``.
-
-    Raises:
-        UserError: the file has another format, a caption is empty or has no image, or an image is missing.
     """
     content = read_object(source, MAX_FILE_BYTES)
     if "annotations" in content:
@@ -74,9 +71,6 @@ def read_textcaps(source: Path, scratch: Path, split: str | None = None, images:
         scratch: a folder with space for decompressed archives.
         split: None or the split in the name of ``source``.
         images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
-
-    Raises:
-        UserError: the file has another format or name, a caption is empty, or an image is missing.
     """
     named = match_name(source, r"TextCaps_[\d.]+_(train|val|test)\.json", "TextCaps_0.1_val.json")[1]
     select_splits([named], split, str(source))

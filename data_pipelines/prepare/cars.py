@@ -39,9 +39,6 @@ def read_cars(source: Path, scratch: Path, split: str | None = None) -> DataSet:
         source: the folder.
         scratch: a folder with space for the decompressed archives.
         split: ``train`` or ``test``; None means both.
-
-    Raises:
-        UserError: a file is missing or damaged, or a list names an unknown image.
     """
     splits = select_splits(_PUBLISHED, split, "Stanford Cars")
     if (source / "cars_annos.mat").is_file():

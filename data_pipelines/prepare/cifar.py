@@ -44,9 +44,6 @@ def read_cifar10(source: Path, scratch: Path, split: str | None = None) -> DataS
         source: the archive or folder.
         scratch: a folder with space for the decompressed archive.
         split: ``train`` or ``test``; None means both.
-
-    Raises:
-        UserError: the source is damaged or another archive.
     """
     files = _open(source, scratch, _CIFAR10_MD5)
     names = _names(files, "batches.meta", "label_names")
@@ -67,9 +64,6 @@ def read_cifar100(
         scratch: a folder with space for the decompressed archive.
         split: ``train`` or ``test``; None means both.
         labels: the 100 classes, or the 20 superclasses.
-
-    Raises:
-        UserError: the source is damaged or another archive.
     """
     files = _open(source, scratch, _CIFAR100_MD5)
     names = _names(files, "meta", f"{labels}_label_names")
@@ -90,9 +84,6 @@ def read_cifar10h(source: Path, scratch: Path, split: str | None = None) -> Data
         source: the folder.
         scratch: a folder with space for the decompressed archive.
         split: ``test``, the only one, or None.
-
-    Raises:
-        UserError: a file is missing or damaged, or there is no distribution for each test image.
     """
     select_splits(["test"], split, "CIFAR-10H")
     archive = next((source / name for name in _OF_CIFAR10 if (source / name).exists()), None)

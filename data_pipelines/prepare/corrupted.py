@@ -33,9 +33,6 @@ class CleanShards:
     Args:
         addresses: tar files, as ``expand`` returns them.
         advance: called with 1 after each shard.
-
-    Raises:
-        UserError: a shard cannot be read, or two samples have the same key.
     """
 
     def __init__(self, addresses: Sequence[str], advance: Callable[[int], None] = lambda count: None):
@@ -54,9 +51,6 @@ class CleanShards:
         """Returns the set with one corruption and severity, as JPEGs of quality 95.
 
         The random draws of an image depend on (seed, key, corruption): severities differ only in strength.
-
-        Raises:
-            UserError: the corruption is none of `CORRUPTIONS`; when samples are read, an image is broken.
         """
         if corruption not in CORRUPTIONS:
             raise UserError(f"--corruptions {corruption} is none of {', '.join(CORRUPTIONS)}")

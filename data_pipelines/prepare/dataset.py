@@ -150,11 +150,7 @@ def images_in(files: Files) -> list[str]:
 
 
 def files_beside(files: Files, images: Sequence[str], suffix: str) -> dict[str, str]:
-    """Returns the file beside each image with its name and this suffix, in any case: ``A.TXT`` of ``A.JPG``.
-
-    Raises:
-        UserError: an image has two such files, ``A.TXT`` and ``A.txt``.
-    """
+    """Returns the file beside each image with its name and this suffix, in any case: ``A.TXT`` of ``A.JPG``."""
     found: dict[str, str] = {}
     beside = {name.rpartition(".")[0] for name in images}
     for name in files.sizes:
@@ -186,11 +182,7 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
 
 
 def refuse_alike(classes: Iterable[str], source: str) -> None:
-    """Refuses names of classes that would be one class to a reader.
-
-    Raises:
-        UserError: two differ only in case, Unicode form, underscores or white space, or one is not Unicode.
-    """
+    """Refuses names of classes that would be one class to a reader."""
     seen: dict[str, str] = {}
     for name in classes:
         if name != name.encode("utf-8", "replace").decode():
@@ -227,11 +219,7 @@ def look_like_splits(names: Collection[str]) -> bool:
 
 
 def select_splits(available: Iterable[str], split: str | None, source: str) -> list[str]:
-    """Returns the splits to read: the requested one, or all.
-
-    Raises:
-        UserError: the source has no such split.
-    """
+    """Returns the splits to read: the requested one, or all."""
     names = list(available)
     if split is not None and split not in names:
         raise UserError(f"{source}: has no split {split!r}, only {', '.join(names)}; choose with --split")

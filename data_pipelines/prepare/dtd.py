@@ -27,9 +27,6 @@ def read_dtd(source: Path, scratch: Path, split: str | None = None) -> DataSet:
         source: the archive, the folder, or a folder that holds one of them.
         scratch: a folder with space for the decompressed archive.
         split: ``train``, ``val`` or ``test`` of the first official partition; None means all.
-
-    Raises:
-        UserError: the source is damaged or another archive, or a list names an unknown image.
     """
     splits = select_splits(_LISTS, split, "DTD")
     files = open_published(source, scratch, _ARCHIVE, _MD5, "dtd")

@@ -55,9 +55,6 @@ def read_flowers(source: Path, scratch: Path, split: str | None = None) -> DataS
         source: the folder.
         scratch: a folder with space for the decompressed archive.
         split: ``train``, ``val`` or ``test``; None means all.
-
-    Raises:
-        UserError: a file is missing or damaged, or the files do not belong together.
     """
     splits = select_splits(_LISTS, split, "Oxford Flowers-102")
     images = _open(source, scratch)

@@ -34,9 +34,6 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
         source: the folder or tar.
         scratch: a folder with space for a decompressed archive.
         split: which split to read; if the source has no splits, the name of the only one.
-
-    Raises:
-        UserError: there are no images, a class is empty, or folders could mean one thing or another.
     """
     files = open_files(source, scratch)
     images = images_in(files)

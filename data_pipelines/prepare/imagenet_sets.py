@@ -49,10 +49,6 @@ def read_imagenet_set(kind: str, source: Path, scratch: Path, split: str | None 
             folder with the folders of classes.
         scratch: a folder with space for the decompressed archive.
         split: ``test``, the only one, or None.
-
-    Raises:
-        UserError: the archive is damaged, or that of another set; a folder is not called by a class; classes are
-            missing from a subset.
     """
     published = IMAGENET_SETS[kind]
     select_splits(["test"], split, kind)

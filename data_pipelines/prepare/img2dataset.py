@@ -19,9 +19,6 @@ def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
     Args:
         source: a folder of tars, a tar, or a pattern.
         split: the name of the split; None means ``train``.
-
-    Raises:
-        UserError: a tar is truncated or repeats a key, or no sample is complete.
     """
     addresses = expand(source)
     index = ShardIndex(addresses, [IMAGE, "txt"], ["json"])

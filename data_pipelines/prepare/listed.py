@@ -30,11 +30,7 @@ class Listed:
 
 
 def read_object(source: Path, most_bytes: int) -> dict[str, Any]:
-    """Returns the JSON object in a published file.
-
-    Raises:
-        UserError: the file cannot be read, holds anything else, or more than ``most_bytes``.
-    """
+    """Returns the JSON object in a published file."""
     try:
         return read_json_object(source, most_bytes)
     except OSError as error:
@@ -44,11 +40,7 @@ def read_object(source: Path, most_bytes: int) -> dict[str, Any]:
 
 
 def match_name(source: Path, pattern: str, example: str) -> re.Match[str]:
-    """Returns the match of a source's name, which is all that tells the split of some published files.
-
-    Raises:
-        UserError: the name does not match.
-    """
+    """Returns the match of a source's name, which is all that tells the split of some published files."""
     match = re.fullmatch(pattern, source.name)
     if match is None:
         raise UserError(f"{source}: its name is not that of a published file; name one, such as {example}")
@@ -56,11 +48,7 @@ def match_name(source: Path, pattern: str, example: str) -> re.Match[str]:
 
 
 def field(entry: Any, name: str, kind: type, where: str) -> Any:
-    """Returns a field of an entry.
-
-    Raises:
-        UserError: there is none, or it is not a ``kind``.
-    """
+    """Returns a field of an entry."""
     value = entry.get(name) if isinstance(entry, Mapping) else None
     # To Python, true is a whole number, too.
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -84,9 +72,6 @@ def split_of_listed(
         published: see `Split`.
         left_out: see `Split`.
         skip_missing: leave out images that are missing, unless all are.
-
-    Raises:
-        UserError: an image is missing, several match, or two have the same name.
     """
     found = _find(listed, files)
     if skip_missing and any(found):

@@ -26,9 +26,6 @@ def read_objectnet(source: Path, split: str | None = None) -> DataSet:
     Args:
         source: the folder.
         split: ``test``, the only one, or None.
-
-    Raises:
-        UserError: the source is still an archive, a mapping is missing or damaged, or there are no images.
     """
     select_splits(["test"], split, "ObjectNet")
     if source.is_file():

@@ -64,9 +64,6 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
         source: the file or folder.
         split: which split to read; if paths name no splits, the name of the only one.
         columns: which ones to read; None detects them.
-
-    Raises:
-        UserError: pyarrow is not installed, a file is damaged, or the columns are ambiguous.
     """
     paths = [source]
     if source.is_dir():
@@ -100,11 +97,7 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
 
 
 def _split_files(source: Path, paths: Sequence[Path], split: str | None) -> dict[str, list[Path]]:
-    """Returns the files of each split.
-
-    Raises:
-        UserError: only some paths name a split, or one is named by files of several data sets.
-    """
+    """Returns the files of each split."""
     found = {path: _split_in(path.relative_to(source) if path != source else Path(path.name)) for path in paths}
     if not any(found.values()):
         if look_like_splits({str(path.relative_to(source)) for path in paths if path != source}):
@@ -129,11 +122,7 @@ def _split_files(source: Path, paths: Sequence[Path], split: str | None) -> dict
 
 
 def _check_numbers(source: Path, split: str, paths: Sequence[Path]) -> None:
-    """Tells how many files of a split are missing.
-
-    Raises:
-        UserError: files are of several revisions, or copies, whose rows would be added up.
-    """
+    """Tells how many files of a split are missing."""
     found: dict[tuple[Path, str], tuple[str, dict[str, Path]]] = {}
     for path in paths:
         name = _COPY.sub("", path.name.lower())
@@ -305,11 +294,7 @@ def _only(names: Sequence[str], file: _File, what: str, flag: str) -> str:
 
 
 def _names(files: Iterable[_File], column: str) -> tuple[str, ...]:
-    """Returns the class names of a ClassLabel; none where no file has any.
-
-    Raises:
-        UserError: files differ in them: one number would be of several classes.
-    """
+    """Returns the class names of a ClassLabel; none where no file has any."""
     named = [file for file in files if file.class_names.get(column)]
     for file in named[1:]:
         if file.class_names[column] != named[0].class_names[column]:

@@ -35,9 +35,6 @@ def read_pets(source: Path, scratch: Path, split: str | None = None) -> DataSet:
         source: the folder.
         scratch: a folder with space for the decompressed archives.
         split: ``train``, which is the official trainval, or ``test``; None means both.
-
-    Raises:
-        UserError: an archive is missing or damaged, or a list contains an unknown image.
     """
     splits = select_splits(_LISTS, split, "Oxford-IIIT Pet")
     images, annotations = (_open(source, name, scratch) for name in ("images", "annotations"))

@@ -27,9 +27,6 @@ def read_places365(source: Path, scratch: Path, split: str | None = None) -> Dat
         source: the folder.
         scratch: unused, because the archives are not compressed.
         split: ``test``, which is the official validation set; None means the same.
-
-    Raises:
-        UserError: an archive is missing or damaged, or the list names an unknown image or class.
     """
     (name,) = select_splits(["test"], split, "Places365")
     if not source.is_dir():

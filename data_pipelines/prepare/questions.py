@@ -73,9 +73,6 @@ def read_vqa(source: Path, scratch: Path, split: str | None = None, images: Path
         scratch: a folder with space for decompressed archives.
         split: None or the split in the name of ``source``.
         images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
-
-    Raises:
-        UserError: a file has another format or name, annotations do not match the questions, or an image is missing.
     """
     pattern = r"v2_OpenEnded_mscoco_((train|val|test|test-dev)(2014|2015))_questions\.json"
     subset, name, year = match_name(source, pattern, "v2_OpenEnded_mscoco_val2014_questions.json").groups()
@@ -96,9 +93,6 @@ def read_gqa(source: Path, scratch: Path, split: str | None = None, images: Path
         scratch: a folder with space for decompressed archives.
         split: None or the split in the name of ``source``.
         images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
-
-    Raises:
-        UserError: a file has another format or name, or a file or an image is missing.
     """
     if source.is_dir():
         subset, parts = "train_all", [source / f"train_all_questions_{number}.json" for number in range(_GQA_PARTS)]
@@ -120,9 +114,6 @@ def read_textvqa(source: Path, scratch: Path, split: str | None = None, images: 
         scratch: a folder with space for decompressed archives.
         split: None or the split in the name of ``source``.
         images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
-
-    Raises:
-        UserError: the file has another format or name, or an image is missing.
     """
     name = match_name(source, r"TextVQA_[\d.]+_(train|val|test)\.json", "TextVQA_0.5.1_val.json")[1]
     select_splits([name], split, str(source))
@@ -139,9 +130,6 @@ def read_stvqa(source: Path, scratch: Path, split: str | None = None, images: Pa
         scratch: a folder with space for decompressed archives.
         split: None or the split in the name of ``source``.
         images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
-
-    Raises:
-        UserError: the file has another format or name, or an image is missing.
     """
     name = match_name(source, r"(train|test)_task_3\.json", "train_task_3.json")[1]
     select_splits([name], split, str(source))
@@ -172,9 +160,6 @@ def read_ocrvqa(
         split: ``train``, ``val`` or ``test``; None means all.
         images: the folder or archive that contains the images at any depth; None means the folder of ``source``.
         skip_missing: leave out images that are missing, unless all of a split are: shops no longer show some of them.
-
-    Raises:
-        UserError: the file has another format, or an image is missing.
     """
     names = select_splits(_OCR_VQA_SPLITS, split, str(source))
     content = read_object(source, MAX_FILE_BYTES)

@@ -49,9 +49,6 @@ def read_imagenet_c(source: Path, scratch: Path, split: str | None = None, *, ex
         scratch: a folder with space for decompressed archives.
         split: one corruption; None means all of `BENCHMARK` that exist.
         extra: also those of `EXTRA`.
-
-    Raises:
-        UserError: an archive is damaged, or an image lies elsewhere.
     """
     archives = sorted(source.glob("*.tar")) if source.is_dir() else []
     found: dict[str, dict[str, tuple[Files, list[str]]]] = {}
@@ -80,9 +77,6 @@ def read_cifar_c(
         num_classes: 10 or 100.
         split: one corruption; None means all of `BENCHMARK` that exist.
         extra: also those of `EXTRA`.
-
-    Raises:
-        UserError: an array is missing, damaged, or not of the expected shape or type; a label is out of range.
     """
     files = open_files(source, scratch)
     if source.is_file():

@@ -33,9 +33,6 @@ def read_svhn(source: Path, split: str | None = None) -> DataSet:
     Args:
         source: the folder.
         split: ``train`` or ``test``; None means both.
-
-    Raises:
-        UserError: a file is missing or damaged.
     """
     names = select_splits(_FILES, split, "SVHN")
     if not source.is_dir():

@@ -87,9 +87,6 @@ def read_colorectal(source: Path, scratch: Path, split: str | None = None) -> Da
         source: the archive, the folder, or a folder that holds one of them.
         scratch: unused, because a zip archive is read in place.
         split: ``train`` (2,000 images) or ``test`` (3,000); None means both.
-
-    Raises:
-        UserError: the source is damaged or another archive.
     """
     return _read(_COLORECTAL, source, scratch, split)
 
@@ -101,9 +98,6 @@ def read_uc_merced(source: Path, scratch: Path, split: str | None = None) -> Dat
         source: the archive, the folder, or a folder that holds one of them.
         scratch: unused, because a zip archive is read in place.
         split: ``train`` (1,000 images) or ``test`` (1,100); None means both.
-
-    Raises:
-        UserError: the source is damaged or another archive.
     """
     return _read(_UC_MERCED, source, scratch, split)
 

@@ -69,9 +69,6 @@ def load_arrays(data: bytes, source: str) -> Any:
     Args:
         data: the pickle.
         source: where it comes from, for error messages.
-
-    Raises:
-        UserError: it contains anything but arrays and plain values, or is damaged.
     """
     try:
         _check_memo(data)

@@ -54,9 +54,6 @@ class WriteOptions:
         shuffle: write samples in a fixed random order instead of the source's order.
         check_images: decode every image; otherwise only its first bytes are checked.
         skip_broken: exclude unreadable images; otherwise the first one is an error.
-
-    Raises:
-        UserError: samples_per_shard or workers is below 1.
     """
 
     samples_per_shard: int = 10_000
@@ -81,9 +78,6 @@ class SplitWriter:
         num_written: number of samples in the shards of earlier writers.
         finished: whether the split is complete.
         example: the first image or caption that was left out, and why; empty if there is none.
-
-    Raises:
-        UserError: the split is empty, or the folder holds shards of another source or of other options.
     """
 
     def __init__(self, folder: Path, split: Split, options: WriteOptions):
@@ -131,9 +125,6 @@ class SplitWriter:
 
         Returns:
             The number of samples written by this and earlier writers: all except broken ones.
-
-        Raises:
-            UserError: an image is broken, the disk is full, or another process writes the same folder.
         """
         try:
             return self._write(advance)
@@ -224,11 +215,7 @@ class SplitWriter:
 
 
 def write_names(output: Path, dataset: DataSet) -> None:
-    """Writes class names, prompt templates and candidates, where there are any; does not overwrite existing templates.
-
-    Raises:
-        UserError: the folder has other class names, or a name has a line break.
-    """
+    """Writes class names, prompt templates and candidates, where there are any; existing templates stay."""
     if dataset.class_names is None:
         return
     for name in dataset.class_names:

@@ -17,11 +17,7 @@ def checksum(address: str) -> str:
 
 
 def save_checksum(address: str) -> None:
-    """Writes ``FILE.sha256`` beside a file, in the format of ``sha256sum``, or compares the file with an existing one.
-
-    Raises:
-        UserError: the file differs from its saved checksum, or the checksum cannot be written.
-    """
+    """Writes ``FILE.sha256`` beside a file, in the format of ``sha256sum``, or compares with an existing one."""
     path = f"{address}.sha256"
     if storage.exists(path):
         if mismatch := checksum_mismatch(address):

@@ -47,9 +47,6 @@ class FaultLog:
         Args:
             faults: each with the address of its shard.
             num_samples: number of usable samples.
-
-        Raises:
-            UserError: the limit is exceeded, or no sample is usable and the limit is finite.
         """
         faults = list(faults)
         for address, fault in faults:
@@ -73,9 +70,6 @@ class FaultLog:
             shard: its address.
             cause: a short description, equal for all samples with this defect.
             example: what happened here, and how to fix it.
-
-        Raises:
-            UserError: the limit is exceeded.
         """
         with self._lock:
             self._count(shard, cause, example)
@@ -91,9 +85,6 @@ class FaultLog:
             reason: what happened here.
             num_samples: samples per epoch: a broken sample counts once, however often it is read. None for a stream:
                 a broken sample counts each time.
-
-        Raises:
-            UserError: the limit is exceeded.
         """
         name = f"{shard}: key {key}"
         with self._lock:

@@ -65,9 +65,6 @@ class ShardIndex:
 
     Attributes:
         summaries: of the shards, in order.
-
-    Raises:
-        UserError: a shard cannot be read.
     """
 
     def __init__(
@@ -205,9 +202,6 @@ def index_shard(address: str | Path) -> ShardTable:
 
     The index is saved beside the shard, or in the user's cache. Only an index with our own seal is trusted. An index
     beside the shard with a foreign seal is not overwritten.
-
-    Raises:
-        UserError: the shard cannot be read.
     """
     address = str(address)
     # Taken before the scan: if the shard changes meanwhile, the index is stale at once instead of wrong for ever.

@@ -71,9 +71,6 @@ class Loader:
         faults: samples excluded or masked since the loader was built.
         stored: the embeddings that are read in place of images, or None.
         stored_texts: the embeddings that are read beside the captions, or None.
-
-    Raises:
-        UserError: no shards, or more of their samples are broken than ``max_bad_fraction`` allows.
     """
 
     def __init__(
@@ -156,9 +153,6 @@ class Loader:
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
-
-        Raises:
-            UserError: the batch cannot be divided among the hosts; later, too many samples cannot be read or labelled.
         """
         if position < 0:
             raise UserError(
@@ -195,9 +189,6 @@ class Loader:
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
-
-        Raises:
-            UserError: as ``batches``.
         """
         size = batch_size or self.config.batch_size
         rows = rows_per_process(size, process_count)

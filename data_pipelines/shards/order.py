@@ -142,9 +142,6 @@ class Mixed:
     Args:
         orders: of each data set, over indices of all samples.
         weights: shares of the samples, not normalised.
-
-    Raises:
-        UserError: a weight is too small for a single sample in a cycle.
     """
 
     def __init__(self, orders: Sequence[Order], weights: Sequence[float]):

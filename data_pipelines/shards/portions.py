@@ -32,9 +32,6 @@ class Portion:
         start, end: percent of the samples.
         by: the rule. By "sample", the name of the shard counts, without its folder, so that keys may begin anew in
             every shard; by "key", equal keys are on one side; by "caption", equal captions, or keys where none is.
-
-    Raises:
-        UserError: percentages out of order, or not from 0 to 100.
     """
 
     start: int | float = 0

@@ -68,11 +68,7 @@ filesystem = functools.lru_cache(maxsize=2**16)(stores.filesystem)
 
 
 def stamp(address: str) -> str:
-    """Returns a string that changes with the file: its size and modification time, or its tag in a store.
-
-    Raises:
-        UserError: there is no such file, it is a pipe or device, or its store does not answer.
-    """
+    """Returns a string that changes with the file: its size and modification time, or its tag in a store."""
     if is_pipe(address):
         raise UserError(f"{address}: a command cannot seek; read it with `data.stream` in a configuration file")
     try:
@@ -123,11 +119,7 @@ def read_whole(address: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def text_lines(address: str) -> tuple[str, ...]:
-    """Returns the lines of a UTF-8 file, each stripped, without empty lines at the end.
-
-    Raises:
-        UserError: the file is missing or not UTF-8.
-    """
+    """Returns the lines of a UTF-8 file, each stripped, without empty lines at the end."""
     try:
         text = read_whole(address).decode("utf-8-sig")
     except OSError as error:
@@ -139,11 +131,7 @@ def text_lines(address: str) -> tuple[str, ...]:
 
 
 def read_lines(address: str) -> tuple[str, ...]:
-    """Returns the lines of a UTF-8 file such as ``classnames.txt``, in which line numbers are labels.
-
-    Raises:
-        UserError: as `text_lines`; the file is empty, or has an empty line before its end.
-    """
+    """Returns the lines of a UTF-8 file such as ``classnames.txt``, in which line numbers are labels."""
     lines = text_lines(address)
     if "" in lines:
         what = "the file is empty" if len(lines) == 1 else f"line {lines.index('') + 1} is empty"
@@ -170,11 +158,7 @@ def write(address: str, content: bytes) -> None:
 
 
 def exists(address: str) -> bool:
-    """Returns whether a file exists.
-
-    Raises:
-        UserError: its store does not answer.
-    """
+    """Returns whether a file exists."""
     if not is_remote(address):
         return Path(address).is_file()
     files, path = filesystem(address)

@@ -28,11 +28,7 @@ _Result = TypeVar("_Result")
 
 
 def filesystem(address: str) -> tuple[Any, str]:
-    """Returns fsspec's file system for an address, and the path there.
-
-    Raises:
-        UserError: the file system is in `REFUSED`, its package is not installed, or it cannot have such an address.
-    """
+    """Returns fsspec's file system for an address, and the path there."""
     protocols = [link.partition("://")[0].lower() for link in address.split("::")]
     for protocol in protocols:
         if protocol in REFUSED:

@@ -43,9 +43,6 @@ class Stream:
         config: as given.
         num_classes: of the labels, ``k``; None without labels.
         faults: defects skipped and samples masked since the stream was built.
-
-    Raises:
-        UserError: no shards; labels that cannot be read.
     """
 
     def __init__(self, config: LoaderConfig, tokenizer: Tokenizer | None = None, *, allow_commands: bool = False):
@@ -83,10 +80,6 @@ class Stream:
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
-
-        Raises:
-            UserError: the batch cannot be divided among the hosts; later, no shard can be read, or too many samples are
-                broken.
         """
         config, size = self.config, self.config.batch_size
         rows = rows_per_process(size, process_count)

@@ -18,9 +18,6 @@ class Suspects:
         table: the .csv or .parquet file, with a row per sample and the most suspect first.
         fraction: of its rows, from the first on, that are suspects.
         weight: of a suspect in the mean loss, where all others have the weight 1; 0 leaves suspects out of training.
-
-    Raises:
-        UserError: the fraction is not between 0 and 1, or the weight not at least 0 and below 1.
     """
 
     table: Path
@@ -34,11 +31,7 @@ class Suspects:
             raise FieldError(self, "weight", f"{self.weight} must be below 1 and at least 0, which leaves samples out")
 
     def read(self) -> "ScoreTable":
-        """Returns the suspects and the number of rows of each shard.
-
-        Raises:
-            UserError: the table cannot be read, has other columns, or ends within a row.
-        """
+        """Returns the suspects and the number of rows of each shard."""
         from lit_het.data_pipelines.shards.suspects import read
 
         return read(self)

@@ -85,10 +85,6 @@ def write_shards(
 
     Returns:
         The paths of the shards, in order.
-
-    Raises:
-        UserError: the directory holds shards of this name already, a key has a dot in its base name, or there are
-            no samples.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -118,9 +114,6 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
 
     Returns:
         The number of samples.
-
-    Raises:
-        UserError: a key is empty or has a dot in its base name.
     """
     # Only where shards are written: webdataset imports PyTorch, which takes seconds, wherever it is installed.
     from webdataset.writer import TarWriter
@@ -160,10 +153,6 @@ def expand(patterns: Path | str | Iterable[Path | str], *, allow_commands: bool 
     Args:
         patterns: as above.
         allow_commands: whether lists, which may come from other people, may contain commands.
-
-    Raises:
-        UserError: a pattern, or one alternative of its braces, matches no tar file; a list cannot be read, or contains
-            a command that is not allowed; braces expand to more than `MAX_ALTERNATIVES`.
     """
     patterns = [patterns] if isinstance(patterns, (str, Path)) else list(patterns)
     if not patterns:
@@ -263,11 +252,7 @@ def _warn_of_ignored(folder: str, count: int, example: str) -> None:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the files that match a glob pattern, here or at addresses that fsspec knows.
-
-    Raises:
-        UserError: the store does not answer.
-    """
+    """Returns the files that match a glob pattern, here or at addresses that fsspec knows."""
     if not urls.is_remote(pattern):
         return glob.glob(pattern, recursive=True)
     files, path = storage.filesystem(pattern)

@@ -131,11 +131,7 @@ class SourceTokenizer(Protocol):
     length: int
 
     def whole(self, texts: list[str]) -> np.ndarray:
-        """Returns ids ``[n length]`` of whole texts.
-
-        Raises:
-            UserError: a text has more tokens.
-        """
+        """Returns ids ``[n length]`` of whole texts."""
         ...
 
 
@@ -184,9 +180,6 @@ class Captions:
     Args:
         places: of each data set, see `TextPlace`.
         tokenizer: texts to ids; where there are prompts, a `DecoderTokenizer`.
-
-    Raises:
-        UserError: there are prompts, and the tokenizer is for text towers only.
     """
 
     def __init__(self, places: Sequence[TextPlace], tokenizer: Tokenizer | DecoderTokenizer):

@@ -21,10 +21,6 @@ class TensorFlowTextTokenizer:
         length: tokens per caption.
         padding_id: fills the rest of a row.
         word_pieces: captions to the ids of their word pieces, without control tokens.
-
-    Raises:
-        UserError: the bytes are not a vocabulary with the control tokens, the length is too short for them, or
-            TensorFlow Text is not installed.
     """
 
     def __init__(

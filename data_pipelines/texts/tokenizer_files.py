@@ -51,11 +51,7 @@ _GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 18, "NFKD": 18, "BertNormalizer": 9, "Byt
 
 
 def read(model: Path) -> bytes:
-    """Returns the content of a tokenizer's file.
-
-    Raises:
-        UserError: it cannot be read, or is too large.
-    """
+    """Returns the content of a tokenizer's file."""
     try:
         content = untrusted.read_bytes(model, MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -66,11 +62,7 @@ def read(model: Path) -> bytes:
 
 
 def read_hugging_face(model: Path) -> bytes:
-    """Returns a ``tokenizer.json``; of CLIP's ``vocab.json`` and ``merges.txt`` one with the same ids.
-
-    Raises:
-        UserError: a file cannot be read, is too large, or is not such a vocabulary.
-    """
+    """Returns a ``tokenizer.json``; of CLIP's ``vocab.json`` and ``merges.txt`` one with the same ids."""
     content = read(model)
     if model.name != "vocab.json":
         return content

@@ -67,9 +67,6 @@ def train_sentencepiece(
 
     Padding is id 0, end of sequence 1, unknown 2. Every character of the captions is covered. The vocabulary is smaller
     than ``vocabulary_size`` if the captions do not yield that many pieces.
-
-    Raises:
-        UserError: the captions cannot fill or fit the vocabulary.
     """
     model = io.BytesIO()
     try:
@@ -108,9 +105,6 @@ class SentencePieceTokenizer:
         unknown_id: stands for every character that the model does not know.
         remove_punctuation: whether ASCII punctuation and repeated white space are removed first.
         split_underscores: whether underscores become spaces before that.
-
-    Raises:
-        UserError: the bytes are not a model, or the model has no end token or no padding.
     """
 
     def __init__(
@@ -160,11 +154,7 @@ class SentencePieceTokenizer:
         return ids
 
     def whole(self, texts: list[str]) -> Int32[np.ndarray, "n length"]:
-        """Tokenises texts as a call does, and cuts none.
-
-        Raises:
-            UserError: a text has too many tokens.
-        """
+        """Tokenises texts as a call does, and cuts none."""
         for number, text in enumerate(texts, 1):
             if (count := len(self.pieces(text)) + 1) > self.length:
                 raise UserError(
@@ -180,9 +170,6 @@ class SentencePieceTokenizer:
 
         Returns:
             The ids, and which of them are to be learned: those of the text, which may be cut, and the end token.
-
-        Raises:
-            UserError: a prompt leaves no room for its text.
         """
         ids = np.full((len(prompts), self.length), self.padding_id, np.int32)
         target = np.zeros(ids.shape, bool)
@@ -234,9 +221,6 @@ class HuggingFaceTokenizer:
         model_bytes: the content of the file.
         length: tokens per caption.
         padding_id: fills the rest of a row.
-
-    Raises:
-        UserError: the bytes are not a tokenizer, it has no padding, or the length is too short for control tokens.
     """
 
     def __init__(self, model_bytes: bytes, length: int, padding_id: int | None = None):
@@ -299,11 +283,7 @@ class HuggingFaceTokenizer:
         return self._vocabulary_size
 
     def __call__(self, captions: list[str]) -> Int32[np.ndarray, "n length"]:
-        """Tokenises captions.
-
-        Raises:
-            UserError: the file's steps fail, or do not make ``length`` ids of the vocabulary.
-        """
+        """Tokenises captions."""
         with _one_line_errors("the tokenizer.json fails"):
             encodings = self._tokenizer.encode_batch([tokenizer_files.truncate(caption) for caption in captions])
         ids = [encoding.ids for encoding in encodings]

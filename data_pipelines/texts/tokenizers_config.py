@@ -32,11 +32,7 @@ class SentencePieceConfig:
     split_underscores: bool = False
 
     def build(self) -> "SentencePieceTokenizer":
-        """Reads the model.
-
-        Raises:
-            UserError: the file is missing, or is not a SentencePiece model with an end token and padding.
-        """
+        """Reads the model."""
         from lit_het.data_pipelines.texts import tokenizer_files
         from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
 
@@ -70,11 +66,7 @@ class HuggingFaceTokenizerConfig:
     padding_id: int | None = None
 
     def build(self) -> "HuggingFaceTokenizer":
-        """Reads the file.
-
-        Raises:
-            UserError: it is missing, not a tokenizer, or has no padding token.
-        """
+        """Reads the file."""
         from lit_het.data_pipelines.texts import tokenizer_files
         from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer
 
@@ -104,11 +96,7 @@ class TensorFlowTextConfig:
     padding_id: int | None = None
 
     def build(self) -> "TensorFlowTextTokenizer":
-        """Reads the file.
-
-        Raises:
-            UserError: it is missing or not a vocabulary of BERT, or TensorFlow Text is not installed.
-        """
+        """Reads the file."""
         from lit_het.data_pipelines.texts import tokenizer_files
         from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextTokenizer
 

@@ -21,11 +21,7 @@ class AmongCaptions:
     samples: int = 0
 
     def check(self, model: EvaluatedModel) -> None:
-        """Checks that the model can embed captions, and that these differ.
-
-        Raises:
-            UserError: a classifier, captions that the model does not distinguish, or as `Recognition.check`.
-        """
+        """Checks that the model can embed captions, and that these differ."""
         if model.text is None:
             raise UserError("--captions needs an image-text model; a classifier has classes of its own, leave it out")
         names = tuple({captions[0] for captions in self.captions if captions})

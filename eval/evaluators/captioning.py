@@ -31,11 +31,7 @@ class Captioning:
     seed: int
 
     def check(self, model: EvaluatedModel) -> None:
-        """Checks that the model writes text, and that the prompt leaves room for it.
-
-        Raises:
-            UserError: it does not, or not for a candidate; or S is odd where noise comes in pairs.
-        """
+        """Checks that the model writes text, and that the prompt leaves room for it."""
         writer = writer_of(model, self.samples)
         most = writer.max_new_tokens(self._prompt(writer))
         if (longest := least_tokens(writer, self.candidates)) > most:
@@ -45,9 +41,6 @@ class Captioning:
         """Returns `lit_het.eval.metrics.text_scores`, and ``exact_match`` of any of an image's true captions.
 
         Captions are compared by their tokens (`tokenize`). Metrics with noise have the prefix ``noisy/``.
-
-        Raises:
-            UserError: as `check`.
         """
         writer = writer_of(model, self.samples)
         prompt = self._prompt(writer)

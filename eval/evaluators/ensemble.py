@@ -31,12 +31,7 @@ class Ensemble:
     weights: tuple[int, ...] = ()
 
     def check(self, *models: EvaluatedModel) -> None:
-        """Checks that the models have at least two members together.
-
-        Raises:
-            UserError: there is only one member, not one weight for each model, or images have several labels and a
-                model has no probability of every class; otherwise as `Recognition.check`.
-        """
+        """Checks that the models have at least two members together."""
         if self.weights and len(self.weights) != len(models):
             raise UserError(
                 f"there are {pluralize(len(models), 'model')} and {len(self.weights)} --weights; give one each"
@@ -60,9 +55,6 @@ class Ensemble:
         temperature was fitted to the mean of its members. A model that is a single member is calibrated as such; the
         members of a model with several are scored as trained, since they have no temperature of their own. Images with
         several labels have the figures of `lit_het.eval.metrics.multi_label`, as trained.
-
-        Raises:
-            UserError: as `check`.
         """
         self.check(*models)
         predictors = [self.recognition.predictor(model, self.samples) for model in models]

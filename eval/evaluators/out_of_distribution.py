@@ -94,9 +94,6 @@ def open_outside(places: Mapping[str, Sequence[str]], inside: ImageSet, sets: Se
         places: ``near`` and ``far`` sets, ``NAME=FOLDER`` or ``FOLDER`` with shards.
         inside: the in-distribution set, whose batch size and limit of unreadable images they share.
         sets: opens them.
-
-    Raises:
-        UserError: two sets have the same name; otherwise as `OpenSet`.
     """
     size, allowed = inside.batch_size, inside.max_bad_fraction
     like = ImageSet("", "", batch_size=size, max_bad_fraction=allowed, labelled=False)

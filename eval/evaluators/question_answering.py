@@ -33,11 +33,7 @@ class QuestionAnswering:
     seed: int
 
     def check(self, model: EvaluatedModel) -> None:
-        """Checks that the model writes text, and tells how many questions leave no room for an answer.
-
-        Raises:
-            UserError: it does not, or no question leaves room; or S is odd where noise comes in pairs.
-        """
+        """Checks that the model writes text, and tells how many questions leave no room for an answer."""
         writer = writer_of(model, self.samples)
         least = least_tokens(writer, self.candidates)
         texts = [question.question for of_image in self.questions for question in of_image]
@@ -55,9 +51,6 @@ class QuestionAnswering:
 
         The confidence is the probability of the answer, or its share of that of all candidates. Metrics with noise have
         the prefix ``noisy/``.
-
-        Raises:
-            UserError: as `check`.
         """
         writer = writer_of(model, self.samples)
         decoders = decoders_of(writer, self.generation, self.candidates, self.samples, self.seed)
@@ -117,11 +110,7 @@ def _compared(figure: AnswerFigure, predictions: list[str], answers: list[tuple[
 
 
 def read_questions(opened: OpenSet, place: str, at_least: int) -> tuple[tuple[Question, ...], ...]:
-    """Returns the questions of each image of a set that have so many answers or more.
-
-    Raises:
-        UserError: more are missing or malformed than the set's ``max_bad_fraction`` allows, or none has enough answers.
-    """
+    """Returns the questions of each image of a set that have so many answers or more."""
     of_images = opened.texts(member_of(place), lambda text: questions_in(text, place))
     found = tuple(
         tuple(question for question in questions or () if len(question.answers) >= at_least) for questions in of_images

@@ -32,11 +32,7 @@ class Retrieval:
     captions: tuple[tuple[str, ...], ...]
 
     def check(self, model: EvaluatedModel) -> None:
-        """Checks that the model can embed captions.
-
-        Raises:
-            UserError: the model is a classifier, or its text tower has no tokenizer.
-        """
+        """Checks that the model can embed captions."""
         if model.text is None:
             raise UserError("retrieval needs an image-text model; classifiers and decoders have no text embeddings")
         for captions in itertools.islice(filter(None, self.captions), 1):
@@ -99,9 +95,6 @@ def read_captions(opened: OpenSet, source: str, unit: CaptionUnit = "line") -> t
 
     Returns:
         No captions for an image that has none, or unreadable ones; `with_captions` leaves it out.
-
-    Raises:
-        UserError: there are more such images than the set's ``max_bad_fraction`` allows.
     """
     found = opened.texts(member_of(source), lambda text: tuple(captions_in(text, source, unit)))
     return tuple(captions or () for captions in found)

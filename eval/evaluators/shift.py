@@ -74,11 +74,7 @@ class Shift:
 
 
 def open_copies(folder: str, clean: OpenSet, sets: Sets) -> dict[str, OpenSet]:
-    """Opens the corrupted copies of a set, by ``<corruption>/<severity>``.
-
-    Raises:
-        UserError: no corrupted shards are found, or they have other class names; otherwise as `OpenSet`.
-    """
+    """Opens the corrupted copies of a set, by ``<corruption>/<severity>``."""
     places = _severities(folder)
     if not places:
         raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")

@@ -38,11 +38,7 @@ class ZeroShot:
     soft_labels: Float[np.ndarray, "n k"] | None = None
 
     def check(self, model: EvaluatedModel) -> None:
-        """Checks a model.
-
-        Raises:
-            UserError: as `Recognition.check`, or noise is asked for that images with several labels have no figures of.
-        """
+        """Checks a model."""
         self.recognition.check(model, self.samples)
         if self.samples and self.opened.config.has_several_labels:
             self.recognition.require_class_probabilities(model, "--samples")
@@ -159,9 +155,6 @@ def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:
 
     Returns:
         The classes of each image, in the order of the set.
-
-    Raises:
-        UserError: the file is missing or malformed, or does not have one entry per image; two samples have one key.
     """
     content, num_images = read_json(str(path)), opened.loader.num_samples
     if not isinstance(content, list) or len(content) != num_images:

@@ -72,11 +72,7 @@ def groups_of(shapes: Sequence[Hashable]) -> Int[np.ndarray, " k"]:
 def errors_within_groups(
     predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " k"]
 ) -> GroupErrors:
-    """Counts the top-1 errors that confuse two classes of one group, and computes the level expected by chance.
-
-    Raises:
-        UserError: no examples, or a prediction or label outside ``groups``.
-    """
+    """Counts the top-1 errors that confuse two classes of one group, and computes the level expected by chance."""
     check_labels(labels, len(groups))
     check_labels(predictions, len(groups))
     wrong = predictions != labels
@@ -97,9 +93,6 @@ def rank_test(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " m"]) -
 
     Mann and Whitney, "On a test of whether one of two random variables is stochastically larger than the
     other", Annals of Mathematical Statistics 1947. The effect size U / (n m) is the area under the ROC curve.
-
-    Raises:
-        UserError: an empty sample, or a value that is not finite.
     """
     if first.size == 0 or second.size == 0:
         raise UserError(f"rank test: needs values in both groups, got {first.size} and {second.size}")
@@ -136,9 +129,6 @@ def split_by_ambiguity(
 
     Images of one character are not independent, and characters of one shape have equal images. ``units`` should
     therefore number the characters or, more strictly, the shapes.
-
-    Raises:
-        UserError: a unit with both ambiguous and unambiguous values.
     """
     # One value per unit: images of one character would count as independent observations otherwise.
     distinct, means = means_by_unit(values, units)

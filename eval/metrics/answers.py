@@ -39,10 +39,6 @@ def vqa_accuracy(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -
     Args:
         predictions: an answer to each question.
         answers: those of people to each question, ten in VQA.
-
-    Raises:
-        UserError: no questions, other than one list of answers for each prediction, or a question with fewer than two
-            answers.
     """
     _require_answers(predictions, answers, at_least=2)
     return np.array([_share_of_people(*pair) for pair in zip(predictions, answers, strict=True)])
@@ -84,9 +80,6 @@ def exact_match(predictions: Sequence[str], answers: Sequence[str]) -> Bool[np.n
 
     Its evaluation normalises nothing. The answers are in lower case and without a period, so a model that writes
     sentences must be asked for, or its text brought into, that form before.
-
-    Raises:
-        UserError: no questions, or other than one answer for each prediction.
     """
     _require_as_many(predictions, answers)
     return np.array([prediction == answer for prediction, answer in zip(predictions, answers, strict=True)])
@@ -106,9 +99,6 @@ def anls(
         predictions: an answer to each question.
         answers: the true ones to each question.
         threshold: the normalised distance from which on an answer is wrong.
-
-    Raises:
-        UserError: no questions, other than one list of answers for each prediction, or a question without an answer.
     """
     _require_answers(predictions, answers, at_least=1)
     scores = []

@@ -49,11 +49,7 @@ class ReliabilityCurve:
 
 
 def check_labels(labels: Int[np.ndarray, " n"], num_classes: int) -> None:
-    """Checks that there is at least one label and that every label is in ``[0, num_classes)``.
-
-    Raises:
-        UserError: there are no labels, or a label is outside the classes.
-    """
+    """Checks that there is at least one label and that every label is in ``[0, num_classes)``."""
     if labels.size == 0:
         raise UserError("no valid example to score: check that the split holds labelled images that can be read")
     outside = (labels < 0) | (labels >= num_classes)
@@ -69,9 +65,6 @@ def brier_scores(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.nda
 
     The sum runs over all classes, as in Brier, "Verification of forecasts expressed in terms of
     probability", Monthly Weather Review 1950; some libraries halve it for two classes.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
     """
     check_labels(labels, log_probabilities.shape[1])
     squares = np.empty(len(log_probabilities))
@@ -85,9 +78,6 @@ def correctness(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"])
     """Returns the probability that the predicted class is the label: 1 or 0, or a fraction if the highest scores tie.
 
     Scores are probabilities or any increasing function of them, such as their logarithms.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
     """
     check_labels(labels, scores.shape[1])
     # Exact equality, on purpose: ties come from identical images or class names, whose scores are bitwise equal.
@@ -107,9 +97,6 @@ def reliability_of_confidence(
     Bins of equal mass (Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language
     processing models", EMNLP 2015) hold n / bins examples each, rounded; examples of equal confidence share a bin, the
     lowest that any of them would be in, so that the curve never depends on their order. Remaining bins are empty.
-
-    Raises:
-        UserError: no examples.
     """
     edges = _edges(confidence, bins, equal_mass)
     members = bin_of(confidence, edges)
@@ -135,9 +122,6 @@ def calibration_standard_error(
 
     With several predictors, it is the standard error of the mean of their calibration errors. Groups of dependent
     examples are as in `bootstrap_error`.
-
-    Raises:
-        UserError: no examples.
     """
     size, by_predictor = len(confidence), np.atleast_2d(confidence.T)
     members = np.stack([bin_of(values, _edges(values, bins, equal_mass)) for values in by_predictor])
@@ -176,9 +160,6 @@ def fit_temperature(
         log_probabilities: of all classes.
         labels: the right classes.
         weight: of each example in the mean; None for equal ones.
-
-    Raises:
-        UserError: no examples, a label outside the classes, or a label of probability zero.
     """
     check_labels(labels, log_probabilities.shape[1])
     check_log_probabilities(log_probabilities)
@@ -223,9 +204,6 @@ def fit(
         labels: the right classes.
         image: the image of each row, where several rows are of one image, such as the tokens of its caption; None where
             each row is another image. The loss of an image is the sum over its rows.
-
-    Raises:
-        UserError: no T between the bounds of the search minimises the loss; otherwise as `fit_temperature`.
     """
     temperature = fit_temperature(log_probabilities, labels)
     label_log_p = _at_label(log_probabilities, labels)
@@ -245,11 +223,7 @@ def fit(
 
 
 def scaled(log_probabilities: Float[np.ndarray, "n k"], temperature: float) -> Float[np.ndarray, "n k"]:
-    """Returns the log-probabilities of ``softmax(log p / T)``, in float32.
-
-    Raises:
-        UserError: the temperature is not above zero, or a row has no finite log-probabilities.
-    """
+    """Returns the log-probabilities of ``softmax(log p / T)``, in float32."""
     if not temperature > 0:
         raise UserError(f"the temperature is {temperature}: it must be above zero")
     check_log_probabilities(log_probabilities)
@@ -260,11 +234,7 @@ def scaled(log_probabilities: Float[np.ndarray, "n k"], temperature: float) -> F
 
 
 def check_log_probabilities(log_probabilities: Float[np.ndarray, "n k"]) -> None:
-    """Checks that every row has no NaN or infinity, and at least one class of nonzero probability.
-
-    Raises:
-        UserError: a row contains NaN or infinity, or only zero probabilities.
-    """
+    """Checks that every row has no NaN or infinity, and at least one class of nonzero probability."""
     # The maximum of a row is NaN if any entry is NaN, and minus infinity only if all entries are.
     bad = ~np.isfinite(log_probabilities.max(axis=1))
     if bad.any():

@@ -198,9 +198,6 @@ def cider_d(
         hypotheses: tokens of a caption for each image.
         references: tokens of its references.
         sigma: scale of the penalty for a difference in length.
-
-    Raises:
-        UserError: no images, other than one list of references for each caption, or an image without a reference.
     """
     _require_references(hypotheses, references)
     rarity = _Rarity.of(references)
@@ -221,9 +218,6 @@ def cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Flo
 
     The mean over references and n-gram lengths of the cosine between TF-IDF vectors. An n-gram that no reference holds
     counts as if one image had it. Neither figures of papers nor pycocoevalcap's are this one: see `cider_d`.
-
-    Raises:
-        UserError: as `cider_d`.
     """
     _require_references(hypotheses, references)
     rarity = _Rarity.of(references)
@@ -240,9 +234,6 @@ def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Floa
 
     Matches, n-grams and lengths are summed over images; the reference that is closest in length counts, and the
     shorter of two. BLEU has no standard error over images.
-
-    Raises:
-        UserError: as `cider_d`.
     """
     _require_references(hypotheses, references)
     matched, possible, length, closest = np.zeros(LONGEST), np.zeros(LONGEST), 0, 0
@@ -268,9 +259,6 @@ def rouge_l(
 
     ``(1 + β²) P R / (R + β² P)``, where P and R are the longest common subsequence divided by the lengths of hypothesis
     and reference. As in the COCO evaluation, P and R are each the largest of any reference.
-
-    Raises:
-        UserError: as `cider_d`.
     """
     _require_references(hypotheses, references)
     scores = []

@@ -41,9 +41,6 @@ def recall_per_class(
         correct: probability that an image's prediction is its label, such as `calibration.correctness`.
         labels: the true classes.
         num_classes: k.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
     """
     check_labels(labels, num_classes)
     with np.errstate(invalid="ignore"):
@@ -55,9 +52,6 @@ def mean_class_recall(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, 
 
     Brodersen et al., "The balanced accuracy and its posterior distribution", ICPR 2010; Parkhi et al., "Cats and dogs",
     CVPR 2012.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
     """
     return float(np.nanmean(recall_per_class(correctness(scores, labels), labels, scores.shape[1])))
 
@@ -80,9 +74,6 @@ def worst_classes(
         labels: the true classes.
         num_classes: k.
         count: the maximum number of classes.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
     """
     recall = recall_per_class(correct, labels, num_classes)
     with np.errstate(invalid="ignore"):
@@ -118,9 +109,6 @@ def average_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray
 
     The sum is not interpolated, as in scikit-learn's ``average_precision_score``. Tied scores are one threshold, so
     their order does not matter.
-
-    Raises:
-        UserError: a score is NaN.
     """
     _check_numbers(scores)
     if not positive.any():
@@ -139,19 +127,12 @@ def average_precision_per_class(
     """Returns the `average_precision` of each class of a multi-label set, NaN for a class without positives.
 
     Everingham et al., "The Pascal visual object classes (VOC) challenge", IJCV 2010, without its interpolation.
-
-    Raises:
-        UserError: a score is NaN.
     """
     return np.array([average_precision(column, target) for column, target in zip(scores.T, targets.T, strict=True)])
 
 
 def mean_average_precision(scores: Float[np.ndarray, "n k"], targets: Bool[np.ndarray, "n k"]) -> float:
-    """Returns the mean of `average_precision_per_class` over classes with positives (mAP).
-
-    Raises:
-        UserError: a score is NaN, or no class has positives.
-    """
+    """Returns the mean of `average_precision_per_class` over classes with positives (mAP)."""
     if not targets.any():
         raise UserError("mean average precision: no image has a label; check the set's labels")
     return float(np.nanmean(average_precision_per_class(scores, targets)))
@@ -165,9 +146,6 @@ def relabelled_correctness(
     Args:
         scores: of every class.
         acceptable: the acceptable classes of each image.
-
-    Raises:
-        UserError: the number of sets is not that of images, a class is out of range, or a score is NaN.
     """
     num_images, num_classes = scores.shape
     if len(acceptable) != num_images:
@@ -191,9 +169,6 @@ def relabelled_accuracy(scores: Float[np.ndarray, "n k"], acceptable: Sequence[S
     """Returns the share of images whose predicted class is acceptable, among images with an acceptable class.
 
     The accuracy on reassessed labels (ReaL) of Beyer et al., "Are we done with ImageNet?", 2020.
-
-    Raises:
-        UserError: as in `relabelled_correctness`, or all sets are empty.
     """
     correct = relabelled_correctness(scores, acceptable)
     if np.isnan(correct).all():
@@ -217,10 +192,6 @@ def merge_candidates(
 
     Returns:
         Log-probabilities of the ``k`` classes.
-
-    Raises:
-        UserError: a class has no candidates, a candidate is out of range or in two classes, or all candidates of an
-            image have probability zero.
     """
     *shape, num_candidates = log_probabilities.shape
     order = _check_candidates(candidates, num_candidates)

@@ -49,11 +49,7 @@ class ConformalThresholds:
     candidates: str | None = None
 
     def at(self, coverage: float) -> float:
-        """Returns the threshold of the lowest stored coverage that is at least ``coverage``.
-
-        Raises:
-            UserError: the coverage is not above zero, or higher than all stored ones.
-        """
+        """Returns the threshold of the lowest stored coverage that is at least ``coverage``."""
         if not 0 < coverage <= self.coverages[-1]:
             raise UserError(
                 f"coverage {coverage:g} has no stored threshold: it must be above 0 and at most {self.coverages[-1]:g}"
@@ -92,9 +88,6 @@ def fit_conformal(
         log_probabilities: of the calibration examples, computed as those of later examples.
         labels: their true classes.
         coverages: ascending, each between 0 and 1.
-
-    Raises:
-        UserError: a coverage outside (0, 1), too few examples for it, a label outside the classes, or a NaN.
     """
     for coverage in coverages:
         if not 0 < coverage < 1:
@@ -118,20 +111,13 @@ def prediction_sets(log_probabilities: Float[np.ndarray, "n k"], threshold: floa
 
     A set is never empty: it has at least the most probable class, or all classes that tie for it. Where the model is
     right more often than the coverage asks for, the coverage is therefore higher.
-
-    Raises:
-        UserError: a NaN.
     """
     check_log_probabilities(log_probabilities)
     return log_probabilities >= np.minimum(log_probabilities.max(axis=1), threshold)[:, None]
 
 
 def read_conformal(path: Path) -> ConformalThresholds:
-    """Reads the thresholds that ``lit-het calibrate`` wrote under ``conformal`` into a run's ``calibration.json``.
-
-    Raises:
-        UserError: the file or its thresholds are missing or damaged.
-    """
+    """Reads the thresholds that ``lit-het calibrate`` wrote under ``conformal`` into a run's ``calibration.json``."""
     way_out = f"run lit-het calibrate {path.parent} --data SHARDS first"
     try:
         content = untrusted.read_json(path)

@@ -174,10 +174,6 @@ def score_ensemble(
     """Scores the prediction of the ensemble, by default the members' mean prediction, and each member.
 
     `EnsembleResult.smaller` has the mean predictions of some of the members.
-
-    Raises:
-        UserError: fewer than two members, no images, a label outside the classes, or a row without finite
-            log-probabilities.
     """
     num_images, num_members, num_classes = log_probabilities.shape
     if num_members < 2:

@@ -30,9 +30,6 @@ def few_shot_means(accuracies: Accuracies, reference: Accuracies | None = None) 
     Args:
         accuracies: of the model, from 0 to 1. Numbers of shots that a set lacks are left out of the means.
         reference: of the reference model, for these sets at least.
-
-    Raises:
-        UserError: the sets have no number of shots in common, or the reference lacks one of them or has accuracy 0.
     """
     shots = [count for count in next(iter(accuracies.values()), {}) if all(count in one for one in accuracies.values())]
     if not shots:

@@ -32,11 +32,7 @@ class Gain:
 
 
 def gains_of(methods: Sequence[Point], baselines: Sequence[Point]) -> list[Gain]:
-    """Returns the gains of methods over baselines, which belong together in the order of their costs.
-
-    Raises:
-        UserError: there are not as many methods as baselines.
-    """
+    """Returns the gains of methods over baselines, which belong together in the order of their costs."""
     if len(methods) != len(baselines):
         raise UserError(
             f"{pluralize(len(methods), 'setting')} against {pluralize(len(baselines), 'setting')}: gains need as many "
@@ -70,11 +66,7 @@ def mean_gains(by_figure: Sequence[Sequence[Gain]]) -> list[Gain]:
 
 
 def improvement(value: Estimate, baseline: Estimate) -> Estimate:
-    """Returns ``(baseline - value) / baseline`` of a figure that should be low, with its error by the delta method.
-
-    Raises:
-        UserError: the value of the baseline is not above zero.
-    """
+    """Returns ``(baseline - value) / baseline`` of a figure that should be low, with its error by the delta method."""
     if not baseline.mean > 0:
         raise UserError(f"a baseline's value is {baseline.mean:.4g}: improvements need values above 0")
     ratio = value.mean / baseline.mean

@@ -28,9 +28,6 @@ def figures(
     training loss is ``binary_nll`` times the number of classes. ``classwise_ece`` is the calibration error of a class's
     probability, averaged over classes (Kull et al., "Beyond temperature scaling", NeurIPS 2019). It and
     ``mean_average_precision`` have no standard error.
-
-    Raises:
-        UserError: no image has a label, or a probability is NaN.
     """
     return _means([log_p], targets)
 
@@ -42,9 +39,6 @@ def ensemble_figures(
 
     ``joint_*`` are those of the ensemble, ``individual_*`` means over members, ``member_<number>/*`` those of each;
     ``kl`` is the KL divergence between two members' predictions of a class, averaged over pairs and classes, in nats.
-
-    Raises:
-        UserError: as `figures`.
     """
     by_member = list(members.swapaxes(0, 1))
     parts: Mapping[str, Sequence[np.ndarray]] = {"joint_": [joint(members)], "individual_": by_member}

@@ -24,20 +24,13 @@ def max_probability_score(log_probabilities: Float[np.ndarray, "n k"]) -> Float[
 
     The logarithm still distinguishes probabilities that float32 rounds to one. Hendrycks and Gimpel, "A baseline for
     detecting misclassified and out-of-distribution examples in neural networks", ICLR 2017.
-
-    Raises:
-        UserError: a row has no finite log-probabilities.
     """
     check_log_probabilities(log_probabilities)
     return -log_probabilities.max(axis=1)
 
 
 def entropy_score(log_probabilities: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
-    """Returns the entropy of the prediction, in nats.
-
-    Raises:
-        UserError: a row has no finite log-probabilities.
-    """
+    """Returns the entropy of the prediction, in nats."""
     check_log_probabilities(log_probabilities)
     result = np.empty(len(log_probabilities))
     for rows in row_blocks(*log_probabilities.shape):
@@ -87,9 +80,6 @@ class FeatureModel:
 
         Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
         NeurIPS 2018, Eq. 2, without the paper's input perturbation and its ensemble over layers.
-
-        Raises:
-            UserError: a feature is not finite.
         """
         _check_finite(features)
         return self.classes.distance(features)
@@ -99,9 +89,6 @@ class FeatureModel:
 
         Ren et al., "A simple fix to Mahalanobis distance for improving near-OOD detection", 2021: directions in
         which all images vary equally carry no information about classes, and cancel.
-
-        Raises:
-            UserError: a feature is not finite.
         """
         return self.mahalanobis_score(features) - self.background.distance(features)
 
@@ -114,9 +101,6 @@ def fit_features(features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n
     many images the weight goes to zero, which gives the papers' estimate. With fewer images than dimensions, the
     covariance is still invertible. A pseudo-inverse would ignore every direction without training images, in which an
     out-of-distribution image may lie.
-
-    Raises:
-        UserError: no images, a feature is not finite, or all images of a class have the same features.
     """
     _check_finite(features)
     check_labels(labels, int(labels.max(initial=0)) + 1)
@@ -139,9 +123,6 @@ def detection_figures(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray
     Args:
         inside: scores of in-distribution images.
         outside: scores of out-of-distribution images.
-
-    Raises:
-        UserError: one of the groups is empty, or a score is NaN.
     """
     if not inside.size or not outside.size:
         raise UserError("out of distribution: both sets need at least one image")

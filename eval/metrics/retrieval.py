@@ -111,9 +111,6 @@ def retrieve(
         texts: unit embeddings of the captions.
         owner: the image of each caption; captions of one image need not be adjacent.
         advance: called with the number of images just finished; the total is ``n``.
-
-    Raises:
-        UserError: no captions, an owner out of range, or embeddings that are not finite.
     """
     _check(images, texts, owner)
     # Sorted by owner, the captions of a block of images are adjacent, and a block of texts is compared with few images.

@@ -15,9 +15,6 @@ def risk_coverage_curve(confidence: Float[np.ndarray, " n"], loss: Float[np.ndar
     """Returns the mean loss of the i most confident examples, for i = 1 .. n: the risk at coverage i / n.
 
     El-Yaniv and Wiener, "On the foundations of noise-free selective classification", JMLR 2010.
-
-    Raises:
-        UserError: no examples, or a confidence is NaN.
     """
     once = np.ones((1, _checked_size(confidence)), np.int64)
     sizes, sums = _by_confidence(confidence, loss, once)
@@ -30,9 +27,6 @@ def aurc(confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " n"]) -> 
 
     Geifman and El-Yaniv, "Selective classification for deep neural networks", NeurIPS 2017; the name is of Geifman,
     Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019.
-
-    Raises:
-        UserError: as `risk_coverage_curve`.
     """
     return float(risk_coverage_curve(confidence, loss).mean())
 
@@ -42,9 +36,6 @@ def excess_aurc(confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " n
 
     It measures the confidences alone, where `aurc` also measures accuracy. The paper approximates the best area for
     losses of 0 and 1; here it is exact.
-
-    Raises:
-        UserError: as `risk_coverage_curve`.
     """
     return aurc(confidence, loss) - aurc(-loss, loss)
 
@@ -55,9 +46,6 @@ def aurc_standard_errors(
     """Returns the bootstrap standard errors over examples of `aurc` and of `excess_aurc`.
 
     Groups of dependent examples are as in `bootstrap_error`.
-
-    Raises:
-        UserError: as `risk_coverage_curve`.
     """
     size = _checked_size(confidence)
 

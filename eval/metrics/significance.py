@@ -72,9 +72,6 @@ def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
 
     Welch, "The generalization of 'Student's' problem when several different population variances are involved",
     Biometrika 1947; the two-sample unequal variance t-test of HET-XL, Table 6.
-
-    Raises:
-        UserError: a group is empty.
     """
     if not one or not other:
         raise UserError("a comparison needs at least one run in each group")
@@ -100,11 +97,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
 
 
 def welch_tests(runs: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, float]]) -> dict[str, WelchTest]:
-    """Runs `welch` for each figure that all runs of both groups have, in the order of the first run.
-
-    Raises:
-        UserError: a group is empty, or no figure is in all runs.
-    """
+    """Runs `welch` for each figure that all runs of both groups have, in the order of the first run."""
     if not runs or not against:
         raise UserError("a comparison needs at least one run in each group")
     names = [name for name in runs[0] if all(name in run for run in (*runs, *against))]
@@ -171,9 +164,6 @@ def bootstrap_error(
         num_examples: n.
         seed: of the resamples.
         groups: of dependent examples, such as the questions about one image, which are drawn whole; None for none.
-
-    Raises:
-        UserError: no examples.
     """
     if num_examples == 0:
         raise UserError("no valid example to score: check that the split holds labelled images that can be read")

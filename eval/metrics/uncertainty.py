@@ -170,11 +170,7 @@ def severity_correlation(by_severity: Sequence[Float[np.ndarray, " n"]]) -> tupl
 
 
 def views(tower: ImageFeatures) -> list[ImageFeatures]:
-    """Returns the tower on five views of every image: as it is, and moved by 1/16 of its side in four directions.
-
-    Raises:
-        UserError: features are stored, so that there are no images to move (when they are computed).
-    """
+    """Returns the tower on five views of every image: as it is, and moved by 1/16 of its side in four directions."""
 
     def view_of(down: int, right: int) -> ImageFeatures:
         if not down and not right:

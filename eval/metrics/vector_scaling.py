@@ -37,9 +37,6 @@ def fit_vector_scaling(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray,
 
     Without regularization, as in the paper: 2k numbers are fitted to n images, too many where classes have few images.
     The logits themselves are scaled: log-probabilities, to which each image adds a constant, would be another model.
-
-    Raises:
-        UserError: no images, a label outside the classes, or a row without finite logits.
     """
     check_log_probabilities(logits)
     n, k = logits.shape

@@ -11,11 +11,7 @@ from lit_het.files import write_atomically
 
 
 def write_files(files: Mapping[Path, str]) -> None:
-    """Writes texts, and makes their folders.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+    """Writes texts, and makes their folders."""
     for path, text in files.items():
         if path.is_dir():
             raise UserError(f"{path} is a folder; name a file with --output")
@@ -27,11 +23,7 @@ def write_files(files: Mapping[Path, str]) -> None:
 
 
 def write_benchmark(output: Path, page: Html, tables: Sequence[Table], sources: Iterable[str] = ()) -> None:
-    """Writes the page of a benchmark, and its tables as Markdown beside it; prints the tables.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+    """Writes the page of a benchmark, and its tables as Markdown beside it; prints the tables."""
     parts = [*(table.markdown() for table in tables), *(f"- {source}" for source in sources), ""]
     write_files({output: page, output.with_suffix(".md"): "\n".join(parts)})
     print_results(*tables, width_of_files=160)

@@ -35,9 +35,6 @@ class ImageSet:
             lists, in place of ``classnames.txt``.
         max_bad_fraction: the fraction of images that may be broken or unlabelled; these are left out of all metrics.
         labelled: whether class names and labels are read.
-
-    Raises:
-        UserError: the batch size is below 1, or labels are both vectors and words.
     """
 
     name: tyro.conf.Suppress[str]
@@ -82,11 +79,7 @@ class ImageSet:
 
 
 def require_one_label(config: ImageSet) -> None:
-    """Checks that a set has one label per image.
-
-    Raises:
-        UserError: images have several.
-    """
+    """Checks that a set has one label per image."""
     if config.has_several_labels:
         flag = "--caption-words" if config.caption_words else "--multi-label"
         raise UserError(
@@ -95,11 +88,7 @@ def require_one_label(config: ImageSet) -> None:
 
 
 def require_other_split(config: ImageSet, train_split: str) -> None:
-    """Checks that the training split is not the test split.
-
-    Raises:
-        UserError: both splits are the same folder, also where their paths are written differently.
-    """
+    """Checks that the training split is not the test split."""
     if have_same_shards(config, dataclasses.replace(config, split=train_split)):
         raise UserError(
             f"{config.name}: cannot train and test on the same split, {config.split}; give another --train-split"

@@ -183,9 +183,6 @@ def find_sets(folder: str, suite: Suite) -> tuple[dict[str, str], tuple[str, ...
 
     Returns:
         The folder of each set that was found, in the order of the suite, and other folders.
-
-    Raises:
-        UserError: a set is there twice, or a store does not answer.
     """
     by_name: dict[str, list[str]] = {}
     for directory in _directories(folder):
@@ -228,11 +225,7 @@ def set_name(directory: str) -> str:
 
 
 def check_complete(data: ImageSet) -> None:
-    """Checks that a split has as many shards as clip_benchmark's ``nshards.txt`` says, if there is one.
-
-    Raises:
-        UserError: it has another number, or the file has none.
-    """
+    """Checks that a split has as many shards as clip_benchmark's ``nshards.txt`` says, if there is one."""
     address = f"{data.shards}/{NUM_SHARDS_FILE}"
     if not storage.exists(address):
         return

@@ -29,9 +29,6 @@ def parse_set(argument: str, like: ImageSet) -> ImageSet:
     The folder contains the class names (if the set is labelled), and either shards or a folder ``like.split`` of
     shards. Or it contains shards, and its parent the class names. Without NAME, the set has the name of the
     folder, or of its parent if the folder is ``like.split``.
-
-    Raises:
-        UserError: the folder or its class names are missing, or the name has a slash.
     """
     name, folder = named_folder(argument)
     parent, _, last = folder.rpartition("/")

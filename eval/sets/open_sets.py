@@ -86,9 +86,6 @@ class OpenSet:
         config: of the set.
         class_names: the names that labels index; empty if labels are not read.
         loader: of its images.
-
-    Raises:
-        UserError: a file is missing or malformed, or the embeddings are of another tower.
     """
 
     def __init__(self, config: ImageSet, shards: _OpenShards, fingerprint: Callable[[], str]):
@@ -115,18 +112,11 @@ class OpenSet:
         """Returns the features of all images by each tower; images are read once for all towers together.
 
         The features are kept until those of a tower that is not among these are asked for.
-
-        Raises:
-            UserError: more images are unreadable than allowed, or all are.
         """
         return self._shards.features(_labels(self.config), towers, self.config.name)
 
     def stream(self, tower: ImageFeatures) -> Iterator[Features]:
-        """Yields the features of each batch and keeps none: all tokens of all images may not fit in memory.
-
-        Raises:
-            UserError: as `features_of`.
-        """
+        """Yields the features of each batch and keeps none: all tokens of all images may not fit in memory."""
         for (rows,) in _stream(self.loader, [tower], self.config.name, self._shards.spent):
             yield rows
 
@@ -151,11 +141,7 @@ class OpenSet:
         return [self.loader.index.key(number) for number in self.loader.numbers]
 
     def soft_labels(self) -> Float[np.ndarray, "n k"] | None:
-        """Returns the distribution of human answers of every sample of a single-label set, None if it has none.
-
-        Raises:
-            UserError: a distribution is missing or unreadable.
-        """
+        """Returns the distribution of human answers of every sample of a single-label set, None if it has none."""
         addresses = [summary.address for summary in self.loader.index.summaries]
         index = ShardIndex(addresses, self.loader.required, [SOFT_LABELS])
         if not (index.sizes(SOFT_LABELS)[list(self.loader.numbers)] >= 0).any():
@@ -175,9 +161,6 @@ class OpenSet:
         Args:
             member: the kind of the member.
             parse: a text to its content; raises `Unreadable`.
-
-        Raises:
-            UserError: more members are missing or unreadable than ``max_bad_fraction`` allows.
         """
         addresses = [summary.address for summary in self.loader.index.summaries]
         index, bad = ShardIndex(addresses, self.loader.required, [member]), list[str]()

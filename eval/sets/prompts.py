@@ -87,20 +87,12 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 
 def read_classnames(directory: str | Path) -> tuple[str, ...]:
-    """Reads the class names of a data set from ``classnames.txt``: one per line; the line number is the label.
-
-    Raises:
-        UserError: the file is missing, empty, not UTF-8, or has an empty line (labels would shift).
-    """
+    """Reads the class names of a data set from ``classnames.txt``: one per line; the line number is the label."""
     return read_lines(f"{directory}/{CLASS_NAMES_FILE}")
 
 
 def read_templates(directory: str | Path) -> tuple[str, ...]:
-    """Reads the prompt templates of a data set from ``zeroshot_classification_templates.txt``: one per line.
-
-    Raises:
-        UserError: the file is missing, empty, not UTF-8, or a line lacks the placeholder ``{c}``.
-    """
+    """Reads the prompt templates of a data set from ``zeroshot_classification_templates.txt``: one per line."""
     path = f"{directory}/{TEMPLATES_FILE}"
     templates = read_lines(path)
     check_templates(templates, path)
@@ -108,11 +100,7 @@ def read_templates(directory: str | Path) -> tuple[str, ...]:
 
 
 def read_prompts(prompts: str) -> tuple[str, ...]:
-    """Returns the templates of a family in `FAMILIES`, or reads them from a file with one per line.
-
-    Raises:
-        UserError: no such family or file, or a line lacks the placeholder ``{c}``.
-    """
+    """Returns the templates of a family in `FAMILIES`, or reads them from a file with one per line."""
     if prompts in FAMILIES:
         return FAMILIES[prompts]
     if not Path(prompts).is_file():
@@ -124,11 +112,7 @@ def read_prompts(prompts: str) -> tuple[str, ...]:
 
 
 def read_candidates(path: Path) -> tuple[str, ...]:
-    """Reads candidate class names from a file, one per line; `IMAGENET` stands for OpenAI's names of its classes.
-
-    Raises:
-        UserError: no such file, or it is empty or has an empty line.
-    """
+    """Reads candidate class names from a file, one per line; `IMAGENET` stands for OpenAI's names of its classes."""
     return openai_clip.imagenet_names() if _is_imagenet(path) else read_lines(str(path))
 
 
@@ -137,11 +121,7 @@ def _is_imagenet(path: Path) -> bool:
 
 
 def check_templates(templates: Sequence[str], source: str = "templates") -> None:
-    """Checks that there is at least one template and that each has the placeholder ``{c}``.
-
-    Raises:
-        UserError: with the source and the invalid template.
-    """
+    """Checks that there is at least one template and that each has the placeholder ``{c}``."""
     if not templates:
         raise UserError(f"{source}: no prompt template; give at least {PLACEHOLDER!r}")
     for template in templates:

@@ -73,12 +73,7 @@ class Recognition:
         return self.groups is not None or self.candidates is self.label_names
 
     def check(self, model: EvaluatedModel, samples: int = 0) -> None:
-        """Checks that a model can classify over the candidates with S noise samples.
-
-        Raises:
-            UserError: a classifier without head or with another number of classes, a text tower without tokenizer, an
-                odd S of a head that draws pairs, or prompts to be chosen by variances that the model does not have.
-        """
+        """Checks that a model can classify over the candidates with S noise samples."""
         model.check_samples(samples)
         if self.certain_prompts is not None and (model.text is None or model.text.variances is None):
             raise UserError("--certain-prompts needs the variances of texts, which the Gaussian head has; leave it out")
@@ -99,11 +94,7 @@ class Recognition:
         return model.has_class_probabilities and self.groups is None
 
     def require_class_probabilities(self, model: EvaluatedModel, what: str) -> None:
-        """Checks `has_class_probabilities`.
-
-        Raises:
-            UserError: it does not hold; ``what`` needs it.
-        """
+        """Checks `has_class_probabilities`."""
         if not self.has_class_probabilities(model):
             raise UserError(
                 f"several labels per image: {what} needs a probability of every class of its own, from a model with a "
@@ -114,20 +105,13 @@ class Recognition:
         """Checks that every class with images is among the candidates.
 
         Labels are read only if a class name is missing or repeated among the candidates.
-
-        Raises:
-            UserError: as `matched`.
         """
         times = collections.Counter(self.candidates)
         if not self._labels_are_classes and any(times[name] != 1 for name in self.label_names):
             class_indices(opened.labels(), self.label_names, self.candidates)
 
     def predictor(self, model: EvaluatedModel, samples: int = 0) -> Predictor:
-        """Returns a predictor over the candidates, averaged over S noise samples; 0 disables the noise.
-
-        Raises:
-            UserError: as `check`.
-        """
+        """Returns a predictor over the candidates, averaged over S noise samples; 0 disables the noise."""
         return self.predictors(model, samples)[0]
 
     def predictors(self, model: EvaluatedModel, *samples: int) -> list[Predictor]:
@@ -148,11 +132,7 @@ class Recognition:
         return self.groups
 
     def matched_soft_labels(self, soft_labels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n c"]:
-        """Returns distributions over ``label_names`` as distributions over ``class_names``.
-
-        Raises:
-            UserError: a label name is not among the candidates, or is repeated there.
-        """
+        """Returns distributions over ``label_names`` as distributions over ``class_names``."""
         if self._labels_are_classes:
             return soft_labels
         found = np.zeros((len(soft_labels), len(self.candidates)), soft_labels.dtype)
@@ -164,11 +144,7 @@ class Recognition:
         return predict(predictor, self.matched(features))
 
     def matched(self, features: Features) -> Features:
-        """Returns features with labels that index ``class_names``.
-
-        Raises:
-            UserError: the name of a label is not among the candidates, or is repeated there.
-        """
+        """Returns features with labels that index ``class_names``."""
         if self._labels_are_classes:
             return features
         labels = class_indices(features.labels, self.label_names, self.candidates)
@@ -194,9 +170,6 @@ def embed_class_names(
 
     With a number of certain prompts, over those of the least variance. Embeddings of a trained text tower are cached in
     the user's cache folder.
-
-    Raises:
-        UserError: no class names, or a template without ``{c}``.
     """
     if not names:
         raise UserError("no class names; give at least one")
@@ -249,9 +222,6 @@ def distinct_captions(tokens: Int[np.ndarray, "n l"], name: str) -> tuple[Int[np
 
     Returns:
         The first image of each class, and the class of each image.
-
-    Raises:
-        UserError: all captions are equal.
     """
     _, first, labels = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
     if len(first) < 2:
@@ -313,11 +283,7 @@ def _text_encoder(model: EvaluatedModel) -> TextEncoder:
 def class_indices(
     labels: Int[np.ndarray, " n"], label_names: Sequence[str], class_names: Sequence[str]
 ) -> Int[np.ndarray, " n"]:
-    """Maps labels from indices into ``label_names`` to indices into ``class_names``, matched by name.
-
-    Raises:
-        UserError: a label is outside ``label_names``, or its name is missing from ``class_names`` or repeated there.
-    """
+    """Maps labels from indices into ``label_names`` to indices into ``class_names``, matched by name."""
     check_labels(labels, len(label_names))
     position = {name: index for index, name in enumerate(class_names)}
     repeated = {name for index, name in enumerate(class_names) if position[name] != index}
@@ -336,11 +302,7 @@ def class_indices(
 
 
 def read_larger(directory: str, labels: Sequence[str]) -> LargerClassifier | None:
-    """Reads ``candidates.txt`` and ``classes.json`` beside the class names of a set; None if it has none.
-
-    Raises:
-        UserError: one of the files is missing; otherwise as `read_classes`.
-    """
+    """Reads ``candidates.txt`` and ``classes.json`` beside the class names of a set; None if it has none."""
     candidates, classes = f"{directory}/{CANDIDATES_FILE}", f"{directory}/{CLASSES_FILE}"
     if not storage.exists(candidates):
         return None
@@ -349,12 +311,7 @@ def read_larger(directory: str, labels: Sequence[str]) -> LargerClassifier | Non
 
 
 def read_classes(address: str, labels: Sequence[str], candidates: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Reads the candidates that count as each class of a set, from a JSON object of names or numbers (from 0).
-
-    Raises:
-        UserError: the file is missing or malformed, lacks a class, or lists a candidate that is unknown or, by its
-            name, repeated.
-    """
+    """Reads the candidates that count as each class of a set, from a JSON object of names or numbers (from 0)."""
     content = read_json(address)
     if not isinstance(content, dict):
         raise UserError(f"{address}: not a JSON object that maps class names to candidates")
@@ -383,11 +340,7 @@ def read_classes(address: str, labels: Sequence[str], candidates: Sequence[str])
 
 
 def read_json(address: str) -> object:
-    """Reads a JSON file, local or at an address such as ``gs://bucket/file``.
-
-    Raises:
-        UserError: it is missing or malformed.
-    """
+    """Reads a JSON file, local or at an address such as ``gs://bucket/file``."""
     try:
         if urls.is_remote(address):
             return untrusted.parse_json(storage.read_whole(address, untrusted.MAX_JSON_BYTES))

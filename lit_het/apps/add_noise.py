@@ -76,10 +76,6 @@ def add_noise(
         flags: fields of the configuration, as those of ``lit-het train``.
         captions: the member with the captions.
         options: what weights of other libraries do not record; None where they record everything.
-
-    Raises:
-        UserError: the model is a classifier or has noise already, there are too few pairs, no caption can be read, a
-            posterior is given flags of training, or anything that `train` and `embed` raise.
     """
     if ":/" in str(output):
         raise UserError(f"{output} is an address; give --output a local or mounted folder")

@@ -35,9 +35,6 @@ def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: Wr
         source: its path, for messages.
         output: the folder to write.
         options: of the writer.
-
-    Raises:
-        UserError: the source cannot be read, or the output was made from another source.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -70,11 +67,7 @@ def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: Wr
 def corrupt(
     shards: str, output: Path, corruptions: Sequence[str], severities: Sequence[int], seed: int, options: WriteOptions
 ) -> None:
-    """Writes a set once for each corruption and severity, to ``OUTPUT/<corruption>/<severity>``.
-
-    Raises:
-        UserError: the shards cannot be read, an image is broken, or the output was made from other shards.
-    """
+    """Writes a set once for each corruption and severity, to ``OUTPUT/<corruption>/<severity>``."""
     addresses = expand(shards)
     with Bar("indexing", len(addresses), "shards") as bar:
         clean = CleanShards(addresses, bar.advance)
@@ -92,11 +85,7 @@ def corrupt(
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
-    """Writes the index of every shard that has none.
-
-    Raises:
-        UserError: a shard cannot be read or, with ``checksum``, differs from its saved checksum.
-    """
+    """Writes the index of every shard that has none."""
     addresses, faults, num_samples = expand(shards), collections.Counter[str](), 0
     with _pool(min(workers, len(addresses))) as pool, Bar("indexing", len(addresses), "shards") as bar:
         for summary in pool.map(summarize, addresses):
@@ -157,9 +146,6 @@ def check(
         source: member with the text to translate, read in place of images.
         checksum: whether to compare shards with their checksums.
         output: file of the table as JSON.
-
-    Raises:
-        UserError: a sample is broken (after the table), a shard is missing, or the output's folder does not exist.
     """
     if output is not None and not output.resolve().parent.is_dir():
         raise UserError(f"no folder {output.parent} for {output.name}; create it first")

@@ -57,10 +57,6 @@ def evaluate_selection(
         pretrained: current path of the run with the locked parameters, if it was moved.
         output: JSON file for the metrics.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
-
-    Raises:
-        UserError: there are fewer runs than members, runs are chosen by the images that are reported, one run alone is
-            best, or a run cannot be opened or evaluated.
     """
     validation = _validation(len(checkpoints), config, options)
     check_members(checkpoints)

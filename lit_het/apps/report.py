@@ -47,9 +47,6 @@ def report(
 
     Returns:
         The path of the page.
-
-    Raises:
-        UserError: a folder is not a run, a file in it cannot be read, or the page cannot be written.
     """
     if output is None:
         output = (directories[0] if len(directories) == 1 else Path()) / "report.html"
@@ -97,9 +94,6 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
         directories: the first group of runs.
         against: the second.
         output: a file .md, .csv or .json.
-
-    Raises:
-        UserError: as `read_runs` and `compare_runs`, or the file cannot be written.
     """
     if output is not None and output.suffix not in _COMPARISONS:
         raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")

@@ -82,9 +82,6 @@ def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretr
         output: file that ends in .csv or .parquet; the page lies beside it, with the ending .html.
         options: what and how.
         pretrained: current path of the run with the locked parameters, if it was moved.
-
-    Raises:
-        UserError: as `score_captions`.
     """
     scored = score_captions(run_dir, shards, options, pretrained)
     order = scored.order(options.by)
@@ -95,11 +92,7 @@ def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretr
 
 
 def score_captions(run_dir: Path, shards: str, options: ScoreOptions, pretrained: Path | None = None) -> Scored:
-    """Scores the caption of every sample, see `caption_columns`; arguments as those of `score`.
-
-    Raises:
-        UserError: the run is a classifier or cannot be opened, or a sample has no caption.
-    """
+    """Scores the caption of every sample, see `caption_columns`; arguments as those of `score`."""
     run = open_run(run_dir, pretrained)
     model = run.model()
     if model.text is None:
@@ -129,9 +122,6 @@ def caption_columns(
         features: of the images.
         captions: of the images.
         candidates: at most so many different captions compete; they are drawn at random, the same at every call.
-
-    Raises:
-        UserError: all captions are equal.
     """
     assert model.text is not None
     # Captions of equal tokens are one caption, and do not compete with each other.

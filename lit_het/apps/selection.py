@@ -62,10 +62,6 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
         output: file that ends in .csv or .parquet.
         options: what and how.
         pretrained: current path of the run with the locked parameters, if it was moved.
-
-    Raises:
-        UserError: the pool has too few images, the model has no samples that the method needs, a set, the labels or
-            the run cannot be used, or the folder for shards is not empty.
     """
     if options.to is not None and options.to.exists() and (not options.to.is_dir() or any(options.to.iterdir())):
         raise UserError(f"--to {options.to} is not an empty folder; choose another one")

@@ -67,9 +67,6 @@ def train_tokenizer(
         output: the file to write; it is replaced when the model is complete.
         lowercase: whether the captions are put into lower case.
         seen_often: whether the vocabulary is made smaller where new captions would have rare pieces, see `LEAST_SEEN`.
-
-    Raises:
-        UserError: the shards cannot be read, have no captions, or too few for a vocabulary; the file cannot be written.
     """
     texts = read_captions(shards, list(dict.fromkeys(captions)))
     size = size_seen_often(texts, size, lowercase) if seen_often else size
@@ -119,11 +116,7 @@ def _rare(known: Sequence[str], new: Sequence[str], size: int, lowercase: bool) 
 
 
 def read_captions(shards: Sequence[str], places: Sequence[str]) -> list[str]:
-    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; messages count samples without any.
-
-    Raises:
-        UserError: the shards cannot be read, or no sample has a caption.
-    """
+    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; messages count samples without any."""
     addresses, members = expand(shards), list(dict.fromkeys(map(member_of, places)))
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, optional=members, advance=bar.advance)

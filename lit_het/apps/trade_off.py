@@ -38,9 +38,6 @@ def pareto(directories: Sequence[Path], names: Sequence[str], output: Path | Non
         directories: of the runs.
         names: figures ``<kind>/<set>/<figure>`` that share an axis.
         output: a file .html, with the figure, or .md, .csv or .json.
-
-    Raises:
-        UserError: as `read_runs`, `direction`, `points_of` and `load_config`, or the file cannot be written.
     """
     _check_output(output, _OF_PARETO)
     style, runs = direction(names), read_runs(directories)
@@ -61,10 +58,6 @@ def gains(
         against: runs of the baseline, of as many settings.
         names: figures ``<kind>/<set>/<figure>`` that should be low; of several, the mean improvement.
         output: a file .md, .csv or .json.
-
-    Raises:
-        UserError: a figure should be high, or the file cannot be written; as `read_runs`, `points_of`, `gains_of` and
-            `load_config`.
     """
     _check_output(output, _OF_GAINS)
     for name in names:

@@ -61,11 +61,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def require_images(images: Sequence[str]) -> None:
-    """Checks that the files of images exist.
-
-    Raises:
-        UserError: one does not.
-    """
+    """Checks that the files of images exist."""
     for image in images:
         if image != "-":  # the standard input
             require_file(image)

@@ -164,11 +164,7 @@ def _add_metric(parser: Any, nargs: str | None = None, more: str = "") -> None:
 
 
 def numbers(texts: Sequence[str], flag: str) -> dict[str, list[float]]:
-    """Reads ``DIM=N,N`` of several dimensions.
-
-    Raises:
-        UserError: a text has another form, or a dimension occurs twice.
-    """
+    """Reads ``DIM=N,N`` of several dimensions."""
     found: dict[str, list[float]] = {}
     for text in texts:
         name, _, values = text.partition("=")
@@ -184,11 +180,7 @@ def numbers(texts: Sequence[str], flag: str) -> dict[str, list[float]]:
 
 
 def factors(texts: Sequence[str]) -> list[float]:
-    """Reads numbers, and ``LOW..HIGH:N`` for N exponentially spaced ones.
-
-    Raises:
-        UserError: a text has another form.
-    """
+    """Reads numbers, and ``LOW..HIGH:N`` for N exponentially spaced ones."""
     found: list[float] = []
     for text in texts:
         ends, is_spaced, count = text.partition(":")

@@ -22,9 +22,6 @@ def means_over(
     Args:
         configs: of the evaluations.
         reference: directory of a run whose saved few-shot accuracies are the reference of the weighted mean.
-
-    Raises:
-        UserError: a set has the name of a mean; the reference lacks a set, has other settings, or there is no mean.
     """
     few_shot: list[Any] = [config for config in configs if config.has_means]
     if len(few_shot) < 2 or any(config.fit != few_shot[0].fit for config in few_shot):

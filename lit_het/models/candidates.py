@@ -49,9 +49,6 @@ def candidates(
         labels: two or more; those of a classifier name its classes, in order.
         prompts: see `read_templates`.
         coverage: of prediction sets; None for no sets.
-
-    Raises:
-        UserError: the labels or prompts cannot be used, or the run has no thresholds for the coverage.
     """
     labels, templates = tuple(arguments.texts(labels, "labels")), read_templates(prompts)
     if prompts is not None and model.text is None:
@@ -76,9 +73,6 @@ def read_templates(prompts: str | Sequence[str] | None) -> tuple[str, ...]:
     Args:
         prompts: a family of `lit_het.eval.sets.prompts.FAMILIES`, a file, or templates with ``{c}``; None for the
             labels without a template.
-
-    Raises:
-        UserError: as `lit_het.eval.sets.prompts.read_prompts`, or it names the prompts of a data set, as there is none.
     """
     if prompts is None:
         return BARE_TEMPLATE

@@ -43,9 +43,6 @@ def caption(
         pretrained: current path of the run with the locked parameters, if it was moved.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
         as_json: whether to print JSON.
-
-    Raises:
-        UserError: an image cannot be read, the run is not a decoder, or the texts do not fit it.
     """
     model = load(checkpoint, pretrained=pretrained, calibrated=calibrated)
     found = model.caption([opened(image) for image in images], prompt, samples=samples, seed=seed, **generation)
@@ -78,9 +75,6 @@ def ask(
         pretrained: current path of the run with the locked parameters, if it was moved.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
         as_json: whether to print JSON.
-
-    Raises:
-        UserError: as `caption`, or answers are missing, repeated or too long.
     """
     among = None
     if answers is not None:
@@ -116,9 +110,6 @@ def translate(
         pretrained: current path of the run with the locked parameters, if it was moved.
         calibrated: whether to use the temperature of ``lit-het calibrate``, if there is one.
         as_json: whether to print JSON, with all beams.
-
-    Raises:
-        UserError: the run does not translate, or a text has too many tokens.
     """
     if "-" in texts and len(texts) > 1:
         raise UserError("- stands for the lines of the standard input; leave it or the other texts out")

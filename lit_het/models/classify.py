@@ -25,9 +25,6 @@ class ClassifyOptions:
         prompts, samples, seed, coverage: see `lit_het.models.model.Model.classify`.
         top: number of labels in a table.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
-
-    Raises:
-        UserError: ``top`` is below 1.
     """
 
     labels: str
@@ -58,10 +55,6 @@ def classify(
         options: of the classification.
         pretrained: current path of the run with the locked parameters, if it was moved.
         as_json: whether to print JSON.
-
-    Raises:
-        UserError: an image, the labels or the prompts cannot be used, the run cannot be opened, or it has no thresholds
-            of prediction sets for ``coverage``.
     """
     labels = read_labels(options.labels)
     model = load(checkpoint, pretrained=pretrained, calibrated=options.calibrated)
@@ -88,11 +81,7 @@ def opened(image: str) -> str | BinaryFile:
 
 
 def read_labels(labels: str) -> tuple[str, ...]:
-    """Reads the argument of ``--labels``.
-
-    Raises:
-        UserError: the file cannot be read, or there are not at least two different labels.
-    """
+    """Reads the argument of ``--labels``."""
     is_file = Path(labels).is_file()
     found = storage.read_lines(labels) if is_file else split_labels(labels)
     try:

@@ -55,10 +55,6 @@ def evaluate(
         reference: directory of a run whose saved few-shot accuracies are the reference of the weighted mean.
         experts: fields of the image tower's experts with other values, see `lit_het.models.experts.with_experts`.
         sizes: of patches and images, see `lit_het.models.sizes.with_sizes`.
-
-    Raises:
-        UserError: the run or a set cannot be read, or an evaluation, the experts or the sizes do not fit the run or the
-            reference.
     """
     changed = "experts" if experts else "sizes" if sizes != AS_TRAINED else ""
     _check_request(checkpoints, configs, output, changed)
@@ -135,12 +131,7 @@ def check_output(output: Path | None) -> None:
 
 
 def check_members(checkpoints: Sequence[Path]) -> None:
-    """Checks, before any of them is opened, that runs can form an ensemble.
-
-    Raises:
-        UserError: one is listed twice, they preprocess images differently, or are classifiers of different numbers of
-            classes.
-    """
+    """Checks, before any of them is opened, that runs can form an ensemble."""
     require_different(checkpoints)
     configs = [load_config(checkpoint) for checkpoint in checkpoints]
     first = configs[0]
@@ -159,11 +150,7 @@ def check_members(checkpoints: Sequence[Path]) -> None:
 
 
 def _check_no_copies(runs: Sequence[Run]) -> None:
-    """Checks that no run is another one in a second folder, which would be counted as a second member.
-
-    Raises:
-        UserError: two have the same parameters and task.
-    """
+    """Checks that no run is another one in a second folder, which would be counted as a second member."""
     if len(runs) < 2:
         return
     models = [(run.config.task, checksums.digest(run.params)) for run in runs]
@@ -226,11 +213,7 @@ def evaluate_suite(
     experts: Sequence[str] = (),
     sizes: Sizes = AS_TRAINED,
 ) -> list[Evaluation]:
-    """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration.
-
-    Raises:
-        UserError: there are none; otherwise as `evaluate`.
-    """
+    """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration."""
     configs = load_config(checkpoints[0]).evaluations if config is None else experiment.load_evaluations(config)
     if not configs:
         raise UserError(

@@ -25,9 +25,6 @@ def with_experts(run: Run, fields: Sequence[str]) -> Run:
     Args:
         run: the trained run.
         fields: of `ExpertsConfig`, such as ``num_selected=1``; none for those of training.
-
-    Raises:
-        UserError: the run has no experts, a field is none of those that change predictions, or its value is invalid.
     """
     if not fields:
         return run
@@ -43,11 +40,7 @@ def with_experts(run: Run, fields: Sequence[str]) -> Run:
 
 
 def _flags(fields: Sequence[str]) -> list[str]:
-    """Returns the flags of fields with values.
-
-    Raises:
-        UserError: a field has no value, or is none of those that change predictions.
-    """
+    """Returns the flags of fields with values."""
     flags = []
     for field in fields:
         name, found, value = field.partition("=")

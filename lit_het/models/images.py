@@ -44,9 +44,6 @@ class Images:
     Attributes:
         is_single: whether one image was given, rather than a list of images.
         names: the path or address of each image, or ``image N``, where N counts from 0.
-
-    Raises:
-        UserError: there are no images; in iteration, an image cannot be read or decoded.
     """
 
     def __init__(self, images: Any, data: LoaderConfig):
@@ -113,9 +110,6 @@ def decode(data: bytes, trained_on: LoaderConfig, name: str) -> UInt8[np.ndarray
         data: the encoded image.
         trained_on: the run's data.
         name: of the image, for messages.
-
-    Raises:
-        UserError: the bytes are not an image.
     """
     try:
         return trained_on.preprocessing.apply(data, trained_on.image_size)

@@ -53,11 +53,7 @@ class Run:
     step: int
 
     def model(self, *, calibrated: bool = True, mesh: Mesh | None = None) -> EvaluatedModel:
-        """Returns the model for evaluators; by default with the temperatures of ``lit-het calibrate``, on all devices.
-
-        Raises:
-            UserError: the file of the temperatures is damaged.
-        """
+        """Returns the model for evaluators on all devices, by default with temperatures of ``lit-het calibrate``."""
         mesh = mesh or MeshConfig().build()
         placed = sharding.place(self.params, sharding.tree_shardings(self.params, mesh))
         programs = Programs(self.task, mesh, self.tokenizer, self.config.data.prompts)
@@ -94,9 +90,6 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
     Args:
         run_dir: the run, or a folder of ``lit-het export --to lit-het``.
         pretrained: current path of the run or file with the locked parameters, if it was moved.
-
-    Raises:
-        UserError: a file is missing or does not fit, or the locked parameters are not those of training.
     """
     config = load_config(run_dir)
     check_chain(run_dir)
@@ -140,11 +133,7 @@ def _restore_params(
 
 
 def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
-    """Returns the configuration with the current path of the towers' weights.
-
-    Raises:
-        UserError: the towers' weights come from two files, which one path cannot replace.
-    """
+    """Returns the configuration with the current path of the towers' weights."""
     towers: dict[str, Any] = config.task.towers
     addresses = {part: tower.weights for part, tower in towers.items() if tower.weights}
     if weights is None or not addresses:

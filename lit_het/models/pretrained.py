@@ -51,9 +51,6 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
 
     If images or patches have another size, positions and the first layer are resampled. The last dense layer may exist
     only in the source or only in the tower; it is then not loaded.
-
-    Raises:
-        UserError: no source is configured, or its image tower differs from this configuration's.
     """
     if config.pretrained is None:
         raise UserError(
@@ -139,9 +136,6 @@ def load_weights(config: TaskConfig, shapes: Params, shardings: Params | None = 
         config: of the model.
         shapes: of its parameters; towers without shapes are skipped.
         shardings: of the parameters; None for one device.
-
-    Raises:
-        UserError: a source cannot be read, or its tower differs from the configuration's.
     """
     loaded = {}
     for part, tower in config.towers.items():
@@ -208,11 +202,7 @@ def _on_one_device(shapes: Params) -> Params:
 
 
 def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
-    """Returns the path prefixes of layers that only one of two towers has.
-
-    Raises:
-        UserError: the towers differ in anything else.
-    """
+    """Returns the path prefixes of layers that only one of two towers has."""
     ends = {field: f"image_tower/{layer}/" for field, layer in _optional_layers(theirs, ours).items()}
     for field, (before, now) in _differences(theirs, ours).items():
         if field not in (*ends, *RESAMPLED_FIELDS):

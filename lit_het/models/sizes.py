@@ -14,11 +14,7 @@ from lit_het.weights.resample import resample
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of patches and images in pixels; None for those of training.
-
-    Raises:
-        UserError: a size is below 1.
-    """
+    """Sizes of patches and images in pixels; None for those of training."""
 
     patch: int | None = None
     image: int | None = None
@@ -40,9 +36,6 @@ def with_sizes(run: Run, sizes: Sizes) -> Run:
     Args:
         run: the trained run.
         sizes: the new ones.
-
-    Raises:
-        UserError: the tower is no ViT, or has layers for a fixed number of patches, or patches exceed the image.
     """
     if sizes == AS_TRAINED:
         return run

@@ -88,11 +88,7 @@ class Writer:
         return template.replace(QUESTION, question.strip())
 
     def max_new_tokens(self, prompt: str) -> int:
-        """Returns the most tokens of a text after a prompt, its end included.
-
-        Raises:
-            UserError: the prompt leaves no room for a text.
-        """
+        """Returns the most tokens of a text after a prompt, its end included."""
         length = self._tokenizer.length
         most = length - len(self._tokens_of(prompt))
         if most < 2:

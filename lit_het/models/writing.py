@@ -57,11 +57,7 @@ def translations(
     samples: int | None,
     seed: int,
 ) -> list[list[Written]]:
-    """Returns the translations of each text, see `lit_het.models.model.Model.translate`.
-
-    Raises:
-        UserError: the model does not translate, there are no texts, or one has too many tokens.
-    """
+    """Returns the translations of each text, see `lit_het.models.model.Model.translate`."""
     if run.config.task.reads != "text":
         raise UserError(f"{run.run_dir} does not translate; train a translation model, see docs/decoder.md")
     assert isinstance(run.tokenizer, SentencePieceTokenizer), "checked in training"

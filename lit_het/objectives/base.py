@@ -91,11 +91,7 @@ class Objective:
         return jax.tree.map(lambda _: 0, params)
 
     def check(self, setup: Setup) -> None:
-        """Checks that it fits what surrounds it.
-
-        Raises:
-            UserError: it does not.
-        """
+        """Checks that it fits what surrounds it."""
 
     def prepare(self, batch: Batch, keys: Keys) -> Batch:
         """Returns the batch that the towers see."""
@@ -156,11 +152,7 @@ def _computed_if(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
 
 
 def with_starts(task: _Task, run: RunLength | None) -> _Task:
-    """Returns a task's configuration whose objectives start at the number of a step; without a run at the first.
-
-    Raises:
-        UserError: the run ends before one starts.
-    """
+    """Returns a task's configuration whose objectives start at the number of a step; without a run at the first."""
     found: dict[str, Any] = {}
     for name, objective in task.objectives.items():
         if objective.start.amount:

@@ -25,9 +25,6 @@ class CaptionerConfig(Objective):
         head: maps the decoder's features to a distribution of logits of the next token.
         loss: of the next token.
         weight: of that loss: 1 in SigLIP 2, 2 in CoCa.
-
-    Raises:
-        UserError: a weight that is not positive, or tied logits that do not fit the head.
     """
 
     decoder: DecoderConfig = DecoderConfig()
@@ -56,12 +53,7 @@ class CaptionerConfig(Objective):
         return {**super().layers_above(params), "decoder": self.decoder.layers_above(params["decoder"])}
 
     def check(self, setup: Setup) -> None:
-        """Checks that the image tower has tokens to attend to, apart from its pooled embedding, and for the captions.
-
-        Raises:
-            UserError: there are no captions, or the tower has no such tokens, or those of several parts of a batch or
-                of mixed images; or the tokenizer does not fit the decoder, or adds a prompt.
-        """
+        """Checks that the image tower has tokens to attend to, besides its pooled embedding and captions."""
         setup.require_captions("captioner")
         tower = setup.task.image_tower
         if not tower.pools_tokens or tower.without_pooling() is None:

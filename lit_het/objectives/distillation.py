@@ -40,9 +40,6 @@ class DistillationConfig(Objective):
         num_prototypes: number of prototypes.
         student_temperature: divides the student's logits.
         teacher_temperature: divides the teacher's logits.
-
-    Raises:
-        UserError: no loss has a weight, or a number is out of range.
     """
 
     start: Duration = Duration(80, "percent")
@@ -101,11 +98,7 @@ class DistillationConfig(Objective):
         return nnx.Dict(first=first, second=second, bottleneck=bottleneck, prototypes=prototypes)
 
     def check(self, setup: Setup) -> None:
-        """Checks that the image tower has what the losses compare, is trained, and has an average.
-
-        Raises:
-            UserError: it has not, or a view is smaller than a patch or larger than an image.
-        """
+        """Checks that the image tower has what the losses compare, is trained, and has an average."""
         self._check_tower(setup.task.require_image_tower())
         if setup.trained is not None and not {"image_tower", "distillation"} <= setup.trained:
             raise UserError("task.distillation trains the image tower and its own heads: leave both out of task.locked")
@@ -165,9 +158,6 @@ def distillation_loss(
         teacher: the moving average of both.
         batch: with images.
         keys: random keys of views and masks.
-
-    Raises:
-        UserError: the batch has stored embeddings instead of images.
     """
     from lit_het.objectives.views import random_views
 

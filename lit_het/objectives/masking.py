@@ -26,9 +26,6 @@ class MaskingConfig(Objective):
         every: one row of a batch in this many is masked.
         mask_token: the id that replaces words, in the vocabulary of the text tower.
         padding_token: the id that is never replaced.
-
-    Raises:
-        UserError: a weight that is not positive, a share that is not between 0 and 1, or a number out of range.
     """
 
     weight: float = 1e-3
@@ -46,11 +43,7 @@ class MaskingConfig(Objective):
             raise FieldError(self, "masked", f"{self.masked} must be between 0 and 1")
 
     def check(self, setup: Setup) -> None:
-        """Checks that the model has Gaussians, patches and the tokens, and that padding has its own token.
-
-        Raises:
-            UserError: it has not, or the data are stored embeddings.
-        """
+        """Checks that the model has Gaussians, patches and the tokens, and that padding has its own token."""
         setup.require_captions("masking")
         if setup.task.head.text_variances is None or not setup.task.image_tower.pools_tokens:
             raise UserError("task.masking needs the head 'gaussian' and a ViT as image tower; leave it out")
@@ -91,11 +84,7 @@ class MaskingConfig(Objective):
         return jnp.sum(share * values), {"masked_inclusion_loss": masked_mean(values, valid)}
 
     def rows(self, x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:
-        """Returns the rows that are masked: the first of every group, so that no row moves between devices.
-
-        Raises:
-            UserError: the batch has no whole groups on every device.
-        """
+        """Returns the rows that are masked: the first of every group, so that no row moves between devices."""
         shares = sharding.num_automatic_shards()
         if len(x) % (self.every * shares):
             raise UserError(

@@ -27,9 +27,6 @@ class Mixing(Objective):
         alpha: α; a mixed image keeps the share max(λ, 1 - λ) of itself, with its own λ ~ Beta(α, α).
         cutmix: probability with which a mixed image has a box of the other (CutMix, Yun et al. 2019), instead of the
             mean of both (Mixup).
-
-    Raises:
-        UserError: an α of 0 or below, or a probability outside [0, 1].
     """
 
     fraction: float = 0.25
@@ -47,11 +44,7 @@ class Mixing(Objective):
             raise FieldError(self, "alpha", f"{self.alpha} must be positive")
 
     def check(self, setup: Setup) -> None:
-        """Checks that the loss takes shares of texts, and that images are not stored embeddings.
-
-        Raises:
-            UserError: it does not, or they are.
-        """
+        """Checks that the loss takes shares of texts, and that images are not stored embeddings."""
         setup.require_captions("mixing")
         if not setup.task.loss.has_class_probabilities:
             raise UserError(

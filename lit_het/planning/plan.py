@@ -158,11 +158,7 @@ class Step:
 
 
 def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
-    """Returns the plan of a configuration for devices; nothing is run on them.
-
-    Raises:
-        UserError: the mesh does not fit the devices, or the batch the mesh.
-    """
+    """Returns the plan of a configuration for devices; nothing is run on them."""
     step = Step(config, config.mesh.build(devices))
     compiled = step.compile()
     return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)

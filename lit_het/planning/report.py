@@ -38,9 +38,6 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
         config: configuration of the run.
         devices: may be virtual.
         memory_gib: memory per device.
-
-    Raises:
-        UserError: the mesh does not fit the devices, or the batch the mesh.
     """
     message(f"compiling the step for {len(devices)} virtual devices")
     made = plan(config, devices)

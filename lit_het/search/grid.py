@@ -41,22 +41,14 @@ class Axis:
 
     @staticmethod
     def parse(text: str) -> "Axis":
-        """Returns the axis of ``FIELD=VALUE,VALUE``.
-
-        Raises:
-            UserError: the text has another form, or contains a value twice.
-        """
+        """Returns the axis of ``FIELD=VALUE,VALUE``."""
         field, _, values = text.partition("=")
         usage = f"--grid {text}: write FIELD=VALUE,VALUE, such as schedule.learning-rate=0.01,0.03"
         return Axis.read(field.strip().lstrip("-"), values, usage)
 
     @staticmethod
     def read(field: str, values: str, usage: str) -> "Axis":
-        """Returns the axis of a field with the values ``VALUE,VALUE``.
-
-        Raises:
-            UserError: with the usage, where there is no field, or a value is missing or repeated.
-        """
+        """Returns the axis of a field with the values ``VALUE,VALUE``."""
         axis = Axis(field, tuple(value.strip() for value in values.split(",")))
         if not axis.field or not all(axis.values) or len(set(axis.values)) < len(axis.values):
             raise UserError(usage)
@@ -95,11 +87,7 @@ def run_main(name: str, body: Callable[[], object]) -> int:
 
 
 def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], output: Path) -> list[Planned]:
-    """Returns all runs of a grid, ordered by seed.
-
-    Raises:
-        UserError: an axis is not a field, a value is invalid, or two axes have the same field.
-    """
+    """Returns all runs of a grid, ordered by seed."""
     if len({axis.field for axis in axes}) < len(axes):
         raise UserError("--grid: two axes have the same field; list all of its values in one axis")
     planned = []
@@ -120,10 +108,6 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
         planned: the runs.
         output: folder of the grid.
         names: metrics that the table needs.
-
-    Raises:
-        UserError: ``output`` is a file, a run cannot be trained or lacks a metric, or ``output`` contains a run of the
-            same name with another configuration.
     """
     grid_runs.check_folder(planned, output)
     attempt = functools.partial(grid_runs.run_unless_done, output=output, names=names)
@@ -142,9 +126,6 @@ def table(
         metric: metric that sorts the settings.
         shown: further metrics.
         direction: "lower" or "higher" values of the metric are better; None for what its name tells.
-
-    Raises:
-        UserError: no run is finished, a run lacks a metric, or the direction is unknown.
     """
     sign = 1 if (direction or grid_runs.direction_of(metric)) == "lower" else -1
     configs = {one.name: one.config for one in planned}
@@ -166,11 +147,7 @@ def table(
 
 
 def summarize(results: Sequence[Result], names: Sequence[str]) -> list[Row]:
-    """Returns a row for each setting with some of its metrics, in the order of the results.
-
-    Raises:
-        UserError: a run lacks a metric.
-    """
+    """Returns a row for each setting with some of its metrics, in the order of the results."""
     members: dict[str, list[Result]] = {}
     for result in results:
         if result.figures:

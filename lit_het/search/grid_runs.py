@@ -93,11 +93,7 @@ class Pruned(Exception):
 
 
 def with_setting(config: ExperimentConfig, setting: Mapping[str, str], command: str) -> ExperimentConfig:
-    """Returns the configuration with the values of a setting, by fields as in flags.
-
-    Raises:
-        UserError: a field is unknown, or a value is invalid, also in combination with the others.
-    """
+    """Returns the configuration with the values of a setting, by fields as in flags."""
     return with_flags(config, [f"--{field}={value}" for field, value in setting.items()], command)
 
 
@@ -194,21 +190,13 @@ def report_unfinished(count: int) -> None:
 
 
 def finished(names: Iterable[str], output: Path) -> dict[str, Result]:
-    """Reads the results of those runs that are finished, by name.
-
-    Raises:
-        UserError: a file is not a result.
-    """
+    """Reads the results of those runs that are finished, by name."""
     paths = {name: result_path(output, name) for name in names}
     return {name: read_result(path) for name, path in paths.items() if path.exists()}
 
 
 def check_folder(planned: Sequence[Planned], output: Path) -> None:
-    """Checks a folder before anything is written or trained; runs that another process trains are left to it.
-
-    Raises:
-        UserError: ``output`` is a file, or contains a run of the same name with another configuration.
-    """
+    """Checks a folder before anything is written or trained; runs that another process trains are left to it."""
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; --output takes a folder")
     for one in planned:
@@ -249,22 +237,14 @@ def _claim(output: Path, name: str) -> Iterator[bool]:
 
 
 def read_result(path: Path) -> Result:
-    """Reads the result of a finished run.
-
-    Raises:
-        UserError: the file is not a result.
-    """
+    """Reads the result of a finished run."""
     with explained(path, "is not a result of a run", "delete it to repeat the run"):
         return CONVERTER.structure(untrusted.read_json(path), Result)
 
 
 @contextlib.contextmanager
 def explained(path: Path, problem: str, way_out: str) -> Iterator[None]:
-    """Turns any error of reading a file with `CONVERTER` into one line.
-
-    Raises:
-        UserError: the file, the problem, its reason and the way out.
-    """
+    """Turns any error of reading a file with `CONVERTER` into one line."""
     try:
         yield
     # cattrs passes on any exception of a conversion, such as that of a number from a string.
@@ -275,11 +255,7 @@ def explained(path: Path, problem: str, way_out: str) -> Iterator[None]:
 
 
 def check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
-    """Checks that a run has metrics.
-
-    Raises:
-        UserError: it lacks one.
-    """
+    """Checks that a run has metrics."""
     for name in names:
         if name not in figures:
             known = ", ".join(sorted(figures))
@@ -287,11 +263,7 @@ def check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
 
 
 def direction_of(metric: str) -> Direction:
-    """Returns whether "lower" or "higher" values of a metric are better, such as of ``supervised/minival/nll``.
-
-    Raises:
-        UserError: its name does not tell.
-    """
+    """Returns whether "lower" or "higher" values of a metric are better, such as of ``supervised/minival/nll``."""
     figure = split(metric.split("/", 2)[-1])[1]
     higher = style_of(figure).higher_is_better
     # Reports show no losses of training, so these have no style.
@@ -303,22 +275,14 @@ def direction_of(metric: str) -> Direction:
 
 
 def check_same(path: Path, found: Mapping[str, Any], config: ExperimentConfig, varied: tuple[str, ...] = ()) -> None:
-    """Checks that a file was written with the same configuration, apart from fields that start as in ``varied``.
-
-    Raises:
-        UserError: another field differs.
-    """
+    """Checks that a file was written with the same configuration, apart from fields that start as in ``varied``."""
     check_same_fields(path, found, experiment.fields(config), varied)
 
 
 def check_same_fields(
     path: Path, found: Mapping[str, Any], expected: Mapping[str, Any], varied: tuple[str, ...] = ()
 ) -> None:
-    """Checks as `check_same`, with the fields of a configuration by dotted names.
-
-    Raises:
-        UserError: another field differs.
-    """
+    """Checks as `check_same`, with the fields of a configuration by dotted names."""
     pair = _compared(found), _compared(expected)
     for field, (before, now) in differences(*pair, lambda field: field.startswith(varied)).items():
         raise UserError(f"{path} was written with {field} = {before}, which is now {now}; give another --output")

@@ -136,9 +136,6 @@ def parse_field(text: str, config: ExperimentConfig) -> Field:
     Args:
         text: as above. A range of whole numbers is one of integers, unless the field has decimals.
         config: that has the field.
-
-    Raises:
-        UserError: the text has another form, contains a value twice, or is not a field of the configuration.
     """
     field, _, values = text.partition("=")
     field, values = field.strip().lstrip("-").replace("_", "-"), values.strip()
@@ -170,11 +167,7 @@ def with_setting(config: ExperimentConfig, setting: Mapping[str, str]) -> Experi
 
 
 def check_fields(search: Search) -> None:
-    """Checks every value, and the ends of every range, beside the first values of the other fields.
-
-    Raises:
-        UserError: a field is given twice, is unknown or has an invalid value, or the method does not suit the fields.
-    """
+    """Checks every value, and the ends of every range, beside the first values of the other fields."""
     fields = search.fields
     names = [field.field for field in fields]
     if not fields or len({*names}) < len(names):
@@ -205,11 +198,7 @@ def check_fields(search: Search) -> None:
 
 
 def require_optuna() -> None:
-    """Checks that Optuna is installed.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Checks that Optuna is installed."""
     try:
         import optuna  # noqa: F401
     except ImportError as error:

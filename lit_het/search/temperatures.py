@@ -59,10 +59,6 @@ def load_classifier(options: argparse.Namespace) -> ExperimentConfig:
     """Returns the classifier of a configuration file, with the evaluation on held-out images.
 
     Writes the glyph data if the classifier needs them and they are missing.
-
-    Raises:
-        UserError: as `load_module_config`; the file does not describe a classifier with class indices as labels; or the
-            held-out images have other classes.
     """
     config = experiment.load_module_config(options.config)
     if not isinstance(config.task, ClassificationConfig):
@@ -114,9 +110,6 @@ def plan(
         bounds: of the learned τ.
         seeds: of every setting.
         output: folder of the runs.
-
-    Raises:
-        UserError: the bounds or a τ are invalid.
     """
     temperatures: dict[str, Any] = {f"{tau:g}": FixedTemperature(tau) for tau in taus}
     temperatures[LEARNED] = BoundedTemperature(*bounds)
@@ -142,9 +135,6 @@ def compare(config: ExperimentConfig, planned: Sequence[Planned], heads: Sequenc
         planned: the runs.
         heads: names of heads in the order of the table; other heads come last.
         output: folder of the runs.
-
-    Raises:
-        UserError: as `grid.run`, or ``output`` contains runs of another configuration.
     """
     grid.run(planned, output, (NLL, TOP1))
     # Those of other commands in the same folder, too.

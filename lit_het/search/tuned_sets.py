@@ -18,9 +18,6 @@ def check_sets(config: ExperimentConfig, metric: str) -> None:
     Args:
         config: of the runs.
         metric: to improve.
-
-    Raises:
-        UserError: no evaluation has such a metric, or its images are those of the training or of another set.
     """
     if metric.startswith("train/"):
         return

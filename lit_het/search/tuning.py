@@ -41,10 +41,6 @@ def tune(search: Search, budget: int) -> list[Trial]:
 
     Returns:
         The trials, by number.
-
-    Raises:
-        UserError: a field, its values, the metric, its images or the budget are unsuitable; Optuna is not installed;
-            ``output`` contains another search; or a run cannot be trained.
     """
     _check(search, budget)
     with _locked(search.output):
@@ -188,11 +184,7 @@ class _Setting:
 
 
 def read_trials(search: Search) -> list[Trial]:
-    """Returns the trials in the folder of a search, by number.
-
-    Raises:
-        UserError: a file is malformed or missing.
-    """
+    """Returns the trials in the folder of a search, by number."""
     trials = []
     for number, path in enumerate(sorted((search.output / "settings").glob("*.json"))):
         with grid_runs.explained(path, "is not a setting of this search", "give another --output"):

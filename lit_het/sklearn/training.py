@@ -55,9 +55,6 @@ class HeadTraining:
         batch_size: rows per step.
         max_epochs: passes through the table, at most.
         patience: passes without a lower loss on held-out rows after which training ends.
-
-    Raises:
-        UserError: a number out of range.
     """
 
     head: HetXLConfig | DeterministicConfig
@@ -73,11 +70,7 @@ class HeadTraining:
         require_at_least(1, self, "batch_size", "max_epochs", "patience")
 
     def fit(self, train: Table, held_out: Table, seed: int) -> tuple["TrainedHead", int]:
-        """Returns the head with the lowest loss on held-out rows, and the number of passes; without any the last head.
-
-        Raises:
-            UserError: the loss is not finite.
-        """
+        """Returns the head of lowest loss on held-out rows, and the number of passes; without rows the last head."""
         steps_per_epoch = max(1, len(train.labels) // self.batch_size)
         initial_state, step = _programs(self, self.max_epochs * steps_per_epoch)
         key = jax.random.key(seed)

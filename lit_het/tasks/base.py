@@ -97,10 +97,6 @@ class Task(Generic[Config, Model]):
         Args:
             config: `TaskOptions` with ``locked``.
             module: makes the model without objectives; the names of its attributes begin parameter paths.
-
-        Raises:
-            UserError: a pattern of ``locked`` matches no parameter, or an objective or the ``temperature_gradient``
-                does not fit the task.
         """
         self.config, self.locked, self._module = config, config.locked, module
         # What knows how its layers count.
@@ -136,11 +132,7 @@ class Task(Generic[Config, Model]):
         return nnx.merge(self.graph, params)
 
     def layers_above(self, params: Params) -> Params:
-        """Returns the number of layers between each parameter and the output; 0 outside towers.
-
-        Raises:
-            UserError: a tower does not define how its layers count.
-        """
+        """Returns the number of layers between each parameter and the output; 0 outside towers."""
         return {
             part: self._layered[part].layers_above(tree) if part in self._layered else jax.tree.map(lambda _: 0, tree)
             for part, tree in params.items()
@@ -183,9 +175,6 @@ class Task(Generic[Config, Model]):
         Args:
             params: parameters of the model.
             classes: unit embeddings of the texts of an image-text model; None for quantities of the image alone.
-
-        Raises:
-            UserError: the model has no classes.
         """
         raise UserError("the model writes text, and has no classes")
 
@@ -195,11 +184,7 @@ class Task(Generic[Config, Model]):
         return model.head.temperature()
 
     def check_batch(self, batch: Batch) -> None:
-        """Checks the values of a batch on the host.
-
-        Raises:
-            UserError: the loss cannot take them.
-        """
+        """Checks the values of a batch on the host."""
 
 
 AnyTask: TypeAlias = Task[Any, Any]

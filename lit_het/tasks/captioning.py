@@ -22,10 +22,6 @@ class CaptioningConfig(WritingOptions):
         loss: of the next token.
         locked: patterns of parameters to lock; LiT locks the image tower.
         microbatches: number of parts in which the image tower processes a batch, to save memory.
-
-    Raises:
-        UserError: the image tower pools its tokens or has several embeddings of an image, or tied logits do not fit
-            the head.
     """
 
     image_tower: ViTConfig = ViTConfig(pooling="none")

@@ -41,10 +41,6 @@ class ClassificationConfig(TaskOptions):
         mimo: how the inputs of a tower with several are drawn; each has a head.
         microbatches: number of parts of a batch that are processed by the tower in turn, to save memory.
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
-
-    Raises:
-        UserError: no classes, an α below 0, ensemble members that are averaged before the head, inputs of the tower
-            without a head for each, heads that stay equal, or samples that are concatenated.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()

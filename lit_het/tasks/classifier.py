@@ -122,11 +122,7 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
         )
 
     def check_label_shape(self, shape: tuple[int, ...]) -> None:
-        """Checks the shape of labels.
-
-        Raises:
-            UserError: the loss cannot take labels of this shape.
-        """
+        """Checks the shape of labels."""
         k = self.config.num_classes
         if shape[1:] not in self.config.loss.label_shapes(k):
             raise UserError(
@@ -135,11 +131,7 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
             )
 
     def check_batch(self, batch: Batch) -> None:
-        """Checks the shape and the values of labels, on the host.
-
-        Raises:
-            UserError: a wrong shape, a class that does not exist, or a target outside [0, 1].
-        """
+        """Checks the shape and the values of labels, on the host."""
         label = np.asarray(batch.label)
         self.check_label_shape(label.shape)
         least, most = label.min(), label.max()

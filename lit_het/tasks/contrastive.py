@@ -44,12 +44,6 @@ class ContrastiveConfig(TaskOptions):
         captioner: a text decoder, trained jointly on the captions; None disables it.
         distillation: self-distillation of the image tower and prediction of masked patches; None for none.
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
-
-    Raises:
-        UserError: the towers' embeddings differ in size or do not fit the head, members of an ensemble
-            have separate embeddings for another loss than the softmax loss, the loss needs other samples than the head
-            draws, images are mixed for a softmax loss, or masking, a captioner or distillation does not fit the head,
-            the towers or other fields.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()

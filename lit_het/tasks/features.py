@@ -39,9 +39,6 @@ class FeatureExtractor:
         Args:
             params: a tree with the tower's parameters under "image_tower".
             view: pixels or stored features.
-
-        Raises:
-            UserError: stored features of a wrong size.
         """
         if view.ndim == 2:
             self._check_size(view)
@@ -49,11 +46,7 @@ class FeatureExtractor:
         return nnx.merge(self._graph, params["image_tower"])(view).embedding
 
     def embedding(self, features: Float[Array, "b f"]) -> Float[Array, "_ d"]:
-        """Returns the embeddings of features, one per image or one per member, as the tower is configured.
-
-        Raises:
-            UserError: features of a wrong size.
-        """
+        """Returns the embeddings of features, one per image or one per member, as the tower is configured."""
         self._check_size(features)
         return self._config.join_members(features.reshape(-1, self.num_members, self.size // self.num_members))
 

@@ -75,9 +75,6 @@ def generate(
         keys: random key of each image for sampling; each of its texts draws its own numbers.
         allowed: tokens that may be written; None for all.
         fitted: T of ``lit-het calibrate``, which scales all probabilities; None as trained.
-
-    Raises:
-        UserError: prompt and text have more tokens than the decoder has positions, or sampling has no keys.
     """
     length = prompt.tokens.shape[1] + config.num_tokens
     if length > task.config.decoder.length:

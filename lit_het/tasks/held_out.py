@@ -20,9 +20,6 @@ def group(batch_size: int, fraction: float) -> tuple[int, int]:
     Args:
         batch_size: rows over all hosts.
         fraction: of the rows, rounded to whole ones.
-
-    Raises:
-        UserError: no row of the batch is held out, or all are.
     """
     held_out = round(fraction * batch_size)
     if not 0 < held_out < batch_size:
@@ -35,11 +32,7 @@ def group(batch_size: int, fraction: float) -> tuple[int, int]:
 
 
 def split(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
-    """Returns the rows of a batch to train on, and the held-out ones.
-
-    Raises:
-        UserError: as `group`, or devices would hold out different numbers of rows.
-    """
+    """Returns the rows of a batch to train on, and the held-out ones."""
     rows = len(batch.valid)
     size, held_out = group(rows, fraction)
     devices = sharding.num_automatic_shards()

@@ -28,9 +28,6 @@ def apply(tower: Tower, inputs: Any, key: Key[Array, ""] | None, microbatches: i
         inputs: pixels or tokens ``[b ...]``.
         key: random key, or None; every part has its own.
         microbatches: number of parts.
-
-    Raises:
-        UserError: the batch cannot be divided into equal parts on every device.
     """
     if microbatches == 1:
         return tower(inputs, key)

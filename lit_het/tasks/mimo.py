@@ -21,9 +21,6 @@ class MimoConfig:
     Attributes:
         input_repetition: probability that all inputs are the same image (the paper's grid is 0.5, 0.625 and 0.75).
         batch_repetitions: how often a batch is used in a step, in different combinations (the paper's are 1 and 2).
-
-    Raises:
-        UserError: a probability outside [0, 1], or no repetition.
     """
 
     input_repetition: float = 0.5

@@ -67,11 +67,7 @@ class TaskOptions:
         return self.require_image_tower().compute_type
 
     def require_image_tower(self) -> ImageTowerConfig:
-        """Returns the image tower.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Returns the image tower."""
         if self.image_tower is None:
             raise UserError("the model has no image tower: it translates texts, see lit-het translate")
         return self.image_tower
@@ -92,11 +88,7 @@ class TaskOptions:
         check_objectives(Setup(self, run=run, tokenizer=tokenizer))
 
     def check_copies(self, batch_size: int, num_samples: int) -> str | None:
-        """Returns what copies of a sample in a batch do to the loss; None if nothing.
-
-        Raises:
-            UserError: the loss learns nothing from a batch of one sample.
-        """
+        """Returns what copies of a sample in a batch do to the loss; None if nothing."""
 
     def check_stored(self, stored: Any) -> None:
         """Raises a `UserError` if stored embeddings cannot replace what a tower reads."""

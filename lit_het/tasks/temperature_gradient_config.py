@@ -28,9 +28,6 @@ class TemperatureGradient:
         method: ``simple`` takes the gradient of their loss at the present Θ (Eq. 13 with ∇Θ*(τ) = 0), and ``luketina``
             at the Θ after a step of gradient descent, through which it differentiates (Luketina et al. 2016).
         held_out: fraction of every batch; None where a data set of ``data.mixture`` is held out.
-
-    Raises:
-        UserError: an unknown method, or a fraction that is not between 0 and 1.
     """
 
     method: Method = "simple"
@@ -59,9 +56,6 @@ def held_out_fraction(config: TemperatureGradient | None, share: float | None) -
     Args:
         config: of the task.
         share: of the data set that is held out, in a batch; None if there is none.
-
-    Raises:
-        UserError: it needs exactly one of a fraction and such a data set, or it has no use.
     """
     if config is None and share is not None:
         raise UserError("a data set of data.mixture is held_out, which only task.temperature_gradient uses; set it")
@@ -79,9 +73,6 @@ def check_temperature(config: TemperatureGradient | None, trainable: Params) -> 
     Args:
         config: of the task.
         trainable: its parameters that are not locked.
-
-    Raises:
-        UserError: τ is fixed or locked.
     """
     if config is not None and not any(re.fullmatch(TEMPERATURE, path) for path in parameters.flatten(trainable)):
         raise UserError(

@@ -28,10 +28,6 @@ class TranslationConfig(WritingOptions):
         loss: of the next token.
         locked: patterns of parameters to lock.
         shared_embedding: whether source and target have one embedding of tokens (Vaswani et al. Sec. 3.4).
-
-    Raises:
-        UserError: the encoder pools its tokens or does not know padding, both share embeddings of different sizes, or
-            tied logits do not fit the head.
     """
 
     text_tower: TextConfig = _ENCODER

@@ -31,9 +31,6 @@ class DecoderConfig:
         scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
         tied_output: whether the kernel of the logits is the embedding of tokens.
         dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
-
-    Raises:
-        UserError: a size below 1, an unknown choice, a rate outside [0, 1), blocks that are not causal, or experts.
     """
 
     vocabulary_size: int = 32_000
@@ -61,9 +58,6 @@ class DecoderConfig:
             tokenizer: of the texts; None without.
             prompt: ``data.prompt``.
             flag: of the decoder, for messages.
-
-        Raises:
-            UserError: there are none, or the tokenizer does not fit.
         """
         if tokenizer is None or prompt is None:
             raise UserError(
@@ -78,11 +72,7 @@ class DecoderConfig:
             )
 
     def check_head(self, head: Any, field: str) -> None:
-        """Checks that tied logits fit the head of a field.
-
-        Raises:
-            UserError: the head starts with a kernel of zeros.
-        """
+        """Checks that tied logits fit the head of a field."""
         if self.tied_output and head.zero_kernel:
             raise UserError(
                 f"{field}.decoder.tied_output has no kernel to be zero; set {field}.head.zero_kernel to False"

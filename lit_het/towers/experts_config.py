@@ -18,9 +18,6 @@ class RankOneConfig:
     Attributes:
         initial: r and s are at first random signs, or normal with mean 1 and standard deviation 0.5.
         learning_rate_factor: of r and s (the paper's grid is 0.5, 1 and 2).
-
-    Raises:
-        UserError: an unknown choice, or a negative factor.
     """
 
     initial: Literal["signs", "normal"] = "signs"
@@ -66,9 +63,6 @@ class ExpertsConfig:
         permutation: seed of a random order of the experts of loaded weights (e3 App. H.3); None for theirs.
         tokens_per_group: maximum number of tokens that are routed together; a group has whole images.
         blocks: numbers of the blocks with experts, counting from 0, in place of ``num_blocks``; None for the last odd.
-
-    Raises:
-        UserError: inconsistent numbers, or an unknown dispatch.
     """
 
     num_experts: int = 32
@@ -142,12 +136,7 @@ class ExpertsConfig:
         return (self.num_members if self.tiled else 1) * (1 if training else self.dropout_samples)
 
     def block_numbers(self, depth: int) -> tuple[int, ...]:
-        """Returns the indices of the blocks with experts among ``depth`` blocks.
-
-        Raises:
-            UserError: there are fewer than ``num_blocks`` odd blocks, or ``blocks`` are not ascending numbers below the
-                depth.
-        """
+        """Returns the indices of the blocks with experts among ``depth`` blocks."""
         if self.blocks is not None:
             if not self.blocks or list(self.blocks) != sorted(set(self.blocks) & set(range(depth))):
                 raise UserError(

@@ -42,11 +42,6 @@ class ViTConfig(ImageTowerOptions):
         class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one.
         patch_sizes: sizes of patches, one of which each training step draws and resizes the first layer and the
             positions for (FlexiViT, Beyer et al. 2023); empty for ``patch_size`` alone.
-
-    Raises:
-        UserError: inconsistent sizes, an unknown choice, a class token that another pooling would not read, an
-            uncertainty token of an ensemble, ``layer_input`` without a linear layer at the end, or ``patch_sizes`` that
-            do not divide the image or do not fit positions or pooling.
     """
 
     image_size: int = 224
@@ -243,11 +238,7 @@ class ResNetConfig(ImageTowerOptions):
         return ResNet(self, rngs)
 
     def layers_above(self, params: Params) -> Params:
-        """Raises an error, as the papers define no layer decay for a ResNet.
-
-        Raises:
-            UserError: always.
-        """
+        """Raises an error, as the papers define no layer decay for a ResNet."""
         raise UserError("--optimizer.layer-decay needs a Transformer, but the tower is a ResNet; set it to 1")
 
 

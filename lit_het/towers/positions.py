@@ -7,11 +7,7 @@ from lit_het.errors import UserError
 
 
 def sine_cosine_positions(height: int, width: int, size: int) -> Float[np.ndarray, "n d"]:
-    """Returns fixed 2-D positions ``[sin x, cos x, sin y, cos y]``, row by row (MoCo v3; Beyer et al. 2022).
-
-    Raises:
-        UserError: ``size`` is not a multiple of 4.
-    """
+    """Returns fixed 2-D positions ``[sin x, cos x, sin y, cos y]``, row by row (MoCo v3; Beyer et al. 2022)."""
     if size % 4:
         raise UserError(f"sine-cosine positions need a width that is a multiple of 4, not {size}")
     rows, columns = np.mgrid[:height, :width]
@@ -21,11 +17,7 @@ def sine_cosine_positions(height: int, width: int, size: int) -> Float[np.ndarra
 
 
 def sinusoidal_positions(length: int, size: int) -> Float[np.ndarray, "l d"]:
-    """Returns ``sin(p / 10000^(2i/d))`` in even columns and the cosine in odd ones (Vaswani et al. 2017, Sec. 3.5).
-
-    Raises:
-        UserError: ``size`` is odd.
-    """
+    """Returns ``sin(p / 10000^(2i/d))`` in even columns and the cosine in odd ones (Vaswani et al. 2017, Sec. 3.5)."""
     if size % 2:
         raise UserError(f"sinusoidal positions need an even width, not {size}")
     angles = np.arange(length)[:, None] / 10_000 ** (np.arange(0, size, 2) / size)

@@ -24,11 +24,7 @@ _SIZES: dict[str, tuple[int, int, int, int]] = {
 
 
 def encoder_size(name: str, *, compute_type: ComputeType = "bfloat16") -> EncoderConfig:
-    """Returns the encoder of a published size: mu, Ti, S, M, B, So150m, L, So400m, H, g, g-opt, G, G-opt or e.
-
-    Raises:
-        UserError: the size is unknown.
-    """
+    """Returns the encoder of a published size: mu, Ti, S, M, B, So150m, L, So400m, H, g, g-opt, G, G-opt or e."""
     if name not in _SIZES:
         raise UserError(f"unknown encoder size {name!r}; the sizes are {', '.join(_SIZES)}")
     width, depth, mlp_width, num_heads = _SIZES[name]

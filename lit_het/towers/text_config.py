@@ -38,11 +38,6 @@ class TextConfig(TowerOptions):
         padding_token: its id, if no token attends to padding; None where the tower learns to ignore it, as in LiT.
         scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
         dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
-
-    Raises:
-        UserError: a size below 1, an unknown choice, an end token that is not pooled or is not in the vocabulary, an
-            odd size of mean and log σ², further layers without pooling, a rate outside [0, 1), dropout beside experts,
-            or an ensemble of experts.
     """
 
     vocabulary_size: int = 32_000
@@ -122,9 +117,6 @@ class BertConfig(TowerOptions):
         padding_id: token id of padding, which is masked in attention.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
         layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
-
-    Raises:
-        UserError: a size below 1, norms before layers, or ``layer_input`` without a projection.
     """
 
     vocabulary_size: int = 30_522

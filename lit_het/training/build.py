@@ -51,9 +51,6 @@ def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> 
         config: of the run.
         run: its length.
         at_end: whether all objectives have begun at the first step, as for plans.
-
-    Raises:
-        UserError: the schedule, or the start of an objective, does not fit the run.
     """
     task = with_starts(config.task, None if at_end else run).build()
     optimizer = config.optimizer.build(

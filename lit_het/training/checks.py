@@ -54,9 +54,6 @@ def check_run_dir(config: ExperimentConfig, resume: bool, flag: str = "--run-dir
         config: of the run.
         resume: whether it is continued.
         flag: that names its directory.
-
-    Raises:
-        UserError: the directory is a file, holds no run or another one.
     """
     path = config_path(config.run_dir)
     if config.run_dir.exists() and not config.run_dir.is_dir():
@@ -92,11 +89,7 @@ def with_saved_rule(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def check_is_trained(config: ExperimentConfig) -> None:
-    """Checks that the head learns by gradients.
-
-    Raises:
-        UserError: it is fitted to a finished model.
-    """
+    """Checks that the head learns by gradients."""
     if config.task.head.is_fitted:
         raise UserError(
             "this --task.head has nothing to train: train with --task.head deterministic, then fit this head with "

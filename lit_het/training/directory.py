@@ -34,22 +34,14 @@ def write(run_dir: Path, config: ExperimentConfig, tokenizer: bytes | None) -> N
 
 
 def load_config(run_dir: Path) -> ExperimentConfig:
-    """Returns the configuration of a run after it and the tokenizer were compared with the run's manifest.
-
-    Raises:
-        UserError: a file differs from the manifest, or there is no run.
-    """
+    """Returns the configuration of a run after it and the tokenizer were compared with the run's manifest."""
     if config_path(run_dir).is_file():
         manifest.check(run_dir)
     return experiment.load(config_path(run_dir))
 
 
 def find_pretrained(recorded: Path, run_dir: Path) -> Path:
-    """Returns the run with the locked parameters: at its recorded path, or if runs were moved in or beside this one.
-
-    Raises:
-        UserError: it is at no place.
-    """
+    """Returns the run with the locked parameters: at its recorded path, or if runs were moved in or beside this one."""
     here = run_dir.resolve()
     for place in (recorded, here / recorded.name, here.parent / recorded.name):
         if config_path(place).is_file() and (place is recorded or place != here):
@@ -58,11 +50,7 @@ def find_pretrained(recorded: Path, run_dir: Path) -> Path:
 
 
 def check_chain(run_dir: Path) -> None:
-    """Checks that the chain of pretrained runs has no cycle.
-
-    Raises:
-        UserError: a run takes its parameters, directly or through others, from itself.
-    """
+    """Checks that the chain of pretrained runs has no cycle."""
     place, visited = run_dir, []
     while config_path(place).is_file():
         if place.resolve() in visited:

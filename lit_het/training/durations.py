@@ -67,11 +67,7 @@ class RunLength:
 
     @staticmethod
     def resolve(length: Duration, batch_size: int, epoch_size: int | None) -> "RunLength":
-        """Returns the length of a run of ``length``.
-
-        Raises:
-            UserError: epochs of a stream, or a run of less than one step.
-        """
+        """Returns the length of a run of ``length``."""
         num_steps = RunLength(0, batch_size, epoch_size).steps(length, "length")
         if num_steps < 1:
             raise UserError(f"--length {length} is less than one batch of {batch_size} examples; train longer")
@@ -83,9 +79,6 @@ class RunLength:
         Args:
             duration: the run or a part of it.
             flag: name of the setting, for error messages.
-
-        Raises:
-            UserError: epochs of a stream.
         """
         # Exact: the float nearest to 0.1 is larger than 0.1, and might add a step.
         amount = Fraction(str(duration.amount))

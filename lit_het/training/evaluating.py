@@ -36,9 +36,6 @@ def evaluated_in_training(
     """Opens and checks the evaluation sets; returns the function that evaluates trainable parameters after a step.
 
     It prints and saves each evaluation, and returns the metrics of all.
-
-    Raises:
-        UserError: a set cannot be read, or an evaluation does not fit the model.
     """
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:

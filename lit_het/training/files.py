@@ -32,11 +32,7 @@ _PACKAGES = ("lit-het", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 
 
 def write_run_files(config: ExperimentConfig, tokenizer: "Tokenizer | None") -> None:
-    """Writes the configuration and the tokenizer to the run's directory; only the main process writes.
-
-    Raises:
-        UserError: another process does not see the directory.
-    """
+    """Writes the configuration and the tokenizer to the run's directory; only the main process writes."""
     if distributed.is_main_process():
         config.run_dir.mkdir(parents=True, exist_ok=True)
         model = None if tokenizer is None else tokenizer.model_bytes

@@ -121,11 +121,7 @@ def _event(**fields: Any) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a ``metrics.jsonl``, without a last line that was cut off by a kill.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not a record.
-    """
+    """Returns the records of a ``metrics.jsonl``, without a last line that was cut off by a kill."""
     if not path.exists():
         return []
     records = []

@@ -40,10 +40,6 @@ def train_members(
         start: whether there may be no member yet.
         resume: whether there may be members already.
         allow_commands: whether lists of shards may contain shell commands.
-
-    Raises:
-        UserError: fewer than two members, the directory holds a single run, members exist or not, contrary to
-            ``start`` and ``resume``, or a member cannot be trained.
     """
     if count < 2:
         raise UserError(f"--members {count} must be at least 2; leave it out to train a single run")

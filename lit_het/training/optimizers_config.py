@@ -157,9 +157,6 @@ class Optimizer:
                 `lit_het.tasks.base.Task`; needed for ``layer_decay``.
             learning_rates: groups of the task, for parameters that belong to none of this optimizer.
             late: parts of the parameters, by the first names of their paths, with the step from which they are trained.
-
-        Raises:
-            UserError: the schedule does not fit the run; at initialization, a group has no parameter.
         """
         from lit_het.training import optimizers
 

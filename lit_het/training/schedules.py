@@ -73,11 +73,7 @@ class ReverseSquareRoot:
             raise FieldError(self, "timescale", f"{self.timescale} must be positive")
 
     def build(self, peak: float, num_steps: int, run: RunLength) -> "optax.Schedule":
-        """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up.
-
-        Raises:
-            UserError: the cool-down is longer than the decay.
-        """
+        """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up."""
         timescale = max(run.steps(self.timescale, "schedule.decay.timescale"), 1)
         cooldown = run.steps(self.cooldown, "schedule.decay.cooldown")
         if cooldown > num_steps:
@@ -116,11 +112,7 @@ class Schedule:
             raise FieldError(self, "initial_rate", f"{self.initial_rate} must be at most the peak {self.learning_rate}")
 
     def build(self, run: RunLength) -> "optax.Schedule":
-        """Returns the learning rate of every step of a run.
-
-        Raises:
-            UserError: the warm-up is as long as the run.
-        """
+        """Returns the learning rate of every step of a run."""
         import optax
 
         warmup = run.steps(self.warmup, "schedule.warmup")

@@ -15,11 +15,7 @@ _ID = "tracking_id"
 
 
 def require(package: str) -> Any:
-    """Returns the module ``wandb`` or ``trackio``.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Returns the module ``wandb`` or ``trackio``."""
     try:
         if package == "wandb":
             import wandb as module  # pyright: ignore[reportMissingImports]

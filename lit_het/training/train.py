@@ -71,9 +71,6 @@ def train(
         resume: whether to continue from the newest checkpoint.
         allow_commands: whether lists of shards may contain shell commands; the configuration always may.
         watch: see `loop.train`; for a single process.
-
-    Raises:
-        UserError: the configuration, the data or the run directory cannot be used.
     """
     check_is_trained(config)
     check_source(config)
@@ -318,11 +315,7 @@ def _opened_batches(loader: "Loader | Stream", position: int) -> Iterator[Iterat
 
 
 def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False, watch: Watch | None = None) -> None:
-    """Starts or resumes a run; does nothing if it is finished. Arguments are those of `train`.
-
-    Raises:
-        UserError: as `train`, or the run directory holds a run of another configuration.
-    """
+    """Starts or resumes a run; does nothing if it is finished. Arguments are those of `train`."""
     if not config_path(config.run_dir).exists():
         train(config, allow_commands=allow_commands, watch=watch)
         return

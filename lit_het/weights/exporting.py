@@ -51,9 +51,6 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
 
     The latter two have no noise: a HET-XL image-text model or decoder is exported without it. The temperature of a
     softmax loss is multiplied by that of ``lit-het calibrate``, if there is one and ``options.calibrated``.
-
-    Raises:
-        UserError: the run cannot be opened, has something that the format cannot express, or cannot be uploaded.
     """
     if to == "npz" and output.is_dir():
         raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
@@ -109,11 +106,7 @@ def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> No
 
 
 def require_empty(folder: Path) -> None:
-    """Checks that a folder to write is empty, or not there yet.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Checks that a folder to write is empty, or not there yet."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} is not an empty folder; choose another")
 

@@ -65,9 +65,6 @@ def open_weights(
         experts: fields of `ExpertsConfig` that a V-MoE checkpoint does not record, see `describe_vmoe`.
         compute_type: of the towers.
         advance: called with the number of downloaded bytes.
-
-    Raises:
-        UserError: the address does not exist or has an unknown format.
     """
     sizes: Any = {"image_size": image_size, "compute_type": compute_type}
     if match := re.fullmatch(r"(.*\.npz)(?::(.+))?", address):
@@ -98,9 +95,6 @@ def image_tower(address: str, **options: Any) -> ViTConfig:
     Args:
         address: of the weights.
         **options: as for `open_weights`.
-
-    Raises:
-        UserError: there is no image tower.
     """
     return _tower(address, "image_tower", options)
 
@@ -111,9 +105,6 @@ def text_tower(address: str, **options: Any) -> TextConfig | BertConfig:
     Args:
         address: of the weights.
         **options: as for `open_weights`.
-
-    Raises:
-        UserError: there is no text tower.
     """
     return _tower(address, "text_tower", options)
 

@@ -66,11 +66,7 @@ class ImportOptions:
 
 
 def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
-    """Writes a run directory with the model of another library, to evaluate, fine-tune or lock it.
-
-    Raises:
-        UserError: the source cannot be read or has no image tower, or the directory holds a run already.
-    """
+    """Writes a run directory with the model of another library, to evaluate, fine-tune or lock it."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         what = "already holds a run" if config_path(run_dir).exists() else "is not an empty folder"
         raise UserError(f"{run_dir} {what}; choose another --to")
@@ -86,11 +82,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
 
 
 def open_imported(source: str, options: ImportOptions | None = None) -> Run:
-    """Returns a model of another library, or of ``lit-het export``, as a run; its directory is the source.
-
-    Raises:
-        UserError: as `import_weights`.
-    """
+    """Returns a model of another library, or of ``lit-het export``, as a run; its directory is the source."""
     if (folder := portable.find(source)) is not None:
         require_no_options(folder, options or ImportOptions())
         return open_run(folder)
@@ -212,11 +204,7 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
 def _tokenizer(
     task: ContrastiveConfig | ClassificationConfig, model: Path, fields: Mapping[str, Any]
 ) -> TokenizerConfig | None:
-    """Returns the configuration of a text tower's tokenizer, with fields that its file does not record.
-
-    Raises:
-        UserError: the file is not a tokenizer of the model's kind, or its vocabulary is larger than the tower's.
-    """
+    """Returns the configuration of a text tower's tokenizer, with fields that its file does not record."""
     if (tower := task.text_tower) is None:
         return None
     config = tokenizer_config(model, tower.length)
@@ -230,11 +218,7 @@ def _tokenizer(
 
 
 def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
-    """Returns the tokenizer configuration for a file, by its suffix.
-
-    Raises:
-        UserError: the file should be a SentencePiece model and is not.
-    """
+    """Returns the tokenizer configuration for a file, by its suffix."""
     if model.suffix == ".json":
         config = HuggingFaceTokenizerConfig(model, length)
         padding = padding_token(model)

@@ -46,11 +46,7 @@ def write(run_dir: Path, files: Mapping[str, bytes]) -> None:
 
 
 def check(run_dir: Path) -> tuple[str, ...]:
-    """Returns the names of a run's verified files; an empty tuple if there is no manifest.
-
-    Raises:
-        UserError: a file differs from what was written, or the manifest is damaged.
-    """
+    """Returns the names of a run's verified files; an empty tuple if there is no manifest."""
     path = run_dir / NAME
     while (before := _content(path)) is not None:
         files = _parsed(before, path)
@@ -85,11 +81,7 @@ def _digest(content: bytes | None) -> str:
 
 
 def _content(path: Path) -> bytes | None:
-    """Returns the content of a file, or None if it does not exist.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Returns the content of a file, or None if it does not exist."""
     try:
         content = untrusted.read_bytes(path, _MAX_FILE_BYTES + 1)
     except FileNotFoundError:

@@ -51,9 +51,6 @@ def find(address: str) -> Path | None:
     """Returns the local folder of a model that `write` wrote, downloaded from an address such as ``hf://owner/name``.
 
     None for other models.
-
-    Raises:
-        UserError: the address cannot be read.
     """
     if "://" in address and not address.endswith((".npz", ".index")) and ".npz:" not in address:
         folder = sources.fetch(address, FILES[:1])
@@ -107,9 +104,6 @@ def read(folder: Path, task: AnyTask) -> tuple[Params, int]:
     Args:
         folder: that `write` wrote.
         task: of its configuration.
-
-    Raises:
-        UserError: the file is damaged, or its arrays are not those of the configuration.
     """
     arrays = sources.open_safetensors(folder)
     shapes = task.shapes

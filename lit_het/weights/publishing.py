@@ -14,9 +14,6 @@ def push(folder: Path, repository: str, remains: str = "") -> None:
         folder: an export with a model card.
         repository: ``owner/name``.
         remains: what an error says of the folder.
-
-    Raises:
-        UserError: there is no token, the Hub cannot be reached, or it refuses.
     """
     from huggingface_hub import HfApi, get_token
 

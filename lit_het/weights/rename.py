@@ -64,9 +64,6 @@ def translate(arrays: Arrays, rules: Sequence[Rule], explicit: Sequence[Paramete
         arrays: the opened source.
         rules: the first rule that matches a name applies.
         explicit: parameter sources that no rule can express. The rules skip the arrays that these name.
-
-    Raises:
-        UserError: no rule matches some arrays; the message lists them.
     """
     assigned = {name for source in explicit for name in source.array_names}
     translated, unknown = list(explicit), []
@@ -85,12 +82,7 @@ def translate(arrays: Arrays, rules: Sequence[Rule], explicit: Sequence[Paramete
 
 
 def depth_of(numbers: Iterable[str]) -> int:
-    """Returns the number of blocks, given the block numbers in the names of arrays.
-
-    Raises:
-        UserError: one number is far larger than the count of numbers. Without this check, a damaged name would make a
-            model of that depth before the missing blocks are reported.
-    """
+    """Returns the number of blocks, given the block numbers in the names of arrays."""
     found = {int(number) for number in numbers}
     depth = 1 + max(found)
     if depth > _MAX_MISSING_BLOCKS + len(found):
@@ -113,9 +105,6 @@ def load(
         shapes: the parameter tree of the model, with shapes as leaves.
         shardings: the sharding of each array, a tree like ``shapes``. None for one device.
         advance: called with the size of each parameter after it was read.
-
-    Raises:
-        UserError: a parameter has no array, an array has no parameter, or a shape differs.
     """
     wanted: Mapping[str, Any] = parameters.flatten(shapes)
     placements = parameters.flatten(shardings) if shardings is not None else {}

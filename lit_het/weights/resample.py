@@ -38,9 +38,6 @@ def resample_positions(
         side: number of rows of the new grid.
         keeps_corners: True aligns the centres of the corner patches (Dosovitskiy et al. 2021, Sec. 3.2, and
             big_vision). False aligns the edges of the image, with antialiasing for a coarser grid (FlexiViT).
-
-    Raises:
-        UserError: the old grid is not square.
     """
     old = round(len(positions) ** 0.5)
     if old * old != len(positions):

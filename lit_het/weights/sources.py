@@ -60,9 +60,6 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
         address: a local path or an address of fsspec: ``gs://``, ``hf://``, ``https://`` and others.
         names: files to download from a folder if they exist there; empty if the address is a single file.
         advance: see `Advance`.
-
-    Raises:
-        UserError: the address does not exist or cannot be reached.
     """
     if "://" not in address:
         if not Path(address).exists():
@@ -84,11 +81,7 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
 
 
 def open_npz(path: Path, subtree: str = "") -> dict[str, StoredArray]:
-    """Returns the arrays of an ``.npz`` file, or only those below ``subtree``, under their names within it.
-
-    Raises:
-        UserError: the file cannot be read, has no arrays there, or contains pickled objects.
-    """
+    """Returns the arrays of an ``.npz`` file, or only those below ``subtree``, under their names within it."""
     try:
         headers = untrusted.read_npz_headers(path)
         # Sizes are taken from the headers, before anything is unpacked.
@@ -110,12 +103,7 @@ def open_npz(path: Path, subtree: str = "") -> dict[str, StoredArray]:
 
 
 def validated(arrays: dict[str, StoredArray], path: Path) -> dict[str, StoredArray]:
-    """Returns the arrays after checking their names and shapes.
-
-    Raises:
-        UserError: an array has an unprintable or too long name, or is empty. An empty shape such as (0, 2**60) takes no
-            bytes in the file, but its other sizes would be used for a model.
-    """
+    """Returns the arrays after checking their names and shapes."""
     check_names(arrays, path)
     for name, stored in arrays.items():
         if 0 in stored.shape:
@@ -135,11 +123,7 @@ _WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
 
 
 def safetensors_names(folder: Path) -> tuple[str, ...]:
-    """Returns the names of a folder's safetensors files: a single file, or those in the index.
-
-    Raises:
-        UserError: the index is malformed, or lists files outside the folder.
-    """
+    """Returns the names of a folder's safetensors files: a single file, or those in the index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return ("model.safetensors",)
@@ -155,11 +139,7 @@ def safetensors_names(folder: Path) -> tuple[str, ...]:
 
 
 def open_safetensors(folder: Path) -> dict[str, StoredArray]:
-    """Returns the arrays of a folder's ``model.safetensors``, or of the files in its index.
-
-    Raises:
-        UserError: files are missing or malformed.
-    """
+    """Returns the arrays of a folder's ``model.safetensors``, or of the files in its index."""
     arrays: dict[str, StoredArray] = {}
     for name in safetensors_names(folder):
         path = folder / name

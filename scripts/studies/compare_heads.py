@@ -49,11 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def select_heads(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the heads of these names.
-
-    Raises:
-        UserError: a head is unknown.
-    """
+    """Returns the heads of these names."""
     unknown = [name for name in names if name not in HEADS]
     if unknown:
         raise UserError(f"--heads {unknown[0]} is unknown; choose from {', '.join(HEADS)}")

@@ -86,9 +86,6 @@ def run_cells(
 
     Returns:
         What was measured by method and seed, here or by other processes with the same output.
-
-    Raises:
-        UserError: nothing is finished, or with other settings.
     """
     with Bar("study", len(methods) * len(options.seeds), "runs") as bar:
         for seed in options.seeds:
@@ -113,11 +110,7 @@ def measured(
     measure: Callable[[str, int], Mapping[str, Any]],
     options: argparse.Namespace,
 ) -> Mapping[str, Any]:
-    """Returns the figures of a method with a seed, measured unless they are a file; empty ones with ``--table``.
-
-    Raises:
-        UserError: they were measured with other settings.
-    """
+    """Returns the figures of a method with a seed, measured unless they are a file; empty ones with ``--table``."""
     path = _path(options.output, method, seed)
     if path.exists():
         result = untrusted.read_json(path)

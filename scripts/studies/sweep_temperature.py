@@ -40,11 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_taus(taus: Sequence[float], bounds: tuple[float, float]) -> None:
-    """Checks that a learned τ can have every fixed one.
-
-    Raises:
-        UserError: the bounds are invalid, or a τ lies outside them.
-    """
+    """Checks that a learned τ can have every fixed one."""
     learned = BoundedTemperature(*bounds)
     for tau in taus:
         if not learned.minimum <= tau <= learned.maximum:

@@ -49,11 +49,7 @@ class Result:
 
 
 def read_results(path: Path) -> dict[str, Result]:
-    """Returns saved results by set; none if there is no file.
-
-    Raises:
-        UserError: the file is not one of a benchmark.
-    """
+    """Returns saved results by set; none if there is no file."""
     if not path.exists():
         return {}
     try:
@@ -67,11 +63,7 @@ def read_results(path: Path) -> dict[str, Result]:
 
 
 def write_results(path: Path, results: Mapping[str, Result], others: Mapping[str, Any]) -> None:
-    """Writes results, and other fields beside them.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes results, and other fields beside them."""
     content = {**others, "sets": {name: dataclasses.asdict(result) for name, result in results.items()}}
     write_files({path: json.dumps(content, indent=1, ensure_ascii=False) + "\n"})
 

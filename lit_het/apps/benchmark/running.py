@@ -56,10 +56,6 @@ def benchmark(
 
     Returns:
         The results by set.
-
-    Raises:
-        UserError: the run, its experts or the prompts cannot be read, no set is found, or, after all others, a set
-            could not be evaluated.
     """
     chosen = SUITES[suite]
     templates = () if prompts == SET_PROMPTS else read_prompts(prompts)
@@ -108,11 +104,7 @@ class _Measuring:
     is_saved: bool
 
     def result(self, config: EvaluationConfig, saved: Result | None) -> Result:
-        """Returns the result of an evaluation, the saved one if it is of the same model, settings and data.
-
-        Raises:
-            UserError: the set cannot be read, or does not fit the model.
-        """
+        """Returns the result of an evaluation, the saved one if it is of the same model, settings and data."""
         for split in (config.train_split, config.data.split) if isinstance(config, FewShotConfig) else ("test",):
             check_complete(dataclasses.replace(config.data, split=split))
         sets = self.run.sets()  # of this set alone, so that its features are freed before the next
@@ -146,11 +138,7 @@ def _identity(run: Run, templates: Sequence[str]) -> str:
 
 
 def _write(shown: page.Page, output: Path, about: Mapping[str, object]) -> None:
-    """Writes the page, its tables as Markdown, and the final results, and prints the tables.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+    """Writes the page, its tables as Markdown, and the final results, and prints the tables."""
     write_results(output.with_suffix(".json"), shown.results, {**about, "failed": shown.failures, "means": shown.means})
     page = render_page(f"Benchmark of {shown.name}", shown.sections())
     write_benchmark(output, page, shown.tables(), shown.sources())

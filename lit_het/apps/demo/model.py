@@ -47,11 +47,7 @@ class PageModel:
         return str(self._model.calibration or "not calibrated")
 
     def see(self, data: bytes, name: str) -> tuple[UInt8[np.ndarray, "h w c"], Float[np.ndarray, " f"]]:
-        """Returns the preprocessed image and its features.
-
-        Raises:
-            UserError: the bytes are not an image.
-        """
+        """Returns the preprocessed image and its features."""
         with self._lock:  # one at a time: a small file may decode to a very large image
             square = decode(data, self.run.config.data, name)
             return square, next(features_of(self._model.features, [square], 1))
@@ -80,9 +76,6 @@ class DemoModel(PageModel):
         """Returns the labels in the user's text, the model's predictions for an image, and its prediction set in words.
 
         The set is empty text without calibration.
-
-        Raises:
-            UserError: there are not at least two different labels.
         """
         found = split_labels(labels)
         coverage = None if self._model.calibration is None else _COVERAGE
@@ -136,9 +129,6 @@ class DemoDecoder(PageModel):
             num_texts: how many free answers.
             samples: S, the number of noise samples; 0 for no noise.
             seed: of the noise.
-
-        Raises:
-            UserError: the question is empty or too long, or answers are too many, repeated or too long.
         """
         if not question.strip():
             raise UserError("the question is empty; ask one")

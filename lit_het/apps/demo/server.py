@@ -32,10 +32,6 @@ def demo(
         pretrained: where the run with the locked parameters lies now, if it has moved.
         allow_hosts: further names under which browsers may ask for the page.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
-
-    Raises:
-        UserError: the extra is missing, the address is taken, the run is neither an image-text model nor a decoder or
-            cannot be opened, or the captions cannot be read or are given to a decoder.
     """
     try:
         from lit_het.apps.demo.page import serve
@@ -48,11 +44,7 @@ def demo(
 
 
 def _free_port(host: str, port: int | None) -> int:
-    """Returns the port asked for, or one that is free.
-
-    Raises:
-        UserError: the port asked for is taken, or there is no such host.
-    """
+    """Returns the port asked for, or one that is free."""
     try:
         return _bound(host, _PORT if port is None else port)
     except (OSError, OverflowError) as error:

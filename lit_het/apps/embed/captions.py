@@ -42,9 +42,6 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
         config: of the model.
         output: the folder to write to: a local path or an fsspec address.
         options: how; without crops.
-
-    Raises:
-        UserError: there is no text tower or no tokenizer, or the shards or the output cannot be used.
     """
     if not isinstance(config.task, ContrastiveConfig) or config.tokenizer is None:
         raise UserError("--texts needs an image-text model with a tokenizer; leave it out to embed images")

@@ -72,9 +72,6 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
         config: its configuration, see `lit_het.configs.parsing.parse_tower`.
         output: the folder to write to: a local path or an fsspec address.
         options: how.
-
-    Raises:
-        UserError: the tower, the shards or the output cannot be used.
     """
     _check_tower(config.task.require_image_tower(), options)
     data = whole_data(config, options)
@@ -174,11 +171,7 @@ def whole_data(config: ExperimentConfig, options: EmbedOptions) -> LoaderConfig:
 
 
 def addresses_of(data: LoaderConfig, options: EmbedOptions) -> list[str]:
-    """Returns the shards that this host embeds.
-
-    Raises:
-        UserError: one is a shell command.
-    """
+    """Returns the shards that this host embeds."""
     addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
     for address in filter(urls.is_pipe, addresses):
         raise UserError(f"{address}: a command cannot seek, which embed needs; name files with --data")

@@ -44,11 +44,7 @@ Its image tower is for lit-het new PROJECT --tower {name}/run. Written by lit-he
 
 
 def labels_member(shards: str) -> str:
-    """Returns the member of the labels: ``cls`` where a sample has one, or ``txt``, whose words are then the classes.
-
-    Raises:
-        UserError: the shards cannot be read.
-    """
+    """Returns the labels' member: ``cls`` where a sample has one, or ``txt``, whose words are then the classes."""
     index = ShardIndex(expand(shards), [IMAGE], ["cls"])
     return "cls" if (index.sizes("cls") >= 0).any() else "txt"
 
@@ -64,9 +60,6 @@ def classifier_fields(
         member: as of `labels_member`.
         image_size: in pixels; None for 64.
         portions: those to train on and to hold out, as Python; None holds out nothing.
-
-    Raises:
-        UserError: the class names are missing, or fewer than two words are frequent.
     """
     size = image_size or _IMAGE_SIZE
     training, held_out = portions or ("Portion()", None)

@@ -135,10 +135,6 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
         shards: a folder, pattern or list of the pairs.
         captions: the member with the captions.
         image_size: of the tower, where its weights do not record it.
-
-    Raises:
-        UserError: the folder exists or cannot be written, the tower or the shards cannot be read, there are no pairs,
-            or no batch fits into memory.
     """
     if project.exists():
         raise UserError(f"{project} already exists; choose another folder, or train with its config.py")
@@ -238,11 +234,7 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict
 
 
 def _fitting(path: Path, template: str, fields: dict[str, Any], count: int) -> ExperimentConfig:
-    """Writes the configuration with the largest batch that fits into the memory of this machine's devices.
-
-    Raises:
-        UserError: none fits.
-    """
+    """Writes the configuration with the largest batch that fits into the memory of this machine's devices."""
     devices = jax.devices()
     is_cpu, memory = devices[0].platform == "cpu", _memory_per_device()
     # At least 20 steps an epoch; a CPU is slow at more, whatever its memory.

@@ -49,11 +49,7 @@ CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
 
 
 def quickstart(run_dir: Path, seed: int) -> None:
-    """Runs every unfinished stage, then evaluates and reports.
-
-    Raises:
-        UserError: ``run_dir`` holds a finished quickstart, or one with another seed.
-    """
+    """Runs every unfinished stage, then evaluates and reports."""
     if (run_dir / "results.json").exists():
         raise UserError(f"{run_dir} holds a finished quickstart; open {run_dir}/report.html or give another --run-dir")
     clock = Clock(run_dir, seed)
@@ -191,9 +187,6 @@ def write_data(directory: Path, glyphs: GlyphConfig) -> None:
     """Writes shards and tokenizer unless they exist.
 
     The folder is written under a temporary name and renamed when it is complete.
-
-    Raises:
-        UserError: the folder contains characters of another configuration.
     """
     if directory.exists():
         found = read_json(directory / "glyphs.json").get("config")

@@ -29,11 +29,7 @@ def options_of(
     wrong: str = "is_wrong",
     training: str | None = None,
 ) -> BenchmarkOptions:
-    """Returns the options for sets that are named as on the command line, ``NAME=FOLDER`` or ``FOLDER``.
-
-    Raises:
-        UserError: a set has no class names, or two sets have the same name.
-    """
+    """Returns the options for sets that are named as on the command line, ``NAME=FOLDER`` or ``FOLDER``."""
     sets = tuple(parse_set(argument, ImageSet("", "")) for argument in data)
     names = [one.name for one in sets]
     if len(set(names)) < len(names):
@@ -65,9 +61,6 @@ def benchmark(
 
     Returns:
         The figures of each method, see `Benchmark.measure`.
-
-    Raises:
-        UserError: as `Benchmark.measure`, or the page cannot be written.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
@@ -92,10 +85,6 @@ def benchmark(
 
 
 def write(methods: Mapping[str, page.Figures], sets: Sequence[str], output: Path, note: str = "") -> None:
-    """Writes the page and its tables as Markdown, and prints these.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+    """Writes the page and its tables as Markdown, and prints these."""
     rendered = render_page("Uncertainty", page.sections(methods, sets, note))
     write_benchmark(output, rendered, page.tables(methods, sets))

@@ -88,9 +88,6 @@ class Benchmark:
 
         Figures are ``<set>/<prediction>/<figure>``, ``errors/<set>/<score>``, ``outside/<set>/<score>``,
         ``captions/<score>`` (all AUROC), ``severity/<corruption>/<score>`` and ``cost/<what>``.
-
-        Raises:
-            UserError: a run or a set cannot be read, or the runs preprocess images differently.
         """
         opened = [open_run(path) for path in runs]
         data = self._open(opened)
@@ -241,11 +238,7 @@ class OpenData:
 
 
 def open_data(options: BenchmarkOptions, sets: Sets) -> OpenData:
-    """Opens all sets.
-
-    Raises:
-        UserError: a set cannot be opened, or no caption or every caption of the pairs is wrong.
-    """
+    """Opens all sets."""
     labelled = []
     for config in options.data:
         opened = sets.open(config)

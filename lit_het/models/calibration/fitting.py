@@ -30,11 +30,7 @@ from lit_het.weights.native.saving import save_imported
 
 
 def fit_unless_done(config: ExperimentConfig) -> None:
-    """Fits the head of a run and calibrates it; does nothing where that is done.
-
-    Raises:
-        UserError: as `check_fitted`; the data or the run directory cannot be used, or there are too few pairs.
-    """
+    """Fits the head of a run and calibrates it; does nothing where that is done."""
     check_fitted(config)
     # An interrupted pass starts again: the embeddings, which take the time, are stored.
     if config_path(config.run_dir).exists():
@@ -50,11 +46,7 @@ def fit_unless_done(config: ExperimentConfig) -> None:
 
 
 def check_fitted(config: ExperimentConfig) -> None:
-    """Checks that a head can be fitted, before anything is embedded.
-
-    Raises:
-        UserError: embeddings are not stored, or several processes run.
-    """
+    """Checks that a head can be fitted, before anything is embedded."""
     for field in ("embeddings", "text_embeddings"):
         if getattr(config.data, field) is None:
             flag = field.replace("_", "-")

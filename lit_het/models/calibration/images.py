@@ -75,10 +75,6 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     several the first; a classifier chooses among its classes; a decoder chooses each token of the first text of an
     image, given the tokens before it. Predictions are fitted without noise and, if the head has noise, as means over S
     samples.
-
-    Raises:
-        UserError: the run or the data cannot be read, fewer than `LEAST_IMAGES` images are readable, the run or an
-            image-text model that its towers come from was trained on one of them, or no temperature fits.
     """
     run = open_run(run_dir, pretrained)
     model = run.model(calibrated=False)
@@ -253,11 +249,7 @@ def _require_enough(num_images: int, options: CalibrateOptions) -> None:
 
 
 def _check_unseen(run: Run, held_out: Loader, pretrained: Path | None) -> None:
-    """Checks that neither the run nor a model that its towers come from was trained on a sample.
-
-    Raises:
-        UserError: one was.
-    """
+    """Checks that neither the run nor a model that its towers come from was trained on a sample."""
     if (found := seen(run.run_dir, held_out, pretrained)) is None:
         return
     if found.model != run.run_dir:

@@ -23,11 +23,7 @@ def calibration_path(run_dir: Path) -> Path:
 def write_calibration(
     run_dir: Path, step: int, calibration: Calibration, conformal: ConformalThresholds | None = None
 ) -> None:
-    """Writes the temperatures of the checkpoint of a step, and the thresholds of its prediction sets if it has them.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes the temperatures of the checkpoint of a step, and the thresholds of its prediction sets if it has them."""
     path = calibration_path(run_dir)
     try:
         content = {"step": step, **dataclasses.asdict(calibration)}
@@ -53,9 +49,6 @@ def read_calibration(run_dir: Path, step: int) -> Calibration | None:
     """Returns the temperatures of the checkpoint of a step; None if there are none.
 
     Those of another checkpoint are not used, and a message says so.
-
-    Raises:
-        UserError: the file cannot be read.
     """
     path = calibration_path(run_dir)
     try:

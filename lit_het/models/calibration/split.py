@@ -30,11 +30,7 @@ class Split(NamedTuple):
 
 
 def split(config: ExperimentConfig, num_samples: int) -> Split:
-    """Returns the split of ``data.shards`` with so many samples (of a stream or a mixture, any number).
-
-    Raises:
-        UserError: the portion of the configuration cannot be held out.
-    """
+    """Returns the split of ``data.shards`` with so many samples (of a stream or a mixture, any number)."""
     if config.calibration is None:
         return Split(config.data.portion, None)
     if config.calibration != "auto":
@@ -57,9 +53,6 @@ def split_samples(config: ExperimentConfig, loader: Loader) -> tuple[Loader, Spl
     Args:
         config: of the run.
         loader: of ``data.shards``, of any portion.
-
-    Raises:
-        UserError: the portion of the configuration cannot be held out.
     """
     num_samples = len(loader.index)
     found = split(config, num_samples)

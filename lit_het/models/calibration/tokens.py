@@ -45,11 +45,7 @@ class GivenTokens:
         return GivenTokens(self.number[rows], self.image[rows], self.label[rows], log_p)
 
     def fit(self, samples: int) -> FittedTemperature:
-        """Returns the temperature of tokens with S noise samples, with its standard error over images.
-
-        Raises:
-            UserError: as `lit_het.eval.metrics.calibration.fit`.
-        """
+        """Returns the temperature of tokens with S noise samples, with its standard error over images."""
         return fit(self.log_p[samples], self.label, self.image)
 
     def calibration_errors(self, samples: int, temperature: float) -> tuple[float, float]:
@@ -70,9 +66,6 @@ def read_tokens(writer: Writer, loader: Loader, samples: Sequence[int], name: st
         loader: of images with texts, whose tokens to predict are known.
         samples: numbers of noise samples.
         name: of the images, for messages.
-
-    Raises:
-        UserError: no text can be read, or a prediction is not finite.
     """
     count = min(loader.num_samples, MOST_IMAGES)
     kept, size, stride = list[GivenTokens](), 0, 1

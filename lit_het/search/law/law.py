@@ -65,11 +65,7 @@ class Law:
         _require_positive(self, "c")
 
     def curve(self, dimension: str) -> Curve:
-        """Returns the parameters of one dimension.
-
-        Raises:
-            UserError: the law has no such dimension.
-        """
+        """Returns the parameters of one dimension."""
         if dimension not in self.curves:
             raise UserError(f"{dimension} is not a dimension of this law; it has {', '.join(self.curves)}")
         return self.curves[dimension]
@@ -81,9 +77,6 @@ class Law:
             dimension: name of the dimension.
             x: its values ``[...]``; x and t may be single numbers.
             t: compute ``[...]`` in GFLOP.
-
-        Raises:
-            UserError: the law has no such dimension.
         """
         curve, log_x, log_t = self.curve(dimension), np.log(x), np.log(t)
         # Far from the sizes of a sweep a steep curve is infinite.

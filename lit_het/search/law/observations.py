@@ -71,11 +71,6 @@ def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> St
     Args:
         observations: the runs.
         centre: the value of every dimension in the centre.
-
-    Raises:
-        UserError: a run has other dimensions, differs from the centre in several of them, or is not smaller than the
-            centre; compute is not positive or a metric negative; or there are fewer points, each a size with a compute,
-            than parameters.
     """
     dimensions = tuple(centre)
     usable = [one for one in observations if math.isfinite(one.loss) and one.loss != 0]
@@ -95,11 +90,7 @@ def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> St
 
 
 def check_spokes(centre: Mapping[str, float], values: Mapping[str, Sequence[float]]) -> None:
-    """Checks the values of each dimension of a star sweep before anything is trained.
-
-    Raises:
-        UserError: a dimension is unknown or has no or a repeated value, or a value is not below the centre.
-    """
+    """Checks the values of each dimension of a star sweep before anything is trained."""
     for dimension, spoke in values.items():
         if dimension not in centre:
             raise UserError(f"{dimension} is not a dimension of the centre; it has {', '.join(centre)}")

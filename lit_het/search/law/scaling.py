@@ -46,10 +46,6 @@ def scale(
         budget: t in GFLOP.
         exponents: s of the D dimensions that grow; others retain their value.
         multiples: the number of which the rounded value is a multiple, by dimension; 1 where there is none.
-
-    Raises:
-        UserError: the budget is below ``start_compute``, an exponent belongs to no dimension, a number is not
-            positive and finite, or a size is too large.
     """
     for name, value in {"start compute": start_compute, "budget": budget, **start, **exponents}.items():
         if not 0 < value < math.inf:
@@ -70,11 +66,7 @@ def scale(
 
 
 def rounded(value: float, multiple: int = 1) -> int:
-    """Returns the nearest multiple of a whole number, at least one; halves are rounded up.
-
-    Raises:
-        UserError: the value is too large for a size.
-    """
+    """Returns the nearest multiple of a whole number, at least one; halves are rounded up."""
     if not value <= LARGEST:
         raise UserError(
             f"a size of {value:g} is too large, above {LARGEST}; give a smaller budget, exponents, factors or start"
@@ -90,10 +82,6 @@ def gflop(amount: float, unit: str = "GFLOP", gflop_per_hour: float | None = Non
         unit: one of `lit_het.search.law.UNITS`: GFLOP, or hours of a device.
         gflop_per_hour: what one device computes in an hour; only for hours. The paper found GFLOP and TPU core-hours
             to correlate with 0.99 (Fig. 4).
-
-    Raises:
-        UserError: an unknown unit, hours without ``gflop_per_hour``, ``gflop_per_hour`` for GFLOP, or a number that is
-            not positive.
     """
     if unit not in UNITS:
         raise UserError(f"unknown unit {unit!r} of a budget; give one of {', '.join(UNITS)}")

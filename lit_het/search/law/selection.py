@@ -79,9 +79,6 @@ def select(observations: Sequence[Observation]) -> Selection:
 
     Args:
         observations: runs of a grid sweep.
-
-    Raises:
-        UserError: no run has a finite metric, or runs have different dimensions.
     """
     finite = [one for one in observations if math.isfinite(one.loss)]
     if not finite:

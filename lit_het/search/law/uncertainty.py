@@ -85,9 +85,6 @@ def exponents(fit: Fit, level: float = LEVEL, resamples: int = RESAMPLES, seed: 
         level: of the intervals, such as 0.9.
         resamples: of the bootstrap; 0 for none.
         seed: of the bootstrap.
-
-    Raises:
-        UserError: as `check`.
     """
     check(level, resamples)
     fit, profiles = _profiles(fit, level)
@@ -113,11 +110,7 @@ def exponents(fit: Fit, level: float = LEVEL, resamples: int = RESAMPLES, seed: 
 
 
 def check(level: float, resamples: int) -> None:
-    """Checks the arguments of `exponents`.
-
-    Raises:
-        UserError: the level is not between 0 and 1, or a number of resamples is below 0.
-    """
+    """Checks the arguments of `exponents`."""
     if not 0 < level < 1:
         raise UserError(f"level {level:g} must be between 0 and 1, such as 0.9")
     if resamples < 0:

@@ -35,9 +35,6 @@ def exponents_of(source: Path | Mapping[str, float] | None, metric: str = "") ->
     Args:
         source: folder or file of the fit, or exponents by dimension.
         metric: of the fit of the start; empty where it has none.
-
-    Raises:
-        UserError: the fit is of a grid or another metric, or did not identify an exponent.
     """
     if source is None:
         return dict(PUBLISHED_EXPONENTS)
@@ -56,11 +53,7 @@ def exponents_of(source: Path | Mapping[str, float] | None, metric: str = "") ->
 
 
 def start_of(source: Path | Mapping[str, float], compute: float | None) -> Start:
-    """Returns the start: that of the fit of a grid sweep, or a given shape with its compute.
-
-    Raises:
-        UserError: the fit is of a star, or a given shape has no compute.
-    """
+    """Returns the start: that of the fit of a grid sweep, or a given shape with its compute."""
     if not isinstance(source, Path):
         if compute is None:
             raise UserError("--start of numbers needs --start-compute, the least GFLOP for which the shape is optimal")
@@ -91,9 +84,6 @@ def scaled(
         config: a configuration, whose image tower gets the shape; None for none.
         num_heads: of which the width is a multiple; None for those of the configuration, or 1.
         multiple: of which width and size of the MLPs are multiples.
-
-    Raises:
-        UserError: as `scale`, a dimension is unknown, or the configuration has no Vision Transformer.
     """
     sweeps.check_dimensions(start.shape)
     multiples = {"width": math.lcm(multiple, num_heads or 1), "mlp": multiple}

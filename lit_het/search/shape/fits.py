@@ -46,11 +46,7 @@ class Saved:
 
 
 def fit_star(folder: Path, metric: str, direction: str | None, level: float, resamples: int) -> Exponents:
-    """Fits the law to a star sweep.
-
-    Raises:
-        UserError: as `sweeps.load`, `sweeps.observations`, `star` and `exponents`.
-    """
+    """Fits the law to a star sweep."""
     sweep = sweeps.load(folder)
     observed = sweeps.observations(sweep, folder, metric, direction)
     varied = _varied(sweep)
@@ -63,20 +59,12 @@ def fit_star(folder: Path, metric: str, direction: str | None, level: float, res
 
 
 def select_start(folder: Path, metric: str, direction: str | None) -> Selection:
-    """Returns the start of a grid sweep.
-
-    Raises:
-        UserError: as `sweeps.load`, `sweeps.observations` and `selection.select`.
-    """
+    """Returns the start of a grid sweep."""
     return selection.select(sweeps.observations(sweeps.load(folder), folder, metric, direction))
 
 
 def fit(folder: Path, metric: str, direction: str | None, level: float, resamples: int) -> Path:
-    """Fits a sweep, prints the result and saves it as ``fit.json`` in its folder; returns the path.
-
-    Raises:
-        UserError: as `fit_star` and `select_start`; level and resamples are checked for both.
-    """
+    """Fits a sweep, prints the result and saves it as ``fit.json`` in its folder; returns the path."""
     uncertainty.check(level, resamples)
     if sweeps.load(folder).kind == "star":
         found = fit_star(folder, metric, direction, level, resamples)
@@ -134,11 +122,7 @@ def start_lines(chosen: Selection) -> list[str]:
 
 
 def read(path: Path) -> Saved:
-    """Reads ``fit.json``; a folder stands for the file in it.
-
-    Raises:
-        UserError: it is missing, or not one.
-    """
+    """Reads ``fit.json``; a folder stands for the file in it."""
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"{path} is missing; run lit-het shape fit, or give numbers such as width=0.22")

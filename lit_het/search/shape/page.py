@@ -38,9 +38,6 @@ def write(folders: Sequence[Path], metrics: Sequence[str], direction: str | None
         direction: as `sweeps.observations`; of all metrics.
         level: of the intervals.
         output: path of the page.
-
-    Raises:
-        UserError: as `fits.fit_star` and `fits.select_start`, a metric is repeated, or the page cannot be written.
     """
     if len(set(metrics)) < len(metrics):
         raise UserError("--metric: name each metric once")

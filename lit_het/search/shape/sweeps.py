@@ -73,21 +73,13 @@ class Sweep:
 
 
 def shape_of(config: ExperimentConfig) -> dict[str, int]:
-    """Returns the shape of the image tower of a configuration.
-
-    Raises:
-        UserError: it has no Vision Transformer.
-    """
+    """Returns the shape of the image tower of a configuration."""
     encoder = _encoder(config)
     return {name: getattr(encoder, field) for name, field in FIELDS.items()}
 
 
 def with_shape(config: ExperimentConfig, shape: Mapping[str, int]) -> ExperimentConfig:
-    """Returns a configuration whose image tower has another shape.
-
-    Raises:
-        UserError: it has no Vision Transformer, a dimension is unknown, or the shape is impossible.
-    """
+    """Returns a configuration whose image tower has another shape."""
     check_dimensions(shape)
     encoder = dataclasses.replace(_encoder(config), **{FIELDS[name]: value for name, value in shape.items()})
     task: Any = config.task
@@ -96,11 +88,7 @@ def with_shape(config: ExperimentConfig, shape: Mapping[str, int]) -> Experiment
 
 
 def check_dimensions(names: Iterable[str]) -> None:
-    """Checks that all names are those of dimensions.
-
-    Raises:
-        UserError: one is not.
-    """
+    """Checks that all names are those of dimensions."""
     if unknown := set(names) - FIELDS.keys():
         raise UserError(f"{', '.join(sorted(unknown))} is not a dimension of a shape; they are {', '.join(FIELDS)}")
 
@@ -116,11 +104,7 @@ def values_of(
     factors: Sequence[float],
     multiples: Mapping[str, int],
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the values of every dimension: given ones, and for others the centre times each factor, rounded.
-
-    Raises:
-        UserError: a dimension is unknown, has no values, or a factor is not above 0.
-    """
+    """Returns the values of every dimension: given ones, and for others the centre times each factor, rounded."""
     check_dimensions(given)
     if not all(0 < factor < math.inf for factor in factors):
         raise UserError("--factors must be above 0 and finite")
@@ -135,11 +119,7 @@ def values_of(
 
 
 def star_shapes(centre: Mapping[str, int], values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Returns the shapes of a star sweep, without its centre.
-
-    Raises:
-        UserError: as `check_spokes`.
-    """
+    """Returns the shapes of a star sweep, without its centre."""
     check_spokes(_floats(centre), {name: [float(value) for value in spoke] for name, spoke in values.items()})
     return [{**centre, name: value} for name, spoke in values.items() for value in spoke]
 
@@ -156,12 +136,7 @@ def plan(
     seeds: Sequence[int],
     output: Path,
 ) -> list[Planned]:
-    """Returns the runs of all shapes and lengths, ordered by seed.
-
-    Raises:
-        UserError: a shape is impossible, the length is in epochs, whose compute depends on the data, or the schedule
-            does not fit into it.
-    """
+    """Returns the runs of all shapes and lengths, ordered by seed."""
     planned = []
     for seed, shape, length in itertools.product(dict.fromkeys(seeds), shapes, dict.fromkeys(lengths)):
         changed = dataclasses.replace(with_shape(config, shape), length=length)
@@ -202,9 +177,6 @@ def sweep(
         seeds: of every shape and length.
         with_centre: whether the centre of a star is trained too.
         only_plan: whether nothing is trained or written.
-
-    Raises:
-        UserError: a shape, dimension or length is impossible, or ``output`` holds another sweep; as `grid.run`.
     """
     # The shape of the centre is checked here, before its spokes are.
     config = with_shape(config, centre)
@@ -255,11 +227,7 @@ def gflop_per_example(config: ExperimentConfig) -> float:
 
 
 def save(sweep: Sweep, output: Path) -> Sweep:
-    """Writes ``sweep.json``, with the runs of earlier commands in the same folder; returns the sweep.
-
-    Raises:
-        UserError: the folder holds a sweep of another kind, centre or configuration.
-    """
+    """Writes ``sweep.json``, with the runs of earlier commands in the same folder; returns the sweep."""
     path = output / "sweep.json"
     output.mkdir(parents=True, exist_ok=True)
     # Several processes may extend a sweep at once.
@@ -283,11 +251,7 @@ def _merged(earlier: Sweep, sweep: Sweep, output: Path) -> Sweep:
 
 
 def load(output: Path) -> Sweep:
-    """Reads ``sweep.json``.
-
-    Raises:
-        UserError: it is missing, or not one.
-    """
+    """Reads ``sweep.json``."""
     path = output / "sweep.json"
     if not path.is_file():
         raise UserError(f"{path} is missing; give the --output of lit-het shape star or grid")
@@ -306,9 +270,6 @@ def observations(sweep: Sweep, output: Path, metric: str, direction: str | None 
         metric: such as ``few_shot/imagenet/10_shot``.
         direction: "lower" or "higher" values are better; None for what the name of the metric tells. Of the latter the
             loss is the error, 1 - metric.
-
-    Raises:
-        UserError: no run is finished or has the metric, its direction is unknown, or its error is not a share.
     """
     is_error = (direction or direction_of(metric)) == "higher"
     found, results = [], grid_runs.finished((run.name for run in sweep.runs), output)

@@ -47,9 +47,6 @@ def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertC
         image_tower: configuration of the image tower.
         text_tower: configuration of the text tower; None writes a single ViT.
         params: ``image_tower``, ``text_tower`` and ``head``: temperature and bias, or a classifier's ``logits``.
-
-    Raises:
-        UserError: big_vision does not support a setting or has no such parameter.
     """
     _check_image_tower(image_tower)
     encoder, flat = image_tower.encoder, parameters.flatten(params)

@@ -70,9 +70,6 @@ def read_big_vision(
             use "last".
         text_length: tokens per text of a BERT; None for the number of positions in the file, usually 512.
         compute_type: of the towers.
-
-    Raises:
-        UserError: the file cannot be read, or holds another model.
     """
     arrays = _open(path, subtree)
     image, text = _prefixes(arrays)

@@ -36,9 +36,6 @@ def write_classifier(
         names: of the classes, in order; empty for ``LABEL_0`` and so on.
         image_processor: as of `exporting.write_image_text`.
         is_sigmoid: whether probabilities are sigmoids of single logits, or a softmax.
-
-    Raises:
-        UserError: no class of `transformers` computes the same.
     """
     head = to_float32(params["head"])
     # These models read the encoder's tokens, without dense layers between.

@@ -82,9 +82,6 @@ def write_image_decoder(
         tokenizer: the tokenizer of training.
         tokens: of generation.
         image_processor: as of `exporting.write_image_text`.
-
-    Raises:
-        UserError: no class of `transformers` computes the same, or it cannot reproduce the ids of the tokenizer.
     """
     image = write_token_tower(image_tower, to_float32(params["image_tower"]))
     head, source = to_float32(params["head"]), image_tower.encoder.width
@@ -129,9 +126,6 @@ def write_decoder(
         head: ``logits/bias`` and, unless the output is tied, ``logits/kernel``.
         temperature: divides the logits.
         source_width: of the tokens that it attends to.
-
-    Raises:
-        UserError: GPT-2 cannot compute the same.
     """
     # Causal it is as GPT-2; image towers must not be.
     encoder = dataclasses.replace(decoder.encoder, causal=False)

@@ -56,10 +56,6 @@ def write_image_text(
 
     Returns:
         What differs from the trained model, one sentence each.
-
-    Raises:
-        UserError: no class of `transformers` computes the same, the temperature is not a `LogTemperature`, or
-            `transformers` cannot reproduce the ids of the tokenizer.
     """
     if tokenizer is not None and tokenizer.length != text_tower.length:
         raise UserError(f"captions of {tokenizer.length} tokens do not fit text_tower.length = {text_tower.length}")

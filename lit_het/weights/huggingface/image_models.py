@@ -36,11 +36,7 @@ class WrittenTower:
 
 
 def require(model: str, wanted: list[tuple[str, Any, Any]]) -> None:
-    """Checks fields of a tower: their names, their values and what a model of `transformers` has.
-
-    Raises:
-        UserError: a field differs.
-    """
+    """Checks fields of a tower: their names, their values and what a model of `transformers` has."""
     for field, value, needed in wanted:
         if value != needed:
             raise UserError(
@@ -79,9 +75,6 @@ def write_image_tower(tower: ViTConfig, params: Flat) -> WrittenTower:
     Args:
         tower: its configuration.
         params: its parameters by path.
-
-    Raises:
-        UserError: no model computes the same.
     """
     return _writer(tower)(tower, params)
 

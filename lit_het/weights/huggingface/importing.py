@@ -69,9 +69,6 @@ def read_huggingface(
         patch_size: in pixels; the first layer is resampled for it. None for the model's size.
         text_length: number of positions of the text tower to retain; None for all.
         compute_type: type of activations.
-
-    Raises:
-        UserError: files are missing, or our towers do not support the model.
     """
     config = read_json(folder / "config.json")
     sizes: Any = {"image_size": image_size, "patch_size": patch_size, "compute_type": compute_type}
@@ -123,11 +120,7 @@ def _classifier(arrays: Arrays, kind: str, size: int, folder: Path) -> list[Para
 
 
 def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
-    """Returns the image tower and the text tower of a folder, None without one.
-
-    Raises:
-        UserError: a tower cannot be imported.
-    """
+    """Returns the image tower and the text tower of a folder, None without one."""
     kind = str(config.get("model_type"))
     if kind in image_towers.FAMILIES:
         return _Part(kind, section(config, "vision_config", config)), None

@@ -44,9 +44,6 @@ def read_processor(folder: Path, default: Json) -> Json:
     Args:
         folder: with ``preprocessor_config.json`` or ``processor_config.json``; without either, the default is returned.
         default: also completes a file without normalisation or filter.
-
-    Raises:
-        UserError: the file is not a JSON object.
     """
     found: Any = None
     if (folder / "preprocessor_config.json").exists():
@@ -62,11 +59,7 @@ def read_processor(folder: Path, default: Json) -> Json:
 
 
 def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Json:
-    """Returns the JSON object in a file.
-
-    Raises:
-        UserError: the file cannot be read or is not a JSON object.
-    """
+    """Returns the JSON object in a file."""
     try:
         return untrusted.read_json_object(path, most_bytes)
     except OSError as error:
@@ -76,11 +69,7 @@ def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Json:
 
 
 def read_normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"]:
-    """Returns the mean and standard deviation by which the model normalises pixels in [0, 1].
-
-    Raises:
-        UserError: they are not three numbers each, or a divisor is not above 0.
-    """
+    """Returns the mean and standard deviation by which the model normalises pixels in [0, 1]."""
     mean, deviation = processor["image_mean"], processor["image_std"]
     # A processor may map levels to another range than [0, 1] before it normalises, or not rescale at all.
     scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1

@@ -57,11 +57,7 @@ def read_prolip(
     text_length: int | None,
     compute_type: ComputeType,
 ) -> Imported:
-    """Imports a folder of ``ProLIPHF``; arguments as for `read_huggingface`.
-
-    Raises:
-        UserError: a part is missing or not supported.
-    """
+    """Imports a folder of ``ProLIPHF``; arguments as for `read_huggingface`."""
     arrays = open_safetensors(folder)
     vision, text = section(config, "vision_cfg", {}), section(config, "text_cfg", {})
     _check(folder, "vision_cfg", vision, _IMAGE_FIELDS)

@@ -24,11 +24,7 @@ _SMALL = 2.0**-20
 
 
 def write_siglip_text(tower: TextConfig, params: Flat) -> WrittenTower:
-    """Returns a text Transformer as SigLIP's text model, with the same unit embeddings.
-
-    Raises:
-        UserError: SigLIP's text model cannot compute the same.
-    """
+    """Returns a text Transformer as SigLIP's text model, with the same unit embeddings."""
     require("SiglipTextModel", _pre_norm_fields(tower, "SiglipTextModel"))
     is_plain = tower.length == SIGLIP_LENGTH and tower.pooling == "last"
     if tower.length >= SIGLIP_LENGTH and not is_plain:
@@ -55,11 +51,7 @@ def write_siglip_text(tower: TextConfig, params: Flat) -> WrittenTower:
 
 
 def write_megatron_bert(tower: TextConfig, params: Flat) -> WrittenTower:
-    """Returns a text Transformer as Megatron's BERT, which has norms before layers, with the same unit embeddings.
-
-    Raises:
-        UserError: Megatron's BERT cannot compute the same.
-    """
+    """Returns a text Transformer as Megatron's BERT, which has norms before layers, with the same unit embeddings."""
     require("MegatronBertModel", _pre_norm_fields(tower, "MegatronBertModel"))
     longer, params = lengthened(tower, params, max(_MOST_TOKENS, 2 * tower.length))
     width = longer.encoder.width
@@ -94,11 +86,7 @@ def _bert_config(tower: TextConfig | BertConfig) -> dict[str, Any]:
 
 
 def write_bert(tower: BertConfig, params: Flat) -> WrittenTower:
-    """Returns a BERT as `BertModel`, with the same unit embeddings up to rounding.
-
-    Raises:
-        UserError: `BertModel` cannot compute the same.
-    """
+    """Returns a BERT as `BertModel`, with the same unit embeddings up to rounding."""
     require("BertModel", encoder_fields("text_tower", "BertModel", tower.encoder, norms="after"))
     weight, bias, projection = _bert_end(tower, params)
     arrays = names.named_arrays(names.BERT, "text_model.", "", params) | {

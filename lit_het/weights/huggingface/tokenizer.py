@@ -98,10 +98,6 @@ def tokenizer_files(
         tokenizer: the tokenizer.
         padding: padding tokens that follow every caption, whether it is padded further or not.
         is_masked: whether the text tower gets a mask of the padding; otherwise it attends to it as to any other token.
-
-    Raises:
-        UserError: a SentencePiece model is neither of type unigram nor bpe, has user-defined pieces, words that end
-            with their space, a table of characters that `tokenizers` cannot read, or other ids there.
     """
     if isinstance(tokenizer, SentencePiece):
         made, settings = _of_sentencepiece(tokenizer)
@@ -256,20 +252,13 @@ def lowercases(folder: Path) -> bool:
     """Returns whether lower case is a step of the ``tokenizer.json`` of a folder.
 
     For SigLIP, `transformers` 5 writes it there, where earlier versions did it in code.
-
-    Raises:
-        UserError: the file is not a JSON object.
     """
     path = folder / TOKENIZER_JSON
     return path.is_file() and '"Lowercase"' in json.dumps(read_json(path, MAX_TOKENIZER_BYTES).get("normalizer"))
 
 
 def padding_token(model: Path) -> str | None:
-    """Returns the padding token that the folder of a ``tokenizer.json`` or ``vocab.json`` names, or None.
-
-    Raises:
-        UserError: a file is not a JSON object.
-    """
+    """Returns the padding token that the folder of a ``tokenizer.json`` or ``vocab.json`` names, or None."""
     return _text_of(_read_if_present(model.with_name("tokenizer_config.json")).get("pad_token"))
 
 
@@ -284,9 +273,6 @@ def read_settings(model: Path) -> Settings:
     Defaults for missing settings are those of SigLIP: lower case, and padding with the end token ``</s>``. Vocabularies
     without ``</s>``, such as SigLIP 2's, are padded with their padding token. Punctuation is removed if `transformers`
     would use its `SiglipTokenizer`.
-
-    Raises:
-        UserError: a file is not a JSON object, or the padding token is not in the model.
     """
     path = model.with_name("tokenizer_config.json")
     settings = _read_if_present(path)

@@ -123,9 +123,6 @@ def check_fit(
         directory: of the checkpoint, for the error message.
         problem: beginning of the message.
         way_out: end of the message.
-
-    Raises:
-        UserError: paths, shapes or types differ.
     """
     differing = sorted(
         path

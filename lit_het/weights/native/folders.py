@@ -36,11 +36,7 @@ class Entry:
 
 
 def entries(directory: Path) -> list[Entry]:
-    """Returns all steps in a folder of checkpoints, sorted by number.
-
-    Raises:
-        UserError: the folder does not exist.
-    """
+    """Returns all steps in a folder of checkpoints, sorted by number."""
     if not directory.is_dir():
         raise UserError(f"no checkpoints in {directory}; give a run, or its folder of checkpoints")
     found = []

@@ -15,11 +15,7 @@ from lit_het.weights.native.saving import Checkpoints
 
 
 def list_checkpoints(directory: Path) -> None:
-    """Prints one line per step, including incomplete and damaged ones.
-
-    Raises:
-        UserError: the folder is missing or empty.
-    """
+    """Prints one line per step, including incomplete and damaged ones."""
     found = list(entries(_folder(directory)))
     if not found:
         raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
@@ -29,11 +25,7 @@ def list_checkpoints(directory: Path) -> None:
 
 
 def show(directory: Path, step: int | None = None) -> None:
-    """Prints the info of a step and one line per array; the newest step by default.
-
-    Raises:
-        UserError: the step is missing or damaged.
-    """
+    """Prints the info of a step and one line per array; the newest step by default."""
     with Checkpoints(_folder(directory), read_only=True) as checkpoints:
         step = checkpoints.newest_step() if step is None else _existing(checkpoints, step)
         info, saved = checkpoints.at(step).read_info()
@@ -49,11 +41,7 @@ def show(directory: Path, step: int | None = None) -> None:
 
 
 def verify(directory: Path, step: int | None = None) -> None:
-    """Compares a run's files with its manifest, and every array of all steps, or of one step, with its checksum.
-
-    Raises:
-        UserError: there is no checkpoint, or one is damaged.
-    """
+    """Compares a run's files with its manifest, and every array of all steps, or of one step, with its checksum."""
     if files := manifest.check(directory):
         print(f"whole: {', '.join(files)} in {directory}")
     damaged: list[tuple[int, str, str]] = []

@@ -68,9 +68,6 @@ class Checkpoints:
         max_failed_saves: number of consecutive failed saves that end the run.
         read_only: changes nothing on disk, not even a half-written save of another process.
         warn: called with one line when a save has failed or a damaged step is skipped.
-
-    Raises:
-        UserError: the directory is missing (read-only) or cannot be written; on exit, the last save has failed.
     """
 
     def __init__(
@@ -235,9 +232,6 @@ class Checkpoints:
         """Returns the newest undamaged state, in the shapes and shardings of ``like``, and its info.
 
         Damaged steps that are newer are renamed, so that they no longer count as checkpoints.
-
-        Raises:
-            UserError: there is no checkpoint, all are damaged, or one does not fit ``like``.
         """
         self.newest_step()
         damaged: list[Damaged] = []
@@ -291,9 +285,6 @@ class Checkpoints:
         """Returns the parameters of the newest step at the paths of ``like``, and the step's info.
 
         ``like`` may be a subtree of the saved tree, for example only the image tower.
-
-        Raises:
-            UserError: there is no checkpoint, it is damaged, or it does not fit ``like``.
         """
         newest = self.at(self.newest_step())
         info, fingerprints = newest.read_info()
@@ -316,11 +307,7 @@ class Checkpoints:
         return SavedStep(self.directory / str(step))
 
     def newest_step(self) -> int:
-        """Returns the step of the newest checkpoint.
-
-        Raises:
-            UserError: there is no checkpoint.
-        """
+        """Returns the step of the newest checkpoint."""
         step = self.latest_step
         if step is None:
             raise UserError(f"no checkpoint in {self.directory}; give the directory of a run that has saved one")
@@ -363,9 +350,6 @@ def save_imported(
         params: must not change meanwhile, because they are not copied.
         info: returned by `Checkpoints.restore_params` together with the parameters.
         advance: called with the number of bytes written since the last call.
-
-    Raises:
-        UserError: the disk is full or cannot be written.
     """
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False

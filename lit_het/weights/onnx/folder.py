@@ -55,9 +55,6 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
         folder: empty, or not there yet.
         class_names: of a classifier, in order; empty if unknown, or for an image-text model.
         calibrated: whether the script applies the temperatures of ``lit-het calibrate``, if there are any.
-
-    Raises:
-        UserError: the model has something without a counterpart in ONNX, or a tokenizer that needs TensorFlow.
     """
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)

@@ -27,9 +27,6 @@ def convert(
     Args:
         function: arrays with a common leading dimension, the batch, to named arrays; its parameters are constants.
         inputs: name, and shape without the batch and type, of each argument in order.
-
-    Raises:
-        UserError: the function has a primitive without a counterpart.
     """
     (batch,) = jax.export.symbolic_shape("batch")
     arguments = [jax.ShapeDtypeStruct((batch, *shape), dtype) for shape, dtype in inputs.values()]

@@ -62,9 +62,6 @@ def open_vmoe(prefix: Path) -> dict[str, StoredArray]:
 
     Args:
         prefix: the path without ``.index``.
-
-    Raises:
-        UserError: a file is missing, truncated or has another format.
     """
     infos, names = _index(prefix)
     shards = [prefix.with_name(name) for name in names]

@@ -42,9 +42,6 @@ def read_vmoe(
         image_size: as for `describe_vmoe`.
         image_pooling: as for `describe_vmoe`.
         compute_type: as for `describe_vmoe`.
-
-    Raises:
-        UserError: files are missing or malformed, or hold another model.
     """
     return describe_vmoe(
         _parameters(open_vmoe(prefix)),
@@ -74,9 +71,6 @@ def describe_vmoe(
         image_pooling: without class token and attention pooling, which the file records: "mean" (the authors' 'gap') or
             "first" ('0').
         compute_type: of the tower.
-
-    Raises:
-        UserError: arrays are unknown or missing.
     """
     for name, rank in _RANKS.items():
         if name not in arrays or len(arrays[name].shape) != rank:

@@ -34,9 +34,6 @@ def write_icon_shards(
         seed: of the held-out names and of the order of samples.
         held_out: the held-out style.
         advance: called with 1 for every style that is drawn.
-
-    Raises:
-        UserError: a style has no font or no names.
     """
     images = {}
     for style in styles:

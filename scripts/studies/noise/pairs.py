@@ -43,11 +43,7 @@ class PairSet:
         return PairSet(self.features[index], self.captions[index], self.names, columns)
 
     def column(self, name: str) -> np.ndarray:
-        """Returns a column as an array of strings.
-
-        Raises:
-            UserError: there is no such column.
-        """
+        """Returns a column as an array of strings."""
         if name not in self.columns:
             raise UserError(f"the shards have no column {name!r}; their JSON has {', '.join(self.columns) or 'none'}")
         return np.array(self.columns[name])
@@ -186,11 +182,7 @@ def inject(
 
 
 def wrong_by_column(pairs: PairSet, name: str) -> Bool[np.ndarray, " n"]:
-    """Returns which captions a column of the shards calls wrong.
-
-    Raises:
-        UserError: there is no such column, or it has other values than 0 and 1, or only one of them.
-    """
+    """Returns which captions a column of the shards calls wrong."""
     found = np.char.lower(pairs.column(name).astype(str))
     known = {"0": False, "1": True, "false": False, "true": True}
     if unknown := sorted(set(found.tolist()) - set(known)):

@@ -137,9 +137,6 @@ def shards(run_dir: Path, training: tuple[str, ...], evaluation: tuple[str, ...]
         evaluation: shards of other pairs, with correct captions.
         root: folder of the features.
         column: of the training samples' JSON, which captions are wrong; empty for noise that is injected.
-
-    Raises:
-        UserError: the run has no text tower, or the column does not fit.
     """
     run = open_run(run_dir)
     config = run.config

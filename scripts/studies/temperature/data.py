@@ -56,11 +56,7 @@ def prepare(root: Path) -> dict[str, int]:
 
 
 def counts_of(root: Path) -> dict[str, int]:
-    """Returns the number of images of each set.
-
-    Raises:
-        UserError: the folder has no study yet.
-    """
+    """Returns the number of images of each set."""
     try:
         counts = json.loads((root / "data" / "counts.json").read_text())
         found = json.loads((root / "data" / "glyphs.json").read_text())

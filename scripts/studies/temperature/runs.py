@@ -116,11 +116,7 @@ class Runner:
         return Row(title, nll, top1, self.by_seed(setting))
 
     def figures(self, setting: Setting, seed: int) -> Figures:
-        """Returns the figures of a run on both sets, such as ``test/nll``, and its τ.
-
-        Raises:
-            UserError: the run is not finished, and is not to be trained.
-        """
+        """Returns the figures of a run on both sets, such as ``test/nll``, and its τ."""
         return self.result_of(self.configuration(setting), setting.name, seed, "supervised")
 
     def result_of(self, config: ExperimentConfig, name: str, seed: int, kind: str) -> Figures:
