@@ -212,7 +212,7 @@ RENAMED = {
     "training.checks.check_data": "tasks.options.TaskOptions.check_data",
     "training.checks.unseen_pixels": "towers.base.ImageTowerOptions.unseen_pixels",
     "training.step.make_train_step": "training.step.make_step",
-    "training.train.distilled_from": "objectives.base.late_parts",
+    "training.train.distilled_from": "tasks.base.Task.late_parts",
 }
 
 # Packages of which nothing is left under their names.
