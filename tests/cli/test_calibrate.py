@@ -132,6 +132,7 @@ def test_the_table_of_classify_says_whether_it_is_calibrated(capsys, once_calibr
     assert caption in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_zero_shot_record_and_its_report_say_that_it_is_calibrated(capsys, calibrated, held_out):
     figures = {}
     for flags in (("--uncalibrated",), ()):

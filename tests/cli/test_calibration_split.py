@@ -128,6 +128,7 @@ def by_rule(rule, restarted, calibration: Portion | str = "auto"):
     return changed(config_with(calibration, shards=restarted.config.shards), calibration_by=rule)
 
 
+@pytest.mark.slow
 def test_keys_that_begin_anew_in_every_shard_are_held_out_by_shard(restarted, tmp_path):
     training, found = split_samples(by_rule("sample", restarted), restarted)
     held_out = restarted.with_portion(found.calibration)

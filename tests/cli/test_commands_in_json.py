@@ -42,6 +42,7 @@ def test_commands_in_json_run_only_where_the_user_allows_them(capsys, with_comma
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_commands_in_json_that_the_user_allows_are_run(with_command):
     path, mark, _ = with_command
     run_command("train", "--config", path, "--allow-commands")

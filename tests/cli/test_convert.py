@@ -112,6 +112,7 @@ def test_training_starts_from_a_locked_file_and_finds_it_again(lit_on_siglip, si
         open_run(lit_on_siglip.run_dir)
 
 
+@pytest.mark.slow
 def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatch, tmp_path):
     locked = ("image_tower/encoder/.*", "image_tower/patches/.*")
     # Named relative to where training ran, found from elsewhere.

@@ -54,6 +54,7 @@ def embedded(trained_lit, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_on_embeddings_has_the_losses_of_the_run_on_images(trained_lit, embedded, tmp_path):
     config = on_embeddings(changed(trained_lit, run_dir=tmp_path / "lit"), embedded)
     train(config)

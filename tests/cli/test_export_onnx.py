@@ -89,6 +89,7 @@ def assert_equal(ours, theirs, figure="probability", column="probability", atol=
     assert norms == pytest.approx({answer["image"]: answer["noise_norm"] for answer in theirs}, rel=0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_calibrated_run_has_equal_probabilities_and_noise(capsys, once_calibrated, images, tmp_path):
     folder = export(once_calibrated, tmp_path / "folder")
     ours = by_classify(capsys, once_calibrated, images, NAMES, "--samples", "2000")

@@ -128,6 +128,7 @@ def test_a_first_tower_classifies_by_labels_or_else_by_frequent_words(
 
 
 @pytest.mark.parametrize("count", [1000, 6500])
+@pytest.mark.slow
 def test_a_first_tower_and_the_model_on_it_hold_out_the_same_images(
     data, tmp_path, monkeypatch, everything_fits, count
 ):

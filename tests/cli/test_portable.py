@@ -79,6 +79,7 @@ def test_a_folder_has_no_path_of_the_machine_one_mode_and_a_card_that_tells_what
         assert text in card
 
 
+@pytest.mark.slow
 def test_towers_that_no_other_format_has_survive(lit_config, tmp_path):
     encoder = dataclasses.replace(lit_config.task.text_tower.encoder, norm_placement="after", activation="swiglu")
     text = BertConfig(64, 6, lit_config.task.image_tower.embedding_size, encoder)

@@ -56,6 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_points_have_the_operations_of_the_plan_and_errors_over_seeds(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

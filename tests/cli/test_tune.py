@@ -176,6 +176,7 @@ def test_a_run_of_another_process_is_left_to_it(config, tmp_path, trained, capsy
     assert "1 run in progress in other processes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_that_are_not_finite_or_do_not_fit_have_failed_and_are_not_repeated(
     config, tmp_path, trained, monkeypatch
 ):
@@ -303,6 +304,7 @@ def test_a_metric_that_the_runs_lack_is_reported_after_the_first(file, tmp_path,
     assert main(arguments(file, tmp_path, budget=1)) == 0, "another metric reads the same runs"
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_search_is_refused(file, tmp_path, trained, capsys):
     assert main(arguments(file, tmp_path, budget=1)) == 0
     for more, expected in (

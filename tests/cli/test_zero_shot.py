@@ -71,6 +71,7 @@ def test_what_cannot_be_evaluated_is_one_line(capsys, trained_lit, upstream, dat
     assert expected in refusal(capsys, "zero-shot", *arguments.split())
 
 
+@pytest.mark.slow
 def test_a_locked_tower_that_was_replaced_is_noticed(capsys, trained_lit, upstream, data, tmp_path):
     other = dataclasses.replace(experiment.load(upstream / "config.json"), run_dir=tmp_path / "other", seed=1)
     tiny.finish_untrained(other)

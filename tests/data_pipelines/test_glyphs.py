@@ -95,6 +95,7 @@ def test_samples_record_their_character(samples: dict[str, list[dict]]):
     assert (omega["name"], omega["code_point"]) == ("greek capital letter omega", "U+03A9")
 
 
+@pytest.mark.slow
 def test_the_loader_reads_every_set(dataset: GlyphDataset):
     train = Loader(LoaderConfig((str(dataset.directory / "train"),), labels=CaptionWords(), threads=0))
     assert train.num_classes == len(lines(dataset.directory / "words.txt"))

@@ -45,6 +45,7 @@ def drawn(config, count, *place):
     return np.concatenate([batch.text for batch in take(reader(config, number_tokens), count, *place)])
 
 
+@pytest.mark.slow
 def test_each_epoch_draws_one_caption_of_every_sample_by_its_position(config):
     found = drawn(config, 100)
     for position in (0, 1, 40, 2000):

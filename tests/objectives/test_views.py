@@ -73,6 +73,7 @@ def test_views_of_an_image_are_adjacent_and_differ():
 
 
 @pytest.mark.devices
+@pytest.mark.slow
 def test_eight_devices_give_the_views_of_one():
     images = np.tile(NOISE, (2, 1, 1, 1))
 

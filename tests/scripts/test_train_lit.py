@@ -197,6 +197,7 @@ def test_broken_connections_neither_stop_nor_restart_training(cloud):
     assert sum("train.pid; }" in line for line in (cloud / "commands.txt").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_error_on_all_workers_is_not_retried(cloud):
     found = ended(command(*installing("echo wrong; exit 1")))
     assert found.returncode == 1

@@ -22,6 +22,7 @@ def found():
     return exponents(fit(simulate(law(), 0.003, 0)), level=0.99, resamples=20)
 
 
+@pytest.mark.slow
 def test_exponents_are_recovered_within_their_intervals(found):
     assert found.c.covers(C)
     for name, value in S.items():
@@ -131,6 +132,7 @@ def test_wrong_arguments_are_refused(found, arguments, message):
     assert_refused(message, exponents, found.fit, **arguments)
 
 
+@pytest.mark.slow
 def test_the_script_prints_the_coverage(capsys):
     assert cover_shape_law.main(["--draws", "1", "--resamples", "4"]) == 0
     assert "s width: profile" in capsys.readouterr().out

@@ -198,6 +198,7 @@ def first_tokens(**fields):
     return np.stack([np.bincount(row[:, 0], minlength=5) / 2000 for row in found.tokens])
 
 
+@pytest.mark.slow
 def test_top_k_and_top_p_leave_out_improbable_tokens():
     one = np.asarray([[[token] for token in range(5)]] * 8)
     p = np.exp(log_probabilities(one)[:, :, 0])

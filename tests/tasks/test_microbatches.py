@@ -45,6 +45,7 @@ def assert_same_losses(found, expected):
 
 
 @pytest.mark.devices
+@pytest.mark.slow
 def test_microbatches_have_the_loss_and_the_gradient_of_the_whole_batch_with_all_negatives():
     config = dataclasses.replace(CONFIG, loss=SoftmaxLoss("gather", 3), head=DeterministicContrastiveConfig())
     (found, gradient), (expected, of_whole) = both(compiled, config, host_batch())

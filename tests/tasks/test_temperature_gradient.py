@@ -179,6 +179,7 @@ def test_luketinas_gradient_is_the_difference_quotient_through_a_step():
     assert float(metrics["held_out_loss"]) == pytest.approx(float(after_a_step(0.0)), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_other_parameters_do_not_see_held_out_rows():
     (_, params, batch), step = setting(CLASSIFIER), step_of(CLASSIFIER, "simple")
     is_held_out = np.arange(len(batch.valid)) % 4 == 3

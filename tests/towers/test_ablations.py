@@ -133,6 +133,7 @@ def test_forms_of_the_same_experts_share_their_parameters():
         assert shapes(with_experts(**changes)) == shapes(TOWER)
 
 
+@pytest.mark.slow
 def test_initial_noise_spreads_the_kernels_of_experts_only():
     towers = with_experts(initial_noise=3.0), TOWER
     noisy, plain = (parameters.flatten(initial(with_encoder(tower, activation="swiglu"))) for tower in towers)

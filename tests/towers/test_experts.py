@@ -132,6 +132,7 @@ def test_expert_dropout_acts_in_training_only(dispatch, params):
     np.testing.assert_array_equal(*(run(tower, params, IMAGES).embedding for tower in (dropping, keeping)))
 
 
+@pytest.mark.slow
 def test_unrolled_and_recomputed_blocks_give_the_same_outputs():
     plain = with_encoder(TOWER, depth=5, experts=dataclasses.replace(EXPERTS, num_blocks=2, blocks=None))
     params, key = drawn(shapes(plain)), jax.random.key(3)

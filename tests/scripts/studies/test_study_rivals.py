@@ -69,6 +69,7 @@ class Measuring:
             yield f"{title}, augmented", measured(2.0, "quiet")
 
 
+@pytest.mark.slow
 def test_other_settings_are_compared_on_a_typeface_that_no_seed_holds_out(monkeypatch, tmp_path):
     prepared, trained = set(), []
 
