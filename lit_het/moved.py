@@ -4,7 +4,7 @@ import functools
 import importlib
 import sys
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -267,7 +267,10 @@ def _elsewhere(module: str, name: str) -> Any:
     package, _, old = module.partition(".")
     if new := RENAMED.get(f"{old}.{name}"):
         raise ImportError(f"{module}.{name} is now {package}.{new}")
-    if not name.startswith("_") and old in SPLIT:
+    # Python asks a package for its modules, too, before it imports them.
+    folders = vars(sys.modules[module]).get("__path__")
+    is_module = folders is not None and PathFinder.find_spec(f"{module}.{name}", folders) is not None
+    if not name.startswith("_") and old in SPLIT and not is_module:
         found = getattr(importlib.import_module(f"{package}.{SPLIT[old]}"), name, None)
         if found is not None and not isinstance(found, ModuleType):
             return found

@@ -3,6 +3,7 @@
 import functools
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +59,15 @@ def test_the_other_half_of_a_module_is_there():
     for module in SPLIT.items():
         for half in module:
             importlib.import_module(f"lit_het.{half}")
+
+
+def test_a_module_of_a_package_is_not_searched_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    package = importlib.import_module("lit_het.data_pipelines.shards")
+    importlib.import_module("lit_het.data_pipelines.shards.stores")
+    # Where a module is first imported, the other half would be loaded before it, and import it again.
+    monkeypatch.delattr(package, "stores")
+    monkeypatch.setattr("lit_het.moved.importlib", SimpleNamespace(import_module=pytest.fail))
+    assert not hasattr(package, "stores")
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
