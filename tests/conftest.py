@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 # Before JAX is imported anywhere; processes that tests start inherit it. Tests compile much and compute little:
@@ -28,8 +27,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Runs that resume, processes and workers compile the same programs. Without a limit of its size: to keep one, JAX
 # would look at every file of the cache whenever it writes one.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
-# To write a program of less takes longer than it saves.
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.4"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 # Where an operation was written is looked up for each of them, and shown by no test.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Processes that tests start need no PyTorch, whose import takes seconds wherever it is installed.
@@ -109,29 +107,6 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Iterator[None]:
     """What many files share must not depend on which of them asks first."""
     with one_device() if fixturedef.scope == "session" else contextlib.nullcontext():
         return (yield)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def draw_at_once() -> Iterator[Any]:
-    """What draws parameters with one program, in whose place this process draws them one by one.
-
-    A program for each model takes a tenth of the time of training runs; parameters of equal shapes share theirs.
-    """
-    from lit_het import parameters, sharding
-    from lit_het.training import initialization
-
-    def drawing(task: Any, mesh: Any, paths: frozenset[str]) -> Callable[[Any], dict[str, jax.Array]]:
-        places = parameters.flatten(sharding.tree_shardings(task.shapes, mesh))
-
-        def draw(key: Any) -> dict[str, jax.Array]:
-            drawn = parameters.flatten(task.initialize(key))
-            return {path: jax.device_put(drawn[path], places[path]) for path in sorted(paths)}
-
-        return draw
-
-    at_once = initialization._drawing
-    with mock.patch.object(initialization, "_drawing", drawing):
-        yield at_once
 
 
 @pytest.fixture(scope="session")

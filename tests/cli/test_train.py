@@ -46,10 +46,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(
-    capsys, lit_config, tmp_path, monkeypatch, draw_at_once
+    capsys, lit_config, tmp_path, monkeypatch
 ):
-    # Other processes draw at once: the last bits of parameters that are drawn one by one differ.
-    monkeypatch.setattr("lit_het.training.initialization._drawing", draw_at_once)
     environment = tiny.environment()
     config = dataclasses.replace(lit_config, length=Duration(24), cadence=Cadence(log_steps=1, save_steps=6))
     train(config)

@@ -34,8 +34,6 @@ def test_steps_on_eight_devices_have_the_figures_that_were_recorded(name, folder
     compare(STEPS[name]["devices 8"], steps.figures(name))
 
 
-def test_a_report_has_the_files_and_figures_that_were_recorded(tmp_path, monkeypatch, draw_at_once):
-    # The last bits of parameters grow in its runs.
-    monkeypatch.setattr("lit_het.training.initialization._drawing", draw_at_once)
+def test_a_report_has_the_files_and_figures_that_were_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     compare(files.read("report"), report.figures())
