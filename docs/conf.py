@@ -13,7 +13,7 @@ import lit_het
 project = "lit-het"
 version = release = lit_het.__version__
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "docs/*.ipynb"]
+include_patterns = ["*.md", "docs/*.md", "docs/decisions/*.md", "docs/*.ipynb"]
 # Folders that would take longer to look through than everything else.
 exclude_patterns = [".*", "build", "lit_het", "runs", "tests"]
 extensions = ["myst_nb"]
@@ -29,6 +29,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 
+DECISIONS = tuple(f"decisions/{path.stem}" for path in sorted(Path(__file__).parent.glob("decisions/*.md")))
 # Sphinx complains about a page that is in none of these.
 NAVIGATION = {
     "Learn": ("tutorial", "notebook", "quickstart"),
@@ -38,7 +39,7 @@ NAVIGATION = {
     ),
     "At scale": ("distributed", "surviving", "trust", "benchmarks"),
     "Use": ("using", "api", "evaluation"),
-    "Understand": ("paper_map", "architecture", "/CONTRIBUTING", "/CHANGELOG"),
+    "Understand": ("paper_map", "architecture", *DECISIONS, "/CONTRIBUTING", "/CHANGELOG"),
 }
 
 

@@ -13,7 +13,7 @@ from lit_het.training import directory
 from scripts import write_api_docs
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _CONFIGURATION = re.compile(r"^```python\n((?:(?!^```).)*?^def get_config.*?)^```", re.DOTALL | re.MULTILINE)
