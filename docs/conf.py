@@ -9,6 +9,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import lit_het
+from scripts.write_api_docs import write_page
 
 project = "lit-het"
 version = release = lit_het.__version__
@@ -60,5 +61,6 @@ def add_index(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("builder-inited", lambda _: write_page())
     app.connect("source-read", add_navigation)
     app.connect("build-finished", add_index)

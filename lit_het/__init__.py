@@ -1,7 +1,7 @@
 """LiT training with heteroscedastic heads in JAX.
 
 ``lit_het.load`` opens a trained model, and ``lit_het.train``, ``evaluate`` and ``embed`` are the commands of these
-names; docs/api.md describes them. They are imported when they are used: ``import lit_het`` loads no JAX.
+names; the API page of the site describes them. They are imported when they are used: ``import lit_het`` loads no JAX.
 """
 
 from typing import TYPE_CHECKING, Any

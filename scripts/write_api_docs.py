@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the docstrings of the public names; tests/test_docs.py fails where they differ."""
+"""Writes docs/api.md from the docstrings of the public names, for the site that docs/conf.py builds."""
 
 import inspect
 import re
@@ -31,8 +31,7 @@ INTRODUCTION = """\
 
 `import lit_het` loads no JAX: each name is imported when it is used. [using.md](using.md#in-python) has examples. Every
 mistake that a user can fix is a `lit_het.UserError`, whose message is one line. `b`, `d`, `k` and the other letters of
-shapes are explained in `lit_het/types.py`. This page is written by `python -m scripts.write_api_docs` from the
-docstrings.
+shapes are explained in `lit_het/types.py`. This page is written from the docstrings.
 """
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "Models": (lit_het.load, lit_het.ImportOptions, lit_het.Model),
@@ -127,5 +126,6 @@ def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(joined, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-if __name__ == "__main__":
+def write_page() -> None:
+    """Writes the page."""
     PAGE.write_text(page(), "utf-8")

@@ -13,7 +13,7 @@ from lit_het.training import directory
 from scripts import write_api_docs
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {write_api_docs.PAGE})
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _CONFIGURATION = re.compile(r"^```python\n((?:(?!^```).)*?^def get_config.*?)^```", re.DOTALL | re.MULTILINE)
@@ -39,10 +39,10 @@ def test_lines_are_wrapped(document: Path):
     assert not [line for line in text if len(line) > 120]
 
 
-def test_the_api_page_is_that_of_the_docstrings():
-    written = write_api_docs.PAGE.read_text()
-    assert written == write_api_docs.page(), "docs/api.md is stale: run python -m scripts.write_api_docs"
-    assert "### `lit_het.load(address, *, pretrained=None, calibrated=True, mesh=None, options=None)`" in written
+def test_the_api_page_has_signatures_and_docstrings():
+    page = write_api_docs.page()
+    assert "### `lit_het.load(address, *, pretrained=None, calibrated=True, mesh=None, options=None)`" in page
+    assert "- `address`: " in page
 
 
 def test_the_api_page_describes_every_public_name():
@@ -52,7 +52,11 @@ def test_the_api_page_describes_every_public_name():
 
 def test_the_readme_lists_every_document():
     readme = (ROOT / "README.md").read_text()
-    assert not [path.name for path in (ROOT / "docs").glob("*.md") if f"docs/{path.name}" not in readme]
+    assert not [
+        path.name
+        for path in (ROOT / "docs").glob("*.md")
+        if path != write_api_docs.PAGE and f"docs/{path.name}" not in readme
+    ]
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/tutorial.md"])
