@@ -29,7 +29,7 @@ VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0
 TOWER = ViTConfig(
     image_size=32,
     # A single patch, as in `glyph_classifier`: experts are chosen by images. Steps with four patches take twice as long
-    # and lead to about the same error on a validation typeface (docs/ensembles.md).
+    # and lead to about the same error on a validation typeface (docs/results/ensembles.json).
     patch_size=32,
     encoder=EncoderConfig(width=96, depth=4, mlp_width=384, num_heads=4, unrolled=True),
     pooling="mean",
