@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
-from lit_het.heads.noise_config import CovarianceConfig, Order, check_antithetic, check_order
+from lit_het.heads.noise_config import CovarianceConfig, Order, check_antithetic, check_noise_norm, check_order
 from lit_het.heads.options import ContrastiveOptions
 from lit_het.heads.temperature_config import LogTemperature, TemperatureConfig
 
@@ -138,8 +138,7 @@ class GaussianContrastiveConfig(ContrastiveOptions):
     def __post_init__(self) -> None:
         require_at_least(0, self, "bottleneck", "inclusion")
         require_choice(self, "variances")
-        if not 0 < self.initial_noise_norm < math.inf:
-            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
+        check_noise_norm(self.initial_noise_norm)
 
     def build(self, embedding_size: int, rngs: "nnx.Rngs") -> "GaussianContrastive":
         """Returns the head for embeddings ``[b d]``."""
@@ -178,8 +177,7 @@ class ProbVLMContrastiveConfig(ContrastiveOptions):
         require_at_least(0, self, "dropout", "cross_modal")
         if self.dropout >= 1:
             raise FieldError(self, "dropout", f"{self.dropout} must be below 1")
-        if not 0 < self.initial_noise_norm < math.inf:
-            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
+        check_noise_norm(self.initial_noise_norm)
 
     def build(self, embedding_size: int, rngs: "nnx.Rngs") -> "ProbVLMContrastive":
         """Returns the head for embeddings ``[b d]``."""

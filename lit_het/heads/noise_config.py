@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from lit_het.heads.covariance import Covariance
 
 
+def check_noise_norm(initial: float) -> None:
+    """Checks the ``initial_noise_norm`` of a head."""
+    if not 0 < initial < math.inf:
+        raise UserError(f"initial_noise_norm = {initial} must be positive and finite")
+
+
 @dataclasses.dataclass(frozen=True)
 class CovarianceConfig:
     """The form of Σ(x), and its initial size.
@@ -40,8 +46,8 @@ class CovarianceConfig:
         if self.learning_rate_factor is not None:
             require_at_least(0, self, "learning_rate_factor")
         require_choice(self, "form", "second_term")
-        if self.initial_noise_norm is not None and not 0 < self.initial_noise_norm < math.inf:
-            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
+        if self.initial_noise_norm is not None:
+            check_noise_norm(self.initial_noise_norm)
 
     @property
     def is_diagonal(self) -> bool:
