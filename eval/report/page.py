@@ -25,6 +25,9 @@ NOTHING = Html("")
 # The number of series colours in the style sheet.
 NUM_COLOURS = 8
 
+# So many sections of a page are unfolded.
+_UNFOLDED = 3
+
 # The longest side of stored images, in pixels: twice the displayed size, for high-density screens. Images up to
 # `LARGEST_EXACT_SIDE` are stored without loss.
 LARGEST_IMAGE_SIDE = 160
@@ -127,10 +130,10 @@ def render_page(title: str, sections: Sequence[Section], verdict: str = "", head
     """Returns the whole page as one string, without references to other files.
 
     Args:
-        title: heading and window title.
-        sections: in order.
-        verdict: one-line summary below the title.
-        header: markup below the verdict, such as `facts`.
+        title: window title, and a line above the heading.
+        sections: in order; those after the third are folded.
+        verdict: the heading, in one sentence; by default the title.
+        header: markup below the heading, such as `facts`.
     """
     links = "".join(f'<a href="#{_anchor(section.title)}">{escaped(section.title)}</a>' for section in sections)
     return Html(f"""<!DOCTYPE html>
@@ -145,22 +148,26 @@ def render_page(title: str, sections: Sequence[Section], verdict: str = "", head
 <body>
 <main>
 <header>
-<h1>{escaped(title)}</h1>
-{f'<p class="verdict">{escaped(verdict)}</p>' if verdict else ""}
+{f'<p class="subject">{escaped(title)}</p>' if verdict else ""}
+<h1>{escaped(verdict or title)}</h1>
 {header}
-<nav aria-label="Contents">{links}</nav>
 </header>
-{joined(_render_section(section) for section in sections)}
+<nav aria-label="Contents">{links}</nav>
+{joined(_render_section(section, number < _UNFOLDED) for number, section in enumerate(sections))}
 </main>
 </body>
 </html>
 """)
 
 
-def _render_section(section: Section) -> Html:
+def _render_section(section: Section, unfolded: bool) -> Html:
     note = f'<p class="note">{escaped(section.note)}</p>\n' if section.note else ""
-    heading = f"<h2>{escaped(section.title)}</h2>"
-    return Html(f'<section id="{_anchor(section.title)}">\n{heading}\n{note}{joined(section.body)}\n</section>')
+    title = f"<h2>{escaped(section.title)}</h2>"
+    # A link to what is inside of a folded block unfolds it: the anchor is not that of the block.
+    anchor = f'<div class="anchor" id="{_anchor(section.title)}"></div>'
+    state = " open" if unfolded else ""
+    body = f"<summary>{title}</summary>\n{anchor}{note}{joined(section.body)}"
+    return Html(f'<section><details class="section"{state}>{body}\n</details></section>')
 
 
 def _anchor(title: str) -> str:

@@ -23,22 +23,27 @@ body {
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
 }
 main { max-width: 64rem; margin: 0 auto; padding: 3rem 1.25rem 4rem; }
-h1 { margin: 0 0 .75rem; font-size: 1.9rem; line-height: 1.2; letter-spacing: -.015em; }
-h2 { margin: 0 0 .35rem; font-size: 1.3rem; line-height: 1.3; letter-spacing: -.01em; }
+h1 { margin: 0 0 1.25rem; max-width: 52rem; font-size: 1.6rem; line-height: 1.3; letter-spacing: -.015em; }
+h2 { display: inline; margin: 0; font-size: 1.3rem; line-height: 1.3; letter-spacing: -.01em; }
 h3 { margin: 0 0 .5rem; font-size: .95rem; font-weight: 600; }
 p { margin: 0 0 1rem; max-width: 44rem; }
-.verdict { font-size: 1.15rem; padding-left: 1rem; border-left: 3px solid var(--series-1); }
+.subject { margin: 0 0 .5rem; color: var(--series-1); font-weight: 600; }
 .note, figcaption, .legend { color: var(--muted); font-size: .875rem; }
-nav { margin: 1.5rem 0 0; font-size: .9rem; display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; }
+nav { position: sticky; top: 0; z-index: 1; margin: 1.5rem 0 0; padding: .6rem 0; background: var(--paper); }
+nav { border-bottom: 1px solid var(--line); font-size: .9rem; display: flex; overflow-x: auto; gap: .25rem 1.25rem; }
+nav a { flex: none; }
 a { color: var(--series-0); text-underline-offset: .2em; }
-section { margin-top: 2.25rem; padding-top: 1.75rem; border-top: 1px solid var(--line); }
-section > :last-child { margin-bottom: 0; }
+section { padding: 1.25rem 0; border-bottom: 1px solid var(--line); }
+.section > :last-child { margin-bottom: 0; }
+.anchor { scroll-margin-top: 6rem; padding-top: .35rem; }
 .facts {
   display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .9rem 1.5rem; margin: 1.5rem 0 0;
 }
 .facts dt { color: var(--muted); font-size: .8rem; }
 .facts dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 details { margin: 0 0 1rem; border: 1px solid var(--line); border-radius: .5rem; background: var(--card); }
+details.section { margin: 0; border: 0; background: none; }
+.section > summary { padding: 0; }
 summary { cursor: pointer; padding: .6rem .9rem; font-weight: 600; font-size: .95rem; }
 pre {
   margin: 0; padding: .25rem .9rem .9rem; overflow-x: auto;
@@ -119,5 +124,6 @@ img { display: block; background: #fff; border-radius: .3rem; object-fit: contai
   main { max-width: none; padding: 0; }
   section, .card, .row, figure { break-inside: avoid; }
   nav { display: none; }
+  details::details-content { display: block; content-visibility: visible; }
 }
 """

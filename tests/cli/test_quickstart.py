@@ -158,8 +158,8 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
         assert sentence.count("difference ± 0.005)") == 2
         assert "its calibration error before fitting is worse (10.3% ± 0.5 against 4.0% ± 0.5)" in sentence
         both = describe_new_images({"clean": models, "noisy": models})
-        assert f"is {verdict} after training with 40 % of the Cyrillic captions wrong (" in both
-        assert f"and {verdict} after training with clean captions (" in both
+        assert f"is {verdict} after training with 40 % of the Cyrillic captions wrong, " in both
+        assert f"and {verdict} after training with clean captions." in both
 
 
 def report_without_drawings(*arguments):

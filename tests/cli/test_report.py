@@ -48,7 +48,7 @@ def titles_of(run: Path) -> Sequence[str]:
 
 
 def section_of(page: str, name: str) -> str:
-    return page.partition(f'<section id="{name}">')[2].partition("</section>")[0]
+    return page.partition(f'<div class="anchor" id="{name}">')[2].partition("</section>")[0]
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +117,8 @@ def test_names_cannot_break_the_page_are_unique_and_every_reference_finds_one(pa
 
 def test_the_page_opens_with_one_sentence_of_what_was_found_and_one_figure(page: str):
     top = page.partition("<nav")[0]
-    said = re.findall("<p.*?>(.*?)</p>", top)
-    assert said[0] == "Zero-shot on pets, top-1 accuracy: 50.0% ± 2.0 (chance 25.0%)."
-    assert said[1].endswith("it is overconfident (calibration error 12.5%).")
+    assert "<h1>Zero-shot on pets, top-1 accuracy: 50.0% ± 2.0 (chance 25.0%).</h1>" in top
+    assert re.findall("<p>(.*?)</p>", top)[0].endswith("it is overconfident (calibration error 12.5%).")
     assert re.findall('<figure class="plot"><h3>(.*?)</h3>', top) == ["Zero-shot on pets: calibration"]
 
 
@@ -235,7 +234,7 @@ def test_several_seeds_of_two_heads_are_tested(seeds: Path, tmp_path: Path):
     titles = Outline(page).titles
     assert titles[:3] == ["Runs", "Comparison", "Zero-shot"]
     assert "differ in task.head" in page
-    assert "<h1>het against det</h1>" in page
+    assert "<title>het against det</title>" in page
     assert "<h3>Zero-shot on pets: top-1 accuracy</h3>" in page.partition("<nav")[0]
     assert "het against det, 3 runs against 3" in page
     assert json.loads((tmp_path / "all.json").read_text())["comparison"]["figures"]["zero_shot/pets/top1"]["p"] < 0.05
@@ -252,7 +251,7 @@ def test_runs_that_differ_otherwise_stand_side_by_side(tmp_path: Path):
     page = side_by_side(tmp_path, zero_shot(top1=0.7))
     assert "Comparison" not in Outline(page).titles
     assert "<strong>70.0% ± 2.0</strong>" in page
-    assert "<h1>first and second</h1>" in page
+    assert "<title>first and second</title>" in page
     assert "<h3>Zero-shot on pets: top-1 accuracy</h3>" in page.partition("<nav")[0]
     assert "task.head.type" in page
 
@@ -295,7 +294,7 @@ def test_many_runs_are_drawn_though_colours_come_again(tmp_path: Path):
     runs = [write_run(tmp_path / f"run{seed}", [], seed) for seed in range(10)]
     page = page_of(*runs)
     assert 'class="swatch dashed"' in page
-    assert "<h1>run0, run1, run2 and 7 other runs</h1>" in page
+    assert "<title>run0, run1, run2 and 7 other runs</title>" in page
 
 
 @pytest.mark.parametrize("name", ["zero_shot_pets.npz", "zero_shot_pets.json"])

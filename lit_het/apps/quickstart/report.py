@@ -49,8 +49,8 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 
 def describe_new_images(models: Mapping[str, Models]) -> str:
     """Returns which head is better in a typeface that training has not seen, in one sentence."""
-    found = {TITLES_OF_CONDITIONS[name]: _fitted_nll(models[name], TYPEFACE) for name in ("noisy", "clean")}
-    parts = (f"{verdict} after training with {title} ({values})" for title, (verdict, values) in found.items())
+    found = {TITLES_OF_CONDITIONS[name]: _fitted_nll(models[name], TYPEFACE)[0] for name in ("noisy", "clean")}
+    parts = (f"{verdict} after training with {title}" for title, verdict in found.items())
     return f"Beside the deterministic head, the fitted NLL of HET-XL on new images is {', and '.join(parts)}."
 
 

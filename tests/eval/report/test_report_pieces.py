@@ -144,13 +144,18 @@ def test_a_rank_test_says_which_group_is_higher_only_where_it_is_significant():
     assert "p < 1e-300" in said(0.0, 0.9)
 
 
-def test_a_page_links_to_its_sections():
-    section = report.Section("What it learnt", (report.Html("<p>x</p>"),), "a note")
-    text = report.render_page("A & B", [section], verdict="B wins < A")
+def test_a_page_begins_with_its_verdict_and_links_to_its_sections_the_fourth_of_which_is_folded():
+    sections = [report.Section(f"What {name} learnt", (report.Html("<p>x</p>"),), "a note") for name in "abcd"]
+    text = report.render_page("A & B", sections, verdict="B wins < A")
     assert "<title>A &amp; B</title>" in text
-    assert '<a href="#what-it-learnt">' in text
-    assert '<section id="what-it-learnt">' in text
-    assert "B wins &lt; A" in text
+    assert "<h1>B wins &lt; A</h1>" in text
+    assert "<h1>A &amp; B</h1>" in report.render_page("A & B", sections)
+    blocks = text.split("<details ")[1:]
+    assert [block.startswith('class="section" open>') for block in blocks] == [True, True, True, False]
+    for name, block in zip("abcd", blocks, strict=True):
+        # Below the summary: browsers unfold what a link leads into.
+        assert f'id="what-{name}-learnt"' in block.partition("</summary>")[2]
+        assert f'<a href="#what-{name}-learnt">' in text.partition("<details")[0]
 
 
 def test_the_pareto_front_has_the_points_that_no_other_beats_and_points_are_drawn_with_their_names():
