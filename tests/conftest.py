@@ -7,6 +7,7 @@ and the tests of commands check no shapes: they call what the others do, and wou
 import contextlib
 import ctypes
 import gc
+import glob
 import os
 import shutil
 import sys
@@ -41,7 +42,12 @@ gc.set_threshold(100_000, 20, 20)
 import jaxtyping
 
 if not jaxtyping.config.jaxtyping_disable:
-    jaxtyping.install_import_hook(["lit_het"], "beartype.beartype")
+    # To prepare the checks of a function takes a millisecond: modules that name no shape are left out.
+    tree = Path(__file__).parents[1]
+    sources = glob.glob("lit_het/**/*.py", root_dir=tree, recursive=True)
+    with_shapes = [source for source in sources if b"jaxtyping" in (tree / source).read_bytes()]
+    modules = [source.removesuffix(".py").replace("/", ".") for source in with_shapes]
+    jaxtyping.install_import_hook(modules, "beartype.beartype")
 
 # These import PyTorch wherever it is installed, which takes seconds; what is used of them here needs none.
 sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,7 @@
 """Resamples the positions and the first layer of a trained ViT for another image or patch size."""
 
 import numpy as np
-import scipy.ndimage
+import scipy
 from jaxtyping import Float
 
 from lit_het.errors import UserError

@@ -14,12 +14,15 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from scipy import special
 
-from lit_het.eval import report
 from lit_het.eval.evaluation import Drawing, Record
 from lit_het.eval.metrics import scores
 from lit_het.eval.metrics.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
 from lit_het.eval.predictions import Predictions, highest
-from lit_het.eval.report.grids import image_row, mark_of
+from lit_het.eval.report.comparison import compare, comparison_table
+from lit_het.eval.report.figures import Chart, curves, distribution, reliability_diagrams
+from lit_het.eval.report.grids import image_row, image_strip, image_to_name_grid, mark_legend, mark_of
+from lit_het.eval.report.page import Html, Section, configuration, facts, paragraph, render_page, side_by_side
+from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 from tests.eval.report.outline import Outline
 
 CHARACTERS = {
@@ -82,28 +85,27 @@ def simulate_history(seed: int, heteroscedastic: bool) -> list[dict[str, float]]
     return records
 
 
-def demo_page() -> report.Html:
+def demo_page() -> Html:
     deterministic, heteroscedastic = Simulated(0, 0.95), Simulated(1, 0.85)
     models = {"DET": deterministic, "HET-XL": heteroscedastic}
     results = {
         "held-out typeface, all names": (deterministic.record(), heteroscedastic.record()),
         "held-out characters, held-out names": (Simulated(2, 0.7).record(), Simulated(3, 0.75).record()),
     }
-    comparison = report.compare("DET", "HET-XL", results)
-    verdict = report.describe_comparison(comparison)
+    comparison = compare("DET", "HET-XL", results)
+    verdict = describe_comparison(comparison)
     errors = [
         errors_within_groups(model.predictions.predicted, model.predictions.labels, GROUPS) for model in models.values()
     ]
     within_groups = [
-        report.paragraph(report.describe_group_errors(one, name, "homoglyph class"))
-        for one, name in zip(errors, models, strict=True)
+        paragraph(describe_group_errors(one, name, "homoglyph class")) for one, name in zip(errors, models, strict=True)
     ]
     histories = {"DET": simulate_history(0, False), "HET-XL": simulate_history(1, True)}
     charts = [
-        report.Chart("train/loss", "Training loss, nats"),
-        report.Chart("train/temperature", "Temperature τ", logarithmic=True),
-        report.Chart("train/image_noise_norm", "Noise norm, images"),
-        report.Chart("train/text_noise_norm", "Noise norm, names"),
+        Chart("train/loss", "Training loss, nats"),
+        Chart("train/temperature", "Temperature τ", logarithmic=True),
+        Chart("train/image_noise_norm", "Noise norm, images"),
+        Chart("train/text_noise_norm", "Noise norm, names"),
     ]
     reliability = {name: model.predictions.reliability() for name, model in models.items()}
     generator = np.random.default_rng(5)
@@ -112,11 +114,11 @@ def demo_page() -> report.Html:
     noise = np.where(ambiguous, generator.normal(0.46, 0.06, 600), generator.normal(0.36, 0.05, 600))
     twin, lone = split_by_ambiguity(noise, ambiguous, characters)
     groups = {"homoglyphs": twin, "unambiguous glyphs": lone}
-    outcome = report.describe_rank_test(rank_test(twin, lone), *groups)
+    outcome = describe_rank_test(rank_test(twin, lone), *groups)
     title, axis = "Noise of homoglyphs and of unambiguous glyphs", "noise norm √tr Σ(x), mean per character"
     drawn = [draw(character) for character in CHARACTERS]
-    most = report.image_strip("Most noise", drawn[:8], NAMES[:8], [f"{0.61 - 0.01 * n:.2f}" for n in range(8)])
-    least = report.image_strip("Least noise", drawn[7:], NAMES[7:], [f"{0.21 + 0.01 * n:.2f}" for n in range(5)])
+    most = image_strip("Most noise", drawn[:8], NAMES[:8], [f"{0.61 - 0.01 * n:.2f}" for n in range(8)])
+    least = image_strip("Least noise", drawn[7:], NAMES[7:], [f"{0.21 + 0.01 * n:.2f}" for n in range(5)])
     found, shown, queries = heteroscedastic.predictions, np.arange(9), [0, 4, 8, 9]
     images, labels = [drawn[label] for label in found.labels[shown]], found.labels[shown]
     best_labels = found.labels[highest(heteroscedastic.classes[queries] @ heteroscedastic.images.T, 5)]
@@ -129,45 +131,41 @@ def demo_page() -> report.Html:
         )
         for query, best in zip(queries, best_labels.tolist(), strict=True)
     ]
-    legend = report.mark_legend("another character of the same shape")
-    table = report.comparison_table(
-        comparison, "Chance is a uniform guess, which is always perfectly calibrated"
-    ).html()
+    legend = mark_legend("another character of the same shape")
+    table = comparison_table(comparison, "Chance is a uniform guess, which is always perfectly calibrated").html()
     sections = {
-        "Results": (table, report.paragraph(verdict), *within_groups),
-        "Training curves": (report.curves(histories, charts),),
-        "Calibration": (report.reliability_diagrams(reliability),),
-        "What HET-XL learnt": (
-            report.side_by_side(report.distribution(title, groups, axis, outcome), report.Html(most + least)),
-        ),
+        "Results": (table, paragraph(verdict), *within_groups),
+        "Training curves": (curves(histories, charts),),
+        "Calibration": (reliability_diagrams(reliability),),
+        "What HET-XL learnt": (side_by_side(distribution(title, groups, axis, outcome), Html(most + least)),),
         "Names for an image": (
             legend,
-            report.image_to_name_grid(images, labels, *found.take(shown).top(), NAMES, GROUPS),
+            image_to_name_grid(images, labels, *found.take(shown).top(), NAMES, GROUPS),
         ),
         "Images for a name": (legend, *images_of_names),
         "Configuration": (
-            report.configuration({"model": {"width": 192}, "head": {"num_factors": 15}, "lr": 1e-3}, "HET-XL"),
-            report.configuration("plain text <config> & more", "DET"),
+            configuration({"model": {"width": 192}, "head": {"num_factors": 15}, "lr": 1e-3}, "HET-XL"),
+            configuration("plain text <config> & more", "DET"),
         ),
     }
     notes = {"Calibration": "A calibrated model is on the dotted line."}
-    drawn_sections = [report.Section(name, parts, notes.get(name, "")) for name, parts in sections.items()]
+    drawn_sections = [Section(name, parts, notes.get(name, "")) for name, parts in sections.items()]
     run = {"seed": 0, "commit": "5d20da7", "machine": "2 × Xeon 2.80 GHz, 8 GB", "time": "412 s"}
-    return report.render_page("Quickstart: DET against HET-XL", drawn_sections, verdict, report.facts(run))
+    return render_page("Quickstart: DET against HET-XL", drawn_sections, verdict, facts(run))
 
 
 @pytest.fixture(scope="module")
-def page() -> report.Html:
+def page() -> Html:
     return demo_page()
 
 
 @pytest.fixture(scope="module")
-def outline(page: report.Html) -> Outline:
+def outline(page: Html) -> Outline:
     """The page, whose tags are all closed in order."""
     return Outline(page)
 
 
-def test_the_page_has_no_external_references(page: report.Html, outline: Outline):
+def test_the_page_has_no_external_references(page: Html, outline: Outline):
     for tag, attributes in outline.tags:
         for name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
             assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
@@ -186,19 +184,19 @@ def test_every_image_and_figure_has_a_description(outline: Outline):
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in figures)
 
 
-def test_names_on_the_page_are_unique_and_every_reference_finds_one(page: report.Html, outline: Outline):
+def test_names_on_the_page_are_unique_and_every_reference_finds_one(page: Html, outline: Outline):
     names = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
     assert len(names) == len(set(names))
     assert set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", page)) <= set(names)
 
 
-def test_class_names_cannot_break_the_page(page: report.Html):
+def test_class_names_cannot_break_the_page(page: Html):
     assert "<hook>" not in page
     assert "&lt;hook&gt; &amp; &quot;quotes&quot;" in page
     assert "plain text &lt;config&gt; &amp; more" in page
 
 
-def test_figures_are_well_formed_and_take_their_colours_from_the_page(page: report.Html):
+def test_figures_are_well_formed_and_take_their_colours_from_the_page(page: Html):
     for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         ElementTree.fromstring(drawing.replace("<svg", '<svg xmlns:xlink="x"', 1))
         assert "var(--series-" in drawing
@@ -206,7 +204,7 @@ def test_figures_are_well_formed_and_take_their_colours_from_the_page(page: repo
         assert not re.search(r"#[0-9a-f]{6}\b", drawing)
 
 
-def test_the_page_is_the_same_each_time(page: report.Html):
+def test_the_page_is_the_same_each_time(page: Html):
     assert demo_page() == page
 
 

@@ -9,16 +9,17 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from lit_het.eval import report
 from lit_het.eval.evaluation import Drawing, Record
 from lit_het.eval.metrics.ambiguity import GroupErrors, RankTest
 from lit_het.eval.metrics.calibration import ReliabilityCurve
 from lit_het.eval.metrics.scores import chance
 from lit_het.eval.metrics.significance import Estimate
-from lit_het.eval.report.figures import dots, pareto_front, scatter
+from lit_het.eval.report.comparison import Comparison, compare, comparison_table
+from lit_het.eval.report.figures import Chart, curves, distribution, dots, pareto_front, reliability_diagrams, scatter
 from lit_het.eval.report.grids import Mark, mark_of
 from lit_het.eval.report.naming import STYLES
-from lit_het.eval.report.page import img
+from lit_het.eval.report.page import Html, Section, configuration, img, render_page
+from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 from lit_het.eval.report.tables import plain_table
 from lit_het.eval.report.texts import token
 
@@ -30,11 +31,11 @@ def record(**changes: float) -> Record:
     return Record("zero_shot", "pets", values, errors, chance(10), 1, {}, Drawing())
 
 
-def compared(**sets: tuple[Record, Record]) -> report.Comparison:
-    return report.compare("DET", "HET-XL", sets)
+def compared(**sets: tuple[Record, Record]) -> Comparison:
+    return compare("DET", "HET-XL", sets)
 
 
-def decode(image: report.Html) -> Image.Image:
+def decode(image: Html) -> Image.Image:
     found = re.search(r"base64,([^\"]+)", image)
     assert found
     return Image.open(io.BytesIO(base64.b64decode(found[1])))
@@ -43,14 +44,14 @@ def decode(image: report.Html) -> Image.Image:
 def test_higher_accuracy_wins_and_lower_loss_wins():
     comparison = compared(pets=(record(), record(top1=0.6, nll=1.4, ece=0.2)))
     assert [row.winner for row in comparison.rows] == [1, 0, 0, 0, 1, 0, -1]
-    assert report.describe_comparison(comparison) == (
+    assert describe_comparison(comparison) == (
         "HET-XL is significantly better than DET on 2 of 7 figures, and worse on 1; 4 do not differ by more than two "
         "standard errors of the difference."
     )
 
 
 def test_only_the_better_value_is_bold_and_chance_stands_beside_it():
-    table = report.comparison_table(compared(pets=(record(), record(top1=0.6))), "Results").html()
+    table = comparison_table(compared(pets=(record(), record(top1=0.6))), "Results").html()
     assert re.findall("<strong>(.*?)</strong>", table) == ["60.0% ± 1.0"]
     assert '<td class="chance">10.0%</td><td>50.0% ± 1.0</td><td><strong>60.0% ± 1.0</strong></td>' in table
 
@@ -62,8 +63,8 @@ def test_only_the_better_value_is_bold_and_chance_stands_beside_it():
 )
 def test_a_difference_that_is_not_significant_is_neither_bold_nor_called_better(insignificant: dict[str, float]):
     comparison = compared(pets=(record(), record(**insignificant)))
-    assert "<strong>" not in report.comparison_table(comparison, "Results").html()
-    assert "better than DET on 0 of 7 figures, and worse on 0; 7 do not" in report.describe_comparison(comparison)
+    assert "<strong>" not in comparison_table(comparison, "Results").html()
+    assert "better than DET on 0 of 7 figures, and worse on 0; 7 do not" in describe_comparison(comparison)
 
 
 def test_numbers_that_print_the_same_are_equal_whatever_their_errors():
@@ -83,7 +84,7 @@ def test_no_column_is_cut_off_in_a_narrow_terminal(width):
 def test_the_terminal_shows_the_same_rows_and_takes_brackets_literally():
     comparison = compared(**{"set [bold]": (record(), record(top1=0.6)), "b": (record(), record())})
     console = Console(width=100, file=io.StringIO(), record=True)
-    console.print(report.comparison_table(comparison, "Results").terminal())
+    console.print(comparison_table(comparison, "Results").terminal())
     text = console.export_text()
     assert "set [bold]" in text
     for row in comparison.rows:
@@ -108,32 +109,32 @@ def test_a_small_image_is_stored_pixel_for_pixel_and_a_large_one_is_shrunk_and_k
 
 def test_descriptions_and_configurations_cannot_break_a_page_whatever_they_hold():
     assert 'alt="&quot;&gt;&lt;b&gt;"' in img(np.zeros((2, 2, 3), np.uint8), '"><b>')
-    shown = report.configuration({"path": Path("a/b"), "name": "é"})
+    shown = configuration({"path": Path("a/b"), "name": "é"})
     assert "&quot;path&quot;: &quot;a/b&quot;" in shown
     assert "é" in shown
 
 
 def test_a_run_without_a_metric_is_left_out_and_a_metric_without_runs_is_said_to_be_missing():
     histories = {"DET": [{"step": 0, "loss": 2.0}], "HET-XL": [{"step": 0}, {"step": 5, "loss": 1.0, "noise": 0.1}]}
-    drawn = report.curves(histories, [report.Chart(name, name.title()) for name in ("loss", "noise", "absent")])
+    drawn = curves(histories, [Chart(name, name.title()) for name in ("loss", "noise", "absent")])
     captions = re.findall("<figcaption>(.*?)</figcaption>", drawn)
     assert captions == ["DET ends at 2; HET-XL ends at 1", "HET-XL ends at 0.1"]
     assert drawn.count("not recorded") == 1
-    assert "<svg" in report.distribution("Noise", {"a": np.zeros(3), "b": np.zeros(5)}, "of equal values")
+    assert "<svg" in distribution("Noise", {"a": np.zeros(3), "b": np.zeros(5)}, "of equal values")
 
 
 def test_group_errors_are_described_with_their_chance_level():
-    text = report.describe_group_errors(GroupErrors(errors=200, within=150, chance=0.0123), "DET", "homoglyph class")
+    text = describe_group_errors(GroupErrors(errors=200, within=150, chance=0.0123), "DET", "homoglyph class")
     assert text == (
         "75.0% of the 200 errors of DET fall within a homoglyph class "
         "(150; 1.23% if errors were spread evenly over all classes)."
     )
-    assert report.describe_group_errors(GroupErrors(0, 0, float("nan")), "DET") == "DET made no errors."
+    assert describe_group_errors(GroupErrors(0, 0, float("nan")), "DET") == "DET made no errors."
 
 
 def test_a_rank_test_says_which_group_is_higher_only_where_it_is_significant():
     def said(p_value: float, auc: float) -> str:
-        return report.describe_rank_test(RankTest(12.0, p_value, auc, 4, 5, 0.4, 0.3), "twins", "others")
+        return describe_rank_test(RankTest(12.0, p_value, auc, 4, 5, 0.4, 0.3), "twins", "others")
 
     assert said(0.0004, 0.9) == (
         "Noise norm is higher for twins than for others: median 0.4 (n = 4) against 0.3 (n = 5); "
@@ -145,11 +146,11 @@ def test_a_rank_test_says_which_group_is_higher_only_where_it_is_significant():
 
 
 def test_a_page_begins_with_its_verdict_and_links_to_its_sections_the_fourth_of_which_is_folded():
-    sections = [report.Section(f"What {name} learnt", (report.Html("<p>x</p>"),), "a note") for name in "abcd"]
-    text = report.render_page("A & B", sections, verdict="B wins < A")
+    sections = [Section(f"What {name} learnt", (Html("<p>x</p>"),), "a note") for name in "abcd"]
+    text = render_page("A & B", sections, verdict="B wins < A")
     assert "<title>A &amp; B</title>" in text
     assert "<h1>B wins &lt; A</h1>" in text
-    assert "<h1>A &amp; B</h1>" in report.render_page("A & B", sections)
+    assert "<h1>A &amp; B</h1>" in render_page("A & B", sections)
     blocks = text.split("<details ")[1:]
     assert [block.startswith('class="section" open>') for block in blocks] == [True, True, True, False]
     for name, block in zip("abcd", blocks, strict=True):
@@ -177,7 +178,7 @@ def test_tokens_stand_above_their_probabilities_and_are_never_markup():
 def test_bins_of_one_or_two_images_are_faded_and_the_caption_says_so(count: int, is_faded: bool):
     middles = np.array([0.25, 0.75])
     curve = ReliabilityCurve(np.array([0, 0.5, 1]), middles, middles, np.array([count, 9]))
-    drawn = report.reliability_diagrams({"DET": curve})
+    drawn = reliability_diagrams({"DET": curve})
     assert ("opacity: 0.3" in drawn) == is_faded
     assert ("Faded: bins of at most 2 images." in drawn) == is_faded
 
