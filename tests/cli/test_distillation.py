@@ -8,6 +8,7 @@ import pytest
 import lit_het
 from lit_het import parameters
 from lit_het.configs import quickstart_lit_deterministic
+from lit_het.configs.experiment import PretrainedConfig
 from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.models.opening import open_run
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.slow  # the losses and the task have tests of their own
 STEPS, BEGIN = 6, 3
 
 
-def siglip2(data, run_dir):
+def siglip2(data, run_dir, towers):
     config = tiny.shrink(quickstart_lit_deterministic.get_config(), data, run_dir)
     size = config.task.require_image_tower().image_size
     distillation = DistillationConfig(
@@ -34,9 +35,9 @@ def siglip2(data, run_dir):
         config,
         task__head__initial_bias=-10.0,
         task__loss=SigmoidLoss(),
-        task__locked=(),
+        task__locked=("text_tower/.*",),
         task__distillation=distillation,
-        pretrained=None,
+        pretrained=PretrainedConfig(run=towers, pattern="(image|text)_tower/.*"),
         length=Duration(STEPS),
         average_decay=0.9,
         cadence=Cadence(log_steps=1, save_steps=2, evaluate_steps=STEPS),
@@ -46,9 +47,9 @@ def siglip2(data, run_dir):
 
 
 @pytest.fixture(scope="module")
-def config(data, tmp_path_factory):
+def config(data, trained_lit, tmp_path_factory):
     """A trained run; tests only read it."""
-    config = siglip2(data, tmp_path_factory.mktemp("siglip2") / "run")
+    config = siglip2(data, tmp_path_factory.mktemp("siglip2") / "run", trained_lit.run_dir)
     train(config)
     return config
 

@@ -16,7 +16,7 @@ from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.images.transforms import InceptionCrop
 from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.suite import FewShotConfig
+from lit_het.eval.suite import FewShotConfig, ZeroShotConfig
 from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.models.opening import open_run
 from lit_het.sharding import MeshConfig
@@ -103,8 +103,9 @@ def losses(config):
     return logged(config, "train/loss")
 
 
-def accuracies(config):
-    return logged(config, "few_shot/shapes/2_shot")
+def evaluated(config):
+    """Returns the figures by step of an evaluation that predicts, and of one that fits."""
+    return {name: logged(config, name) for name in ("supervised/words/binary_nll", "few_shot/shapes/2_shot")}
 
 
 @pytest.fixture
@@ -125,7 +126,10 @@ def whole(data, upstream, tmp_path):
         pretrained=PretrainedConfig(upstream),
         mesh=MeshConfig(fsdp=2),
         cadence=Cadence(log_steps=1, save_steps=3, evaluate_steps=1),
-        evaluations=(FewShotConfig(shapes, fit=FewShotOptions(shots=(2,), seeds=(0,), l2=(1.0,))),),
+        evaluations=(
+            ZeroShotConfig(ImageSet("words", str(data / "train"), split="", batch_size=7, caption_words=True)),
+            FewShotConfig(shapes, fit=FewShotOptions(shots=(2,), seeds=(0,), l2=(1.0,))),
+        ),
     )
 
 
@@ -140,7 +144,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     kill(*pair)
     last = len(losses(killed))
     assert last < NUM_STEPS, "the kill came too late to show anything"
-    before, accurate_before = losses(killed), accuracies(killed)
+    before, evaluated_before = losses(killed), evaluated(killed)
     # On how many devices else a checkpoint can be restored, tests/scripts/test_train_lit.py tells.
     resumed = start(killed, tmp_path / "resumed.txt", "--resume", devices=4)
     for process in (undisturbed, resumed):
@@ -153,9 +157,12 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     assert losses(killed) == pytest.approx(expected, rel=1e-5)
     tiny.assert_same_training(*(open_run(config.run_dir).params for config in (killed, whole)))
     # Two processes read half of the evaluation's images each, and both see all features.
-    assert accurate_before
-    assert accurate_before == {step: value for step, value in accuracies(whole).items() if step in accurate_before}
-    assert accuracies(killed) == accuracies(whole)
+    assert all(evaluated_before.values())
+    for name, values in evaluated(whole).items():
+        assert evaluated(killed)[name] == pytest.approx(values, rel=1e-5)
+        assert evaluated_before[name] == pytest.approx(
+            {step: values[step] for step in evaluated_before[name]}, rel=1e-5
+        )
 
     samples = keys_by_position(tmp_path / "whole.txt")
     consumed = set(range(NUM_STEPS * BATCH_SIZE))
@@ -183,20 +190,16 @@ def test_a_broken_image_that_one_process_reads_ends_all_of_them(endless, data, s
     assert "1 bad of 40 samples" in messages
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_lost_another_exits_with_the_code_to_restart(endless, start_pair, tmp_path, victim):
-    pair = start_pair(endless, [tmp_path / "0.txt", tmp_path / "1.txt"])
-    wait_for_steps(2, endless, pair)
-    kill(pair[victim])
-    messages = pair[1 - victim].communicate(timeout=60)[1].decode()
-    assert pair[1 - victim].returncode == 75, messages
+def test_a_process_that_lost_the_main_process_exits_with_the_code_to_restart(endless, start_pair, tmp_path):
+    main, other = start_pair(endless, [tmp_path / "0.txt", tmp_path / "1.txt"])
+    wait_for_steps(2, endless, [main, other])
+    kill(main)
+    messages = other.communicate(timeout=60)[1].decode()
+    assert other.returncode == 75, messages
     assert re.search(r"lit-het: lost another process or a device .*; restart all processes", messages)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 128 + signal.SIGTERM)]
-)
-def test_an_evaluation_that_lost_a_process_exits_with_the_code_to_restart(data, upstream, tmp_path, number, code):
+def test_an_evaluation_that_lost_a_process_exits_with_the_code_to_restart(data, upstream, tmp_path):
     shapes = write_splits(data, tmp_path / "shapes", "train", "test")
     command = [sys.executable, "-m", "tests.cli.slow_evaluation", "few-shot", "--checkpoint", upstream]
     command += ["--data", shapes, "--batch-size", "2", "--distributed"]
@@ -214,11 +217,11 @@ def test_an_evaluation_that_lost_a_process_exits_with_the_code_to_restart(data, 
         for process in pair:
             assert process.stdout is not None
             assert b"reading\n" in process.stdout, process.communicate()[1].decode()  # as soon as there is this line
-        pair[1].send_signal(number)
+        pair[1].send_signal(signal.SIGTERM)
         messages = pair[0].communicate(timeout=60)[1].decode()
         assert pair[0].returncode == 75, messages
         assert "lit-het: lost another process or a device" in messages
         pair[1].communicate(timeout=60)
-        assert pair[1].returncode == code
+        assert pair[1].returncode == 128 + signal.SIGTERM
     finally:
         kill(*(process for process in pair if process.poll() is None))

@@ -46,7 +46,7 @@ IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), n
 
 @pytest.fixture(scope="module")
 def prolip(trained_lit, tmp_path_factory):
-    """ProLIP's towers, masking and pseudo-positives, and mixed images; all parameters are trained."""
+    """ProLIP's towers, masking and pseudo-positives, and mixed images; all parameters would be trained."""
     plain = trained_lit.task
     image_tower = changed(plain.image_tower, uncertainty_token=True)
     task = changed(
@@ -85,7 +85,7 @@ def run_of(prolip, models, pairs, tmp_path_factory):
     @functools.cache
     def run(method):
         if method == "prolip":
-            train(prolip)
+            tiny.finish_untrained(prolip)  # tests/frozen/steps.py trains it
             return prolip.run_dir
         if method not in ("gaussian", "bayes_vlm"):  # which has embeddings of its own; the others share theirs
             shutil.copytree(run("gaussian") / "embeddings", folder / method / "embeddings")
@@ -163,7 +163,7 @@ def test_a_method_is_benchmarked_joined_and_shifted(run_of, few, tmp_path, metho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["prolip", "gaussian", "prob_vlm", "bayes_vlm"])
+@pytest.mark.parametrize("method", ["prolip", "bayes_vlm"])
 def test_a_method_is_shown_and_exported_without_its_noise(run_of, few, tmp_path, capsys, monkeypatch, method):
     run_dir = run_of(method)
     demo, stream = open_model(run_dir, str(few / "captions.txt")), io.BytesIO()
