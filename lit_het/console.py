@@ -102,9 +102,9 @@ class Bar:
             rate = (self._done - self._start) / max(now - self._began, 1e-6)
             figures.append(f"{_short(rate)}/s")
             if self._done < self.total:
-                figures.append(f"{_clock((self.total - self._done) / rate)} left")
+                figures.append(f"{in_minutes((self.total - self._done) / rate)} left")
         if self._done >= self.total:
-            figures.append(f"in {_clock(now - self._opened)}")
+            figures.append(f"in {in_minutes(now - self._opened)}")
         return ", ".join([*figures, *filter(None, (self._note,))])
 
     def _print_line(self) -> None:
@@ -121,7 +121,8 @@ def _short(number: int | float) -> str:
     return str(number) if isinstance(number, int) else f"{number:.{1 if number >= 1 else 2}f}"
 
 
-def _clock(seconds: float) -> str:
+def in_minutes(seconds: float) -> str:
+    """Returns a time such as 3:05 or 1:00:00."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import json
+import re
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from lit_het.apps.quickstart import running
 from lit_het.apps.quickstart.evaluation import Models
 from lit_het.apps.quickstart.report import describe_condition, describe_new_images
 from lit_het.apps.quickstart.running import write_data
@@ -29,6 +31,7 @@ from tests.cli.conftest import refusal
 
 SETS = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
 TYPEFACES = ("DejaVuSans", "DejaVuSerif", "DejaVuSerif-Italic")  # the last one is held out
+HEADINGS = ("What HET-XL buys", "Homoglyphs", "Top class names", "Retrieval", "Calibration", "Training")
 FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece")
 
 
@@ -100,7 +103,7 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
             assert of_model["held_out_typeface/calibrated/nll"] > 0
     assert 0 <= results["noisy"]["het_xl"]["noisy_caption_auroc"] <= 1
     assert results["num_names"] > 200
-    assert results["seconds"] > 0
+    assert results["seconds"] > results["compile_seconds"] > 0
     assert 1e8 < results["peak_memory_bytes"] < 1e11
     assert set(results["noise_of_homoglyphs"]) == {"all characters", "plain characters", "characters with marks"}
     assert (run_dir / "data" / "glyphs.json").stat().st_mtime_ns == drawn, "finished stages are not done again"
@@ -110,9 +113,7 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
         assert not any("calibrated" in record.settings for record in read_records(run_dir / run)), "figures as trained"
 
     page = (run_dir / "report.html").read_text()
-    headings = ("What HET-XL buys", "Homoglyphs", "Top class names", "Retrieval", "Calibration", "Training")
-    for heading in headings:
-        assert f"<h2>{heading}</h2>" in page
+    assert all(f"<h2>{heading}</h2>" in page for heading in HEADINGS)
     assert "http://" not in page.replace("http://www.w3.org/", "")
     assert "https://" not in page
 
@@ -120,9 +121,26 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
     assert "finished quickstart" in refusal(capsys, "quickstart", "--run-dir", run_dir)
 
 
-def test_another_seed_in_the_same_directory_is_refused(small, tmp_path, capsys):
+@pytest.mark.slow
+def test_a_fast_quickstart_has_the_report_of_wrong_captions(small, tmp_path, capsys, monkeypatch):
+    # With the characters of the others, so that the untrained tower is better than chance.
+    monkeypatch.setattr(running, "FAST", dataclasses.replace(running.FAST, scripts=None, steps=None))
+    assert main(["quickstart", "--fast", "--run-dir", str(tmp_path / "fast")]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"^lit-het: about \d:\d\d on this machine$", said, re.MULTILINE)
+    assert re.search(r"^lit-het: noisy het_xl \(5 of 8\), about \d:\d\d left$", said, re.MULTILINE)
+    results = json.loads((tmp_path / "fast/results.json").read_text())
+    assert "clean" not in results
+    assert 0 <= results["noisy"]["het_xl"]["noisy_caption_auroc"] <= 1
+    page = (tmp_path / "fast/report.html").read_text()
+    assert all(f"<h2>{heading}</h2>" in page for heading in HEADINGS[:-1])  # nothing was trained
+
+
+def test_another_seed_or_size_in_the_same_directory_is_refused(small, tmp_path, capsys):
     (tmp_path / "stages.json").write_text('{"seed": 3, "stages": {}}')
     assert "started with seed 3" in refusal(capsys, "quickstart", "--run-dir", tmp_path, "--seed", 4)
+    line = refusal(capsys, "quickstart", "--run-dir", tmp_path, "--seed", 3, "--fast")
+    assert "was started without --fast; start it so again or give another --run-dir" in line
 
 
 def test_data_of_another_configuration_are_refused(tmp_path):

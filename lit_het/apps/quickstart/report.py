@@ -41,7 +41,7 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
     noise, loss = (suspects.auroc(by) for by in ("noise_norm", "loss"))
     return [
         describe_new_images(models),
-        *(describe_condition(models[condition], TITLES_OF_CONDITIONS[condition]) for condition in ("noisy", "clean")),
+        *(describe_condition(both, TITLES_OF_CONDITIONS[condition]) for condition, both in [*models.items()][::-1]),
         f"Wrong training captions are found by the noise norm of their images with an AUROC of {noise:.3f}, by their "
         f"loss with {loss:.3f}: the noise marks images whose captions are unreliable, the loss single captions.",
     ]
@@ -49,7 +49,7 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 
 def describe_new_images(models: Mapping[str, Models]) -> str:
     """Returns which head is better in a typeface that training has not seen, in one sentence."""
-    found = {TITLES_OF_CONDITIONS[name]: _fitted_nll(models[name], TYPEFACE)[0] for name in ("noisy", "clean")}
+    found = {TITLES_OF_CONDITIONS[name]: _fitted_nll(both, TYPEFACE)[0] for name, both in [*models.items()][::-1]}
     parts = (f"{verdict} after training with {title}" for title, verdict in found.items())
     return f"Beside the deterministic head, the fitted NLL of HET-XL on new images is {', and '.join(parts)}."
 
@@ -92,6 +92,7 @@ def summary_section(
     facts = {
         "names": f"{results['num_names']:,}",
         "seconds": f"{results['seconds']:.0f}",
+        "of these compiling": f"{results['compile_seconds']:.0f}",
         "peak memory": f"{results['peak_memory_bytes'] / 1e9:.2f} GB",
         "seed": results["seed"],
         "machine": f"{platform.machine()}, Python {platform.python_version()}",

@@ -1,17 +1,16 @@
-"""``lit-het quickstart``: data, upstream tower, four LiT runs, evaluation and a report in minutes."""
+"""``lit-het quickstart``: data, upstream tower, LiT runs, evaluation and a report in minutes."""
 
 import dataclasses
 import json
 import resource
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lit_het.apps.embed.images import EmbedOptions, embed
+from lit_het.apps.quickstart.clock import Clock
 from lit_het.apps.quickstart.evaluation import Models, Suspects, noise_tests, read_homoglyphs, read_json, read_suspects
 from lit_het.apps.quickstart.report import (
     TITLES_OF_CONDITIONS,
@@ -42,31 +41,75 @@ from lit_het.files import write_atomically
 from lit_het.models.calibration.images import CalibrateOptions, calibrate
 from lit_het.models.calibration.saved import calibration_path
 from lit_het.models.evaluation import evaluate
+from lit_het.training.durations import Duration
 from lit_het.training.train import train_unless_done
 
 # The training sets: with the captions as they are, and with wrong captions of one script.
 CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
 
 
-def quickstart(run_dir: Path, seed: int) -> None:
-    """Runs every unfinished stage, then evaluates and reports."""
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much a quickstart does.
+
+    Attributes:
+        conditions: training sets.
+        scripts: whose characters are drawn, if not those of the configuration.
+        steps: of the upstream tower and of each model, if not those of their configurations.
+        seconds: of data, upstream tower and embedding, of both trainings, evaluation and calibration of a condition,
+            and of scoring and the report; on the machine of docs/quickstart.md.
+    """
+
+    conditions: tuple[str, ...]
+    seconds: tuple[tuple[float, ...], tuple[float, ...], float]
+    scripts: tuple[str, ...] | None = None
+    steps: tuple[int, int] | None = None
+
+    @property
+    def expected(self) -> list[float]:
+        """Seconds of each stage, in their order."""
+        before, of_condition, after = self.seconds
+        return [*before, *(of_condition * len(self.conditions)), after]
+
+    def shortened(self, config: ExperimentConfig) -> ExperimentConfig:
+        """Returns the configuration of the upstream tower, or of a model, with its number of steps."""
+        if self.steps is None:
+            return config
+        return dataclasses.replace(config, length=Duration(self.steps[config.task.text_tower is not None]))
+
+
+FULL = Size(tuple(CONDITIONS), ((12, 53, 8), (16, 22, 11, 4), 11))
+FAST = Size(("noisy",), ((7, 13, 3), (8, 11, 7, 2), 7), ("greek", "cyrillic", "digit"), (150, 150))
+
+
+def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
+    """Runs every unfinished stage, then evaluates and reports.
+
+    Args:
+        run_dir: folder of the quickstart.
+        seed: of data order, initialisation and noise.
+        fast: whether to draw fewer characters, train less, and leave out clean captions.
+    """
     if (run_dir / "results.json").exists():
         raise UserError(f"{run_dir} holds a finished quickstart; open {run_dir}/report.html or give another --run-dir")
-    clock = Clock(run_dir, seed)
+    size = FAST if fast else FULL
+    clock = Clock(run_dir, seed, fast, size.expected)
+    conditions = {condition: CONDITIONS[condition] for condition in size.conditions}
     with clock.stage("data"):
-        write_data(run_dir / "data", quickstart_upstream.glyphs(seed))
+        glyphs = quickstart_upstream.glyphs(seed)
+        write_data(run_dir / "data", dataclasses.replace(glyphs, scripts=size.scripts or glyphs.scripts))
     upstream = quickstart_upstream.get_config(run_dir)
     num_words = len(read_lines(str(run_dir / "data" / "words.txt")))
     upstream = dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, num_classes=num_words))
     with clock.stage("upstream"):
-        train_unless_done(_with_seed(upstream, seed))
+        train_unless_done(_with_seed(size.shortened(upstream), seed))
     with clock.stage("embedding"):
-        shards = tuple(str(run_dir / "data" / name) for name in CONDITIONS.values())
+        shards = tuple(str(run_dir / "data" / name) for name in conditions.values())
         embed(upstream.run_dir, upstream, str(run_dir / "embeddings"), EmbedOptions(shards))
     models: dict[str, Models] = {}
-    for condition, name in CONDITIONS.items():
+    for condition, name in conditions.items():
         configs = [
-            _on(config.get_config(run_dir), run_dir, condition, name)
+            _on(size.shortened(config.get_config(run_dir)), run_dir, condition, name)
             for config in (quickstart_lit_deterministic, quickstart_lit_het_xl)
         ]
         for config in configs:
@@ -87,15 +130,17 @@ def quickstart(run_dir: Path, seed: int) -> None:
     _conclude(run_dir, models, suspects, clock)
 
 
-def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, clock: "Clock") -> None:
+def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, clock: Clock) -> None:
     """Writes the report and the results, and prints what they show."""
     homoglyphs = read_homoglyphs(run_dir / "data")
-    noise = noise_tests(models["clean"].het_xl, homoglyphs)
+    first = next(iter(models.values())).het_xl
+    noise = noise_tests(first, homoglyphs)
     results = {
         **{condition: both.figures(homoglyphs) for condition, both in models.items()},
         "noise_of_homoglyphs": {kind: dataclasses.asdict(test) for kind, test in noise.items()},
         "seconds": clock.seconds(),
         "seconds_by_stage": clock.stages,
+        "compile_seconds": clock.compile_seconds,
         "peak_memory_bytes": peak_memory_bytes(),
         "num_names": len(homoglyphs.groups),
         "seed": clock.seed,
@@ -105,7 +150,7 @@ def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, c
     sections = [
         summary_section(models, suspects, found_by, results),
         *(comparison_section(both, condition) for condition, both in models.items()),
-        homoglyphs_section(models["clean"].het_xl, homoglyphs, noise),
+        homoglyphs_section(first, homoglyphs, noise),
     ]
     runs = [run.directory for both in models.values() for run in (both.deterministic, both.het_xl)]
     report(runs, run_dir / "report.html", sections, opening(models, compared))
@@ -114,7 +159,10 @@ def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, c
         comparison_table(both.compared(), f"Zero-shot classification, {TITLES_OF_CONDITIONS[condition]}")
         for condition, both in models.items()
     )
-    spent = f"{results['seconds']:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most"
+    spent = (
+        f"{results['seconds']:.0f} s, of which {clock.compile_seconds:.0f} s compiling, "
+        f"{results['peak_memory_bytes'] / 1e9:.2f} GB at most"
+    )
     print_results(*tables, *sentences, spent)
 
 
@@ -128,59 +176,10 @@ def _on(config: ExperimentConfig, run_dir: Path, condition: str, name: str) -> E
     return dataclasses.replace(config, run_dir=folder, data=data)
 
 
-class Clock:
-    """Sums the seconds of all stages over interruptions in ``stages.json``, which also stores the seed.
-
-    Attributes:
-        seed: of the quickstart.
-        stages: seconds by stage.
-    """
-
-    def __init__(self, run_dir: Path, seed: int):
-        self._path = run_dir / "stages.json"
-        self.seed = seed
-        self.stages: dict[str, float] = {}
-        # The first stage includes the time of imports: from the start of the process until now.
-        self._uncounted = time.monotonic() - _process_start()
-        run_dir.mkdir(parents=True, exist_ok=True)
-        if self._path.exists():
-            before = read_json(self._path)
-            if before.get("seed") != seed:
-                raise UserError(
-                    f"{run_dir} was started with seed {before.get('seed')}; give this --seed or another --run-dir"
-                )
-            stages = before.get("stages")
-            if not isinstance(stages, dict) or not all(isinstance(value, int | float) for value in stages.values()):
-                raise UserError(f"{self._path} contains no times of stages; delete it")
-            self.stages = stages
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Adds the time inside the context to stage ``name``."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - began + self._uncounted
-            self._uncounted = 0.0
-            write_atomically(self._path, json.dumps({"seed": self.seed, "stages": self.stages}) + "\n")
-
-    def seconds(self) -> float:
-        """Returns the total seconds of all stages."""
-        return sum(self.stages.values())
-
-
 def peak_memory_bytes() -> int:
     """Returns the peak resident size of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _process_start() -> float:
-    """Returns the start time of this process on the monotonic clock."""
-    import psutil
-
-    return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
 def write_data(directory: Path, glyphs: GlyphConfig) -> None:

@@ -1,0 +1,116 @@
+"""The time of the quickstart: spent, still needed, and what of it is compilation."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from lit_het.apps.quickstart.evaluation import read_json
+from lit_het.console import in_minutes, message
+from lit_het.errors import UserError
+from lit_het.files import write_atomically
+
+# The event that JAX reports of each program.
+_COMPILATION = "/jax/core/compile/backend_compile_duration"
+# Seconds of `_product` where the expected times were measured: see docs/quickstart.md.
+_REFERENCE = 0.01
+
+
+class Clock:
+    """Sums the seconds of all stages over interruptions in ``stages.json``, which also stores seed and size.
+
+    Attributes:
+        seed: of the quickstart.
+        stages: seconds by stage.
+        compile_seconds: of these, spent by XLA.
+    """
+
+    def __init__(self, run_dir: Path, seed: int, fast: bool, expected: Sequence[float]):
+        """Says how long it will take.
+
+        Args:
+            run_dir: folder of the quickstart.
+            seed: must be that of earlier starts, as must ``fast``.
+            fast: whether it is the short one.
+            expected: seconds of each call of `stage`, on the machine of docs/quickstart.md.
+        """
+        self._path = run_dir / "stages.json"
+        self.seed, self._fast = seed, fast
+        self.stages: dict[str, float] = {}
+        self.compile_seconds = 0.0
+        self._expected, self._entered = expected, 0
+        # Of the stages that this start has done: expected and real seconds.
+        self._done = (1.0, _product() / _REFERENCE)
+        # The first stage includes the time of imports: from the start of the process until now.
+        self._uncounted = time.monotonic() - _process_start()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            self._go_on(run_dir)
+        message(f"about {self._left()} on this machine")
+
+    def _go_on(self, run_dir: Path) -> None:
+        before = read_json(self._path)
+        if before.get("seed") != self.seed:
+            raise UserError(
+                f"{run_dir} was started with seed {before.get('seed')}; give this --seed or another --run-dir"
+            )
+        if bool(before.get("fast")) != self._fast:
+            without = "without " * self._fast
+            raise UserError(f"{run_dir} was started {without}--fast; start it so again or give another --run-dir")
+        stages, compiling = before.get("stages"), before.get("compile_seconds", 0.0)
+        numbers = [compiling, *stages.values()] if isinstance(stages, dict) else [None]
+        if not isinstance(stages, dict) or not all(isinstance(value, int | float) for value in numbers):
+            raise UserError(f"{self._path} contains no times of stages; delete it")
+        self.stages, self.compile_seconds = stages, compiling
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time inside the context to stage ``name``, and says before how much time is left."""
+        if self._entered:
+            message(f"{name} ({self._entered + 1} of {len(self._expected)}), about {self._left()} left")
+        began, expected = time.monotonic(), self._expected[self._entered]
+        self._entered += 1
+        jax.monitoring.register_event_duration_secs_listener(self._count)
+        try:
+            yield
+        finally:
+            jax.monitoring.unregister_event_duration_listener(self._count)
+            spent = time.monotonic() - began
+            if spent > expected / 10:  # or else an earlier start had done it
+                self._done = (self._done[0] + expected, self._done[1] + spent)
+            self.stages[name] = self.stages.get(name, 0.0) + spent + self._uncounted
+            self._uncounted = 0.0
+            written = {"seed": self.seed, "fast": self._fast, "stages": self.stages}
+            write_atomically(self._path, json.dumps(written | {"compile_seconds": self.compile_seconds}) + "\n")
+
+    def seconds(self) -> float:
+        """Returns the total seconds of all stages."""
+        return sum(self.stages.values())
+
+    def _left(self) -> str:
+        expected, real = self._done
+        return in_minutes(sum(self._expected[self._entered :]) * real / expected)
+
+    def _count(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        self.compile_seconds += duration_secs * (event == _COMPILATION)
+
+
+def _product() -> float:
+    """Returns the seconds that this machine takes for a product of matrices, the fastest of a few."""
+    matrix, times = np.ones((1024, 1024), np.float32), []
+    for _ in range(5):
+        began = time.monotonic()
+        np.matmul(matrix, matrix)
+        times.append(time.monotonic() - began)
+    return min(times)
+
+
+def _process_start() -> float:
+    """Returns the start time of this process on the monotonic clock."""
+    import psutil
+
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
