@@ -1,0 +1,73 @@
+"""Renews docs/images/demo.png: ``python -m scripts.write_pictures runs/quickstart`` starts the demo of a finished run.
+
+Needs Chromium and ``pip install -e '.[test]'``. Benchmarks and studies write the plots of the other documents.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image, ImageFont
+
+from lit_het.data_pipelines.glyphs import GlyphConfig, draw, font_path
+from tests.cli.browser import Browser, browser
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+# What is hard to tell from the first, of which the model has no image.
+LABELS = (
+    *("greek capital dotted lunate sigma symbol", "latin capital letter c with stroke"),
+    *("cyrillic capital letter es", "digit one"),
+)
+
+
+def main(quickstart: Path) -> None:
+    """Writes what the demo shows of a character."""
+    with tempfile.TemporaryDirectory() as folder, served(quickstart) as address:
+        image = write_character("\u03fe", Path(folder) / "character.png")
+        with browser(Path(folder) / "profile") as page:
+            page.look(1000, 900)
+            page.open(address)
+            ask(page, image)
+            page.screenshot(IMAGES / "demo.png")
+
+
+@contextmanager
+def served(quickstart: Path) -> Iterator[str]:
+    """Starts the demo; yields its address."""
+    command = [sys.executable, "-m", "lit_het", "demo", "--checkpoint", str(quickstart / "het_xl")]
+    command += ["--captions", str(quickstart / "data" / "names.txt")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        yield next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def write_character(character: str, path: Path) -> Path:
+    """Draws a character as the quickstart does, in the typeface that it holds out."""
+    config = GlyphConfig()
+    font = ImageFont.truetype(str(font_path(config.held_out_typeface)), config.font_size)
+    Image.fromarray(draw(character, font, config)[0]).save(path)
+    return path
+
+
+def ask(page: Browser, image: Path) -> None:
+    """Gives the page an image and labels, and waits for all of the answer."""
+    page.wait_for("Drop an image")
+    page.choose_file(image)
+    page.wait_for("Nearest captions")
+    page.write("textarea", "\n".join(LABELS))
+    for label in LABELS:
+        page.wait_for(label)
+    page.wait_for("with noise")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
