@@ -8,6 +8,8 @@ import pytest
 
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.models.tower_fingerprints import tower_fingerprint
+from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import TextConfig
 
 
 @dataclasses.dataclass
@@ -23,7 +25,17 @@ class _Tokenizer:
 
 @pytest.fixture
 def config():
-    return quickstart_lit_deterministic.get_config()
+    """With the towers of the quickstart of that version."""
+    config = quickstart_lit_deterministic.get_config()
+    image_tower, text_tower = config.task.image_tower, config.task.text_tower
+    assert isinstance(image_tower, ViTConfig)
+    assert isinstance(text_tower, TextConfig)
+    encoder = dataclasses.replace(image_tower.encoder, width=256, mlp_width=1024)
+    image_tower = dataclasses.replace(image_tower, encoder=encoder)
+    text_tower = dataclasses.replace(text_tower, embedding_size=256)
+    return dataclasses.replace(
+        config, task=dataclasses.replace(config.task, image_tower=image_tower, text_tower=text_tower)
+    )
 
 
 def ones(config):
