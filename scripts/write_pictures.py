@@ -1,6 +1,6 @@
 """Renews docs/images/demo.png: ``python -m scripts.write_pictures runs/quickstart`` starts the demo of a finished run.
 
-Needs Chromium and ``pip install -e '.[test]'``. Benchmarks and studies write the plots of the other documents.
+Needs Chromium and ``pip install -e '.[test,demo]'``. Benchmarks and studies write the plots of the other documents.
 """
 
 import re
@@ -44,7 +44,12 @@ def served(quickstart: Path) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        yield next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
+        said = ""
+        while not (found := re.search(r"http://\S+", said)):
+            line = process.stderr.readline()
+            assert line, f"the demo ended: {said}"
+            said += line
+        yield found[0]
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

@@ -17,7 +17,7 @@ from lit_het.files import write_atomically
 # The event that JAX reports of each program.
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 # Seconds of `_product` where the expected times were measured: see docs/quickstart.md.
-_REFERENCE = 0.01
+_REFERENCE = 0.0072
 
 
 class Clock:
