@@ -176,8 +176,13 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
         assert sentence.count("difference ± 0.005)") == 2
         assert "its calibration error before fitting is worse (10.3% ± 0.5 against 4.0% ± 0.5)" in sentence
         both = describe_new_images({"clean": models, "noisy": models})
-        assert f"is {verdict} after training with 40 % of the Cyrillic captions wrong, " in both
-        assert f"and {verdict} after training with clean captions." in both
+        assert f"is {verdict} after training with 40 % of the Cyrillic captions wrong and with clean captions." in both
+    other = Models(run(nll, 0.04), run(nll - 1, 0.103))
+    said = describe_new_images({"clean": models, "noisy": other})
+    assert said.endswith(
+        "is better after training with 40 % of the Cyrillic captions wrong, and worse after training with clean "
+        "captions."
+    )
 
 
 def report_without_drawings(*arguments):

@@ -49,8 +49,10 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 
 def describe_new_images(models: Mapping[str, Models]) -> str:
     """Returns which head is better in a typeface that training has not seen, in one sentence."""
-    found = {TITLES_OF_CONDITIONS[name]: _fitted_nll(both, TYPEFACE)[0] for name, both in [*models.items()][::-1]}
-    parts = (f"{verdict} after training with {title}" for title, verdict in found.items())
+    found: dict[str, list[str]] = {}
+    for name, both in [*models.items()][::-1]:
+        found.setdefault(_fitted_nll(both, TYPEFACE)[0], []).append(TITLES_OF_CONDITIONS[name])
+    parts = (f"{verdict} after training with {' and with '.join(titles)}" for verdict, titles in found.items())
     return f"Beside the deterministic head, the fitted NLL of HET-XL on new images is {', and '.join(parts)}."
 
 
