@@ -215,6 +215,16 @@ RENAMED = {
     "training.train.distilled_from": "tasks.base.Task.late_parts",
 }
 
+_REPORTS = {
+    "comparison": "ComparedFigure Comparison compare comparison_table",
+    "figures": "Chart curves distribution reliability_diagrams",
+    "grids": "image_strip image_to_name_grid mark_legend",
+    "page": "Html Section configuration facts paragraph render_page side_by_side",
+    "statements": "describe_comparison describe_group_errors describe_rank_test",
+}
+# The package, which would have to import all of them.
+RENAMED |= {f"eval.report.{name}": f"eval.report.{part}.{name}" for part in _REPORTS for name in _REPORTS[part].split()}
+
 # Packages of which nothing is left under their names.
 _GONE = ("lit_het.runs",)
 _HAVE_OLD_NAMES = {*SPLIT, *(name.rpartition(".")[0] for name in RENAMED)}
