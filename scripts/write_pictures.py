@@ -3,19 +3,14 @@
 Needs Chromium and ``pip install -e '.[test,demo]'``. Benchmarks and studies write the plots of the other documents.
 """
 
-import re
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image, ImageFont
 
 from lit_het.data_pipelines.glyphs import GlyphConfig, draw, font_path
-from tests.cli.browser import Browser, browser
+from tests.cli.browser import Browser, browser, served
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # What is hard to tell from the first, of which the model has no image.
@@ -27,32 +22,14 @@ LABELS = (
 
 def main(quickstart: Path) -> None:
     """Writes what the demo shows of a character."""
-    with tempfile.TemporaryDirectory() as folder, served(quickstart) as address:
+    shown = ("--checkpoint", quickstart / "het_xl", "--captions", quickstart / "data" / "names.txt")
+    with tempfile.TemporaryDirectory() as folder, served(*shown) as address:
         image = write_character("\u03fe", Path(folder) / "character.png")
         with browser(Path(folder) / "profile") as page:
             page.look(1000, 900)
             page.open(address)
             ask(page, image)
             page.screenshot(IMAGES / "demo.png")
-
-
-@contextmanager
-def served(quickstart: Path) -> Iterator[str]:
-    """Starts the demo; yields its address."""
-    command = [sys.executable, "-m", "lit_het", "demo", "--checkpoint", str(quickstart / "het_xl")]
-    command += ["--captions", str(quickstart / "data" / "names.txt")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        said = ""
-        while not (found := re.search(r"http://\S+", said)):
-            line = process.stderr.readline()
-            assert line, f"the demo ended: {said}"
-            said += line
-        yield found[0]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 def write_character(character: str, path: Path) -> Path:

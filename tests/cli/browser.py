@@ -1,11 +1,14 @@
-"""A headless Chromium, driven by its own protocol: one page, every request noted."""
+"""The demo in a process of its own, and a headless Chromium, driven by its own protocol, that notes every request."""
 
 import base64
 import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -112,6 +115,25 @@ def _page_address(profile: Path) -> str:
     port = found.read_text().split()[0]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
         return next(page["webSocketDebuggerUrl"] for page in json.load(answer) if page["type"] == "page")
+
+
+@contextlib.contextmanager
+def served(*arguments: object) -> Iterator[str]:
+    """Runs ``lit-het demo`` in a process of its own; yields the address that it names."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    command = [sys.executable, "-m", "lit_het.cli.main", "demo", *map(str, arguments)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    try:
+        said = ""
+        while not (found := re.search(r"http://\S+", said)):
+            line = process.stderr.readline()
+            assert line, f"the demo ended: {said}"
+            said += line
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
 
 
 def assert_fits_and_contacts_no_other_machine(page: Browser, address: str, folder: Path) -> None:

@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 import dataclasses
 import http.client
-import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +19,7 @@ from lit_het.apps.demo import model as demo_model
 from lit_het.apps.demo import server as demo
 from lit_het.eval.answers import answer, label_predictor
 from lit_het.types import Calibration, FittedTemperature
-from tests.cli.browser import assert_fits_and_contacts_no_other_machine, browser
+from tests.cli.browser import assert_fits_and_contacts_no_other_machine, browser, served
 from tests.cli.conftest import refusal
 from tests.cli.tiny_decoder import NAMES
 
@@ -157,25 +154,6 @@ def test_mistakes_are_messages_on_the_page(model, image):
         await user.should_not_see("is repeated", retries=100)
 
     visit(model, script)
-
-
-@contextlib.contextmanager
-def served(*arguments):
-    """Runs the command in a process of its own; yields the address that it names."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    command = [sys.executable, "-m", "lit_het.cli.main", "demo", *map(str, arguments)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    try:
-        said = ""
-        while not (found := re.search(r"http://\S+", said)):
-            line = process.stderr.readline()
-            assert line, f"the demo ended: {said}"
-            said += line
-        yield found[0]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 def answered(address, method="GET", path="/", body=None, **headers):

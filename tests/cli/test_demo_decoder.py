@@ -14,9 +14,9 @@ from lit_het.apps.demo.model import MAX_ANSWERS, MAX_CHARACTERS, DemoDecoder, op
 from lit_het.errors import UserError
 from lit_het.texts import Written
 from tests import tiny
-from tests.cli.browser import assert_fits_and_contacts_no_other_machine, browser
+from tests.cli.browser import assert_fits_and_contacts_no_other_machine, browser, served
 from tests.cli.conftest import refusal
-from tests.cli.test_demo import drop, served, ui, visit
+from tests.cli.test_demo import drop, ui, visit
 from tests.cli.tiny_decoder import NAMES, QUESTION, pixels
 
 COLOURS = ", ".join(tiny.COLOURS)

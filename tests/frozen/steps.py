@@ -142,7 +142,7 @@ _GROUPS = [
     {"pattern": "head/.*", "learning_rate_factor": 10.0, "weight_decay_factor": 0.0},
     {"pattern": "image_tower/patches/.*", "learning_rate_factor": 0.0, "weight_decay_factor": 2.0},
 ]
-# One of each kind of task and loss; on one device, tests/frozen/test_runs.py has the steps of these and a captioner's.
+# One of each kind of task and loss. On one device, tests/frozen/test_runs.py has steps of these tasks and a captioner.
 ON_EIGHT_DEVICES = (
     *("het_xl_sigmoid", "het_xl_classifier", "captioning", "translation"),
     *("softmax_ring", "sigmoid_ring", "e3"),

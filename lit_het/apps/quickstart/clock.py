@@ -62,8 +62,7 @@ class Clock:
             without = "without " * self._fast
             raise UserError(f"{run_dir} was started {without}--fast; start it so again or give another --run-dir")
         stages, compiling = before.get("stages"), before.get("compile_seconds", 0.0)
-        numbers = [compiling, *stages.values()] if isinstance(stages, dict) else [None]
-        if not isinstance(stages, dict) or not all(isinstance(value, int | float) for value in numbers):
+        if not isinstance(stages, dict) or not all(isinstance(x, int | float) for x in (compiling, *stages.values())):
             raise UserError(f"{self._path} contains no times of stages; delete it")
         self.stages, self.compile_seconds = stages, compiling
 
