@@ -94,7 +94,7 @@ class FaultLog:
                 return
             # By key: a long run meets the same broken sample in every epoch, and its share must not grow.
             if (shard, key) in self._masked:
-                return  # already pluralize in an earlier epoch
+                return  # already counted in an earlier epoch
             self._count(shard, cause, f"{name}: {reason}")
             self._masked.add((shard, key))
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))

@@ -8,7 +8,7 @@ One element of the grain pipeline is a whole batch: grain's overhead is paid onc
 batch of its own.
 
 A broken sample does not move the others. Samples that the index excludes are not part of the order. Samples that
-cannot be read or decoded become invalid rows. Both are pluralize by cause and shard.
+cannot be read or decoded become invalid rows. Both are counted by cause and shard.
 """
 
 import copy

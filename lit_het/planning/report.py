@@ -99,7 +99,7 @@ def _collectives(made: Plan) -> list[Table | str]:
         rows.append((kind, axes, str(len(ones)), str(times), f"{sent / 1e6:,.1f}"))
     table = plain_table("collectives of a step", ("over", "instructions", "times", "MB sent"), rows)
     loops = made.compiled.program.unknown_loops
-    return [table, *([f"{loops} loops of unknown length are pluralize as one iteration"] if loops else [])]
+    return [table, *([f"{loops} loops of unknown length are counted as one iteration"] if loops else [])]
 
 
 def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib: int | float) -> bool:

@@ -70,7 +70,7 @@ class Trial:
     """A setting that was tried.
 
     Attributes:
-        number: pluralize from 0.
+        number: counted from 0.
         setting: the value of every field.
         state: what became of its run; ``failed`` if its loss or its metric is not finite, or its configuration invalid.
         value: the metric; NaN unless the trial is finished.

@@ -65,7 +65,7 @@ class Star:
 def star(observations: Sequence[Observation], centre: Mapping[str, float]) -> Star:
     """Sorts the runs of a star sweep by the dimension that varies.
 
-    Runs whose metric is not finite, or 0, are left out and pluralize: a perfect one, such as an error of 0, has no
+    Runs whose metric is not finite, or 0, are left out and counted: a perfect one, such as an error of 0, has no
     relative error.
 
     Args:
