@@ -35,7 +35,7 @@ AUGMENTATION = RandomAffine(
 
 
 def glyphs(seed: int = 0) -> GlyphConfig:
-    """Returns the data set: Latin, Greek, Cyrillic, digits; 40 % of Cyrillic captions are wrong in ``train_noisy``."""
+    """Returns the data set: Latin, Greek, Cyrillic, digits; 40 % of the noisy captions in Cyrillic are wrong."""
     return GlyphConfig(noisy_script="cyrillic", seed=seed)
 
 

@@ -47,8 +47,8 @@ class GlyphConfig:
         min_typefaces: in how many typefaces, the held-out one included, a character must exist.
         held_out_typeface: one of ``TYPEFACES``.
         held_out_fraction: fraction of the characters that training never sees.
-        noisy_script: the script, one of ``scripts``, of whose images a fraction has wrong captions in a second training
-            set; None for no such set.
+        noisy_script: the script, one of ``scripts``, of whose training images a fraction has wrong captions in the
+            field ``noisy_caption``; None for no such field in any set.
         noisy_fraction: that fraction.
         seed: of the held-out characters, of the wrong captions and of the order of samples.
     """
@@ -207,10 +207,10 @@ def write_glyph_shards(
     ``train/`` holds the training characters in the training typefaces, ``held_out_typeface/`` the training characters
     in the held-out typeface, ``held_out_characters/`` the other characters in the training typefaces. A sample is
     ``key.jpg``, ``key.txt`` (its name), ``key.cls`` (the line in the set's ``classnames.txt``) and ``key.json``
-    (character, code point, typeface, questions). ``train_noisy/``, if asked for, holds the images of ``train/`` in the
-    same order, some with a random name of ``train/`` as caption; ``is_wrong`` in ``key.json`` is 1 for those. Beside
-    the sets are ``names.txt`` (all names), ``words.txt`` (the words of training names), ``homoglyphs.json`` (from each
-    name to the name of its first homoglyph) and, written last, ``glyphs.json`` (the config and the counts).
+    (character, code point, typeface, questions). If asked for, ``key.json`` also has ``noisy_caption``: the
+    name, or for some in ``train/`` a random name, with ``is_wrong`` 1. Beside the sets are ``names.txt`` (all names),
+    ``words.txt`` (the words of training names), ``homoglyphs.json`` (from each name to the name of its first homoglyph)
+    and, written last, ``glyphs.json`` (the config and the counts).
 
     Args:
         config: what to draw.
@@ -238,13 +238,13 @@ def write_glyph_shards(
             for g in glyphs
             if g.character in chosen and (g.typeface == config.held_out_typeface) == in_held_out_typeface
         ]
-        write_shards(directory / name, _samples(members, characters, config.seed))
+        samples = _samples(members, characters, config.seed)
+        if config.noisy_script is not None:
+            fraction = config.noisy_fraction if name == "train" else 0.0
+            samples = _with_noisy_captions(samples, [name_of(c) for c in characters], config, fraction)
+        write_shards(directory / name, samples)
         _write_lines(directory / name / "classnames.txt", [name_of(character) for character in characters])
         counts[name] = len(members)
-        if name == "train" and config.noisy_script is not None:
-            names = [name_of(character) for character in characters]
-            noisy = _with_wrong_captions(_samples(members, characters, config.seed), names, config)
-            write_shards(directory / "train_noisy", noisy)
         advance(1)
 
     _write_lines(directory / "names.txt", [name_of(character) for character in sorted(training + held_out)])
@@ -291,16 +291,17 @@ def _draw_all(config: GlyphConfig, advance: Callable[[int], None]) -> Iterator[G
     return itertools.chain.from_iterable(by_typeface.values() for by_typeface in selected)
 
 
-def _with_wrong_captions(
-    samples: Iterable[Mapping[str, Any]], names: Sequence[str], config: GlyphConfig
+def _with_noisy_captions(
+    samples: Iterable[Mapping[str, Any]], names: Sequence[str], config: GlyphConfig, fraction: float
 ) -> Iterator[Mapping[str, Any]]:
-    """Yields samples, of which a fraction of those of one script have a random name as caption."""
+    """Yields samples with a second caption: a random name for a fraction of those of the noisy script."""
     random = np.random.default_rng([config.seed, 1])
     for sample in samples:
-        is_chosen, drawn = random.random() < config.noisy_fraction, names[int(random.integers(len(names)))]
+        is_chosen, drawn = random.random() < fraction, names[int(random.integers(len(names)))]
         name = sample["txt"]
         caption = drawn if is_chosen and name.partition(" ")[0] == config.noisy_script else name
-        yield {**sample, "txt": caption, "json": {**sample["json"], "is_wrong": int(caption != name)}}
+        about = {**sample["json"], "noisy_caption": caption, "is_wrong": int(caption != name)}
+        yield {**sample, "json": about}
 
 
 def _samples(glyphs: Sequence[Glyph], characters: Sequence[str], seed: int) -> Iterator[Mapping[str, Any]]:

@@ -49,6 +49,12 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--pairs", metavar="DIR", help="image-text pairs of which some captions are wrong")
     parser.add_argument(
+        "--captions",
+        default="txt",
+        metavar="MEMBER",
+        help="of the pairs, such as txt or json/caption, the first of several; default: %(default)s",
+    )
+    parser.add_argument(
         "--wrong",
         default="is_wrong",
         metavar="FIELD",
@@ -67,7 +73,7 @@ def add_to(commands: Any) -> None:
         name="benchmark-uncertainty",
         hints={
             TooManyBadSamples: "fix them, or leave them out of the shards",
-            MissingText: "--pairs need a .txt with the caption, and a .json with the field of --wrong",
+            MissingText: "--pairs need the captions that --captions names, and a .json with the field of --wrong",
         },
     )
 
@@ -96,6 +102,7 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
         outside=tuple(options.outside),
         corrupted=options.corrupted,
         pairs=options.pairs,
+        captions=options.captions,
         wrong=options.wrong,
         training=options.training,
     )

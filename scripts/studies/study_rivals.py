@@ -23,7 +23,7 @@ import jax
 from lit_het.apps.add_noise import add_noise
 from lit_het.apps.data import corrupt
 from lit_het.apps.embed.images import EmbedOptions, embed
-from lit_het.apps.quickstart.running import write_data
+from lit_het.apps.quickstart.running import CONDITIONS, write_data
 from lit_het.apps.uncertainty.benchmark import options_of, write
 from lit_het.apps.uncertainty.measuring import Benchmark
 from lit_het.configs import quickstart_upstream
@@ -38,7 +38,6 @@ from scripts.studies import harness
 from scripts.studies.noise.sources import CHARACTER_STYLES
 from scripts.studies.rivals.methods import ALL, CANDIDATES, ENSEMBLE, FIRST, METHODS, configuration
 
-CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
 # One of noise, blur and weather each, with which the accuracy of the deterministic head (seed 0) falls at every step.
 CORRUPTIONS = ("gaussian_noise", "zoom_blur", "snow")
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -67,8 +66,7 @@ def prepare(root: Path, seed: int, style: str) -> None:
     corrupt(str(typeface), typeface / "corrupted", CORRUPTIONS, SEVERITIES, seed, WriteOptions())
     tower = harness.upstream(root, data, seed)
     harness.trained(tower)
-    shards = tuple(str(data / name) for name in CONDITIONS.values())
-    embed(tower.run_dir, tower, str(root / "embeddings"), EmbedOptions(shards))
+    embed(tower.run_dir, tower, str(root / "embeddings"), EmbedOptions(tower.data.shards))
 
 
 def _write_other_scripts(directory: Path, seed: int) -> None:
@@ -83,12 +81,13 @@ def _write_other_scripts(directory: Path, seed: int) -> None:
 
 def train(name: str, root: Path, condition: str, seed: int, steps: int) -> dict[str, float]:
     """Trains the run of a method; returns what it cost."""
-    shards, run_dir = str(root / "data" / CONDITIONS[condition]), root / condition / name
+    captions, run_dir = CONDITIONS[condition], root / condition / name
     method, began = ALL[name], time.monotonic()
     if isinstance(method.head, tuple):
-        add_noise(str(root / condition / str(method.towers_of)), shards, run_dir, method.head)
+        shards = str(root / "data" / "train")
+        add_noise(str(root / condition / str(method.towers_of)), shards, run_dir, method.head, captions=captions)
         return {"seconds": time.monotonic() - began}
-    config = configuration(name, root, condition, shards, seed, steps)
+    config = configuration(name, root, condition, captions, seed, steps)
     harness.trained(config)
     return {"seconds": time.monotonic() - began, "megabytes": training_megabytes(config)}
 
@@ -108,7 +107,8 @@ def benchmark(root: Path) -> Benchmark:
         candidates=data / "names.txt",
         outside=(f"other scripts={root / 'other_scripts' / 'held_out_typeface'}",),
         corrupted=str(data / "held_out_typeface" / "corrupted"),
-        pairs=str(data / "train_noisy"),
+        pairs=str(data / "train"),
+        captions=CONDITIONS["noisy"],
         training=str(data / "train"),
     )
     return Benchmark(options)

@@ -181,16 +181,16 @@ def test_equal_configs_give_equal_bytes_and_progress_counts_typefaces_and_sets(t
 
 
 def test_wrong_captions_are_a_fraction_of_one_script_and_nothing_else_changes(dataset: GlyphDataset, samples):
-    noisy = read(dataset.directory / "train_noisy")
-    captions, names = ([sample["name"] for sample in found] for found in (noisy, samples["train"]))
-    assert [sample["character"] for sample in noisy] == [sample["character"] for sample in samples["train"]]
+    captions, names = ([sample[field] for sample in samples["train"]] for field in ("noisy_caption", "name"))
     wrong = np.array([caption != name for caption, name in zip(captions, names, strict=True)])
-    assert [sample["is_wrong"] for sample in noisy] == wrong.tolist()
+    assert [sample["is_wrong"] for sample in samples["train"]] == wrong.tolist()
     is_greek = np.array([name.startswith("greek") for name in names])
     assert not wrong[~is_greek].any()
     # A random name is seldom the right one by chance: there are as many as training characters.
     assert wrong[is_greek].mean() == pytest.approx(0.4 * (1 - 1 / len(set(names))), abs=0.05)
     assert set(captions) <= set(names)
+    for sample in samples["held_out_typeface"] + samples["held_out_characters"]:
+        assert (sample["noisy_caption"], sample["is_wrong"]) == (sample["name"], 0)
 
 
 def test_another_seed_holds_out_other_characters():

@@ -118,9 +118,9 @@ class Suspects:
         return detection_figures(suspicion[~self.wrong], suspicion[self.wrong])["auroc"]
 
 
-def read_suspects(run_dir: Path, shards: Path) -> Suspects:
-    """Scores the captions of the noisy training set with a model that was trained on them."""
-    scored = score_captions(run_dir, str(shards), ScoreOptions())
+def read_suspects(run_dir: Path, shards: Path, captions: str) -> Suspects:
+    """Scores captions with a model that was trained on them."""
+    scored = score_captions(run_dir, str(shards), ScoreOptions(captions))
     shown = read_captions(scored.opened, "json/character")
     characters = tuple(shown[position][0] for position in scored.positions.tolist())
     wrong = [name_of(one) != caption for one, caption in zip(characters, scored.captions, strict=True)]

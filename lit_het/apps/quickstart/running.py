@@ -44,8 +44,8 @@ from lit_het.models.evaluation import evaluate
 from lit_het.training.durations import Duration
 from lit_het.training.train import train_unless_done
 
-# The training sets: with the captions as they are, and with wrong captions of one script.
-CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
+# The captions of the training set: as they are, and with wrong ones of one script.
+CONDITIONS = {"clean": "txt", "noisy": "json/noisy_caption"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Size:
     """How much a quickstart does.
 
     Attributes:
-        conditions: training sets by condition.
+        conditions: captions by condition.
         seconds: of data, upstream tower and embedding, of both trainings, evaluation and calibration of a condition,
             and of scoring and the report; on the machine of docs/quickstart.md.
         scripts: whose characters are drawn, if not those of the configuration.
@@ -103,12 +103,12 @@ def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
     with clock.stage("upstream"):
         train_unless_done(_with_seed(size.shortened(upstream), seed))
     with clock.stage("embedding"):
-        shards = tuple(str(run_dir / "data" / name) for name in size.conditions.values())
-        embed(upstream.run_dir, upstream, str(run_dir / "embeddings"), EmbedOptions(shards))
+        options = EmbedOptions(upstream.data.shards)
+        embed(upstream.run_dir, upstream, str(run_dir / "embeddings"), options)
     models: dict[str, Models] = {}
-    for condition, name in size.conditions.items():
+    for condition, captions in size.conditions.items():
         configs = [
-            _on(size.shortened(config.get_config(run_dir)), run_dir, condition, name)
+            _on(size.shortened(config.get_config(run_dir)), run_dir, condition, captions)
             for config in (quickstart_lit_deterministic, quickstart_lit_het_xl)
         ]
         for config in configs:
@@ -125,7 +125,7 @@ def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
                 if not calibration_path(config.run_dir).exists():
                     calibrate(config.run_dir, CalibrateOptions((str(run_dir / "data" / TYPEFACE),)))
     with clock.stage("scoring captions"):
-        suspects = read_suspects(models["noisy"].het_xl.directory, run_dir / "data" / CONDITIONS["noisy"])
+        suspects = read_suspects(models["noisy"].het_xl.directory, run_dir / "data" / "train", CONDITIONS["noisy"])
     _conclude(run_dir, models, suspects, clock)
 
 
@@ -165,13 +165,11 @@ def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, c
     print_results(*tables, *sentences, spent)
 
 
-def _on(config: ExperimentConfig, run_dir: Path, condition: str, name: str) -> ExperimentConfig:
-    """Returns a configuration on the embeddings of a training set."""
+def _on(config: ExperimentConfig, run_dir: Path, condition: str, captions: str) -> ExperimentConfig:
+    """Returns a configuration on the embeddings of the images, with some captions."""
     # The runs on clean captions keep the folders of their configurations.
     folder = config.run_dir if condition == "clean" else run_dir / condition / config.run_dir.name
-    data = dataclasses.replace(
-        config.data, shards=(str(run_dir / "data" / name),), embeddings=str(run_dir / "embeddings")
-    )
+    data = dataclasses.replace(config.data, captions=captions, embeddings=str(run_dir / "embeddings"))
     return dataclasses.replace(config, run_dir=folder, data=data)
 
 

@@ -26,6 +26,7 @@ def options_of(
     outside: tuple[str, ...] = (),
     corrupted: str | None = None,
     pairs: str | None = None,
+    captions: str = "txt",
     wrong: str = "is_wrong",
     training: str | None = None,
 ) -> BenchmarkOptions:
@@ -41,6 +42,7 @@ def options_of(
         outside,
         corrupted,
         None if pairs is None else unlabelled(pairs, "pairs"),
+        captions,
         wrong,
         None if training is None else unlabelled(training, "training"),
     )

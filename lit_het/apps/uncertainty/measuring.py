@@ -58,6 +58,7 @@ class BenchmarkOptions:
         outside: out-of-distribution sets, ``NAME=FOLDER`` or ``FOLDER``.
         corrupted: corrupted copies of the first set, as ``lit-het data corrupt`` writes them; None for none.
         pairs: image-text pairs of which some captions are wrong; None for none.
+        captions: the member with their captions, as of `lit_het.apps.scoring.ScoreOptions`.
         wrong: the field of their JSON that is 1 where the caption is wrong.
         training: images to which distances are measured; None leaves this score out.
     """
@@ -68,6 +69,7 @@ class BenchmarkOptions:
     outside: tuple[str, ...] = ()
     corrupted: str | None = None
     pairs: ImageSet | None = None
+    captions: str = "txt"
     wrong: str = "is_wrong"
     training: ImageSet | None = None
 
@@ -251,7 +253,7 @@ def open_data(options: BenchmarkOptions, sets: Sets) -> OpenData:
     pairs, captions, wrong = None, (), np.zeros(0, bool)
     if options.pairs is not None:
         pairs = sets.open(options.pairs)
-        captions = tuple(one[0] for one in read_captions(pairs, "txt"))
+        captions = tuple(one[0] for one in read_captions(pairs, options.captions))
         wrong = _read_wrong(pairs, options.wrong)
     training = None if options.training is None else sets.open(options.training)
     return OpenData(labelled, outside, copies, pairs, captions, wrong, training)

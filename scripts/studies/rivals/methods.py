@@ -134,14 +134,14 @@ FIRST = METHODS["deterministic"].title  # that the others are compared with
 ENSEMBLE = ("deterministic", "deterministic_2", "deterministic_3")
 
 
-def configuration(name: str, root: Path, condition: str, shards: str, seed: int, steps: int) -> ExperimentConfig:
+def configuration(name: str, root: Path, condition: str, captions: str, seed: int, steps: int) -> ExperimentConfig:
     """Returns the run of a method.
 
     Args:
         name: of the method.
         root: folder of the data, the upstream run and the embeddings of this seed.
         condition: folder of the runs on the same captions.
-        shards: with the training pairs.
+        captions: the member of the training pairs.
         seed: of the study.
         steps: updates of a run.
     """
@@ -153,7 +153,7 @@ def configuration(name: str, root: Path, condition: str, shards: str, seed: int,
         base,
         run_dir=root / condition / name,
         task=task,
-        data=dataclasses.replace(base.data, shards=(shards,), embeddings=str(root / "embeddings"), seed=number),
+        data=dataclasses.replace(base.data, captions=captions, embeddings=str(root / "embeddings"), seed=number),
         length=Duration(steps),
         seed=number,
     )
