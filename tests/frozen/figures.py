@@ -1,9 +1,12 @@
 """Measured numbers, which are compared but for rounding: other processors, and equal sums in another order."""
 
 import math
+import re
 from typing import Any
 
 _TOLERANCE = 1e-4
+# Differences of nearly equal figures, their intervals and tests, have fewer digits.
+_DIFFERENCE, _OF_DIFFERENCES = re.compile(r"/comparison/.*/(difference|error|t|p|low|high|degrees)"), 1e-2
 _ZERO = 1e-6
 
 
@@ -28,7 +31,8 @@ def _close(before: dict[str, Any], after: dict[str, Any], key: str) -> bool:
         return False
     one, other = before[key], after[key]
     if isinstance(one, float) or isinstance(other, float):
-        return one is not None and other is not None and math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_ZERO)
+        tolerance = _OF_DIFFERENCES if _DIFFERENCE.fullmatch(key.removeprefix("/report.json")) else _TOLERANCE
+        return one is not None and other is not None and math.isclose(one, other, rel_tol=tolerance, abs_tol=_ZERO)
     return one == other
 
 
