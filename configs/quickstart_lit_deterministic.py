@@ -41,7 +41,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),
         pretrained=PretrainedConfig(run=root / "upstream"),
         calibration=None,  # the quickstart calibrates with its held-out typeface
-        length=Duration(600),
+        length=Duration(700),
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-6),
         schedule=Schedule(learning_rate=3e-3, warmup=Duration(30)),
         cadence=Cadence(log_steps=10, save_steps=200),
