@@ -33,14 +33,10 @@ html_show_copyright = False
 DECISIONS = tuple(f"decisions/{path.stem}" for path in sorted(Path(__file__).parent.glob("decisions/*.md")))
 # Sphinx complains about a page that is in none of these.
 NAVIGATION = {
-    "Learn": ("tutorial", "notebook", "quickstart"),
-    "Train": (
-        *("data", "data_reference", "weights", "recipes", "heads", "temperature", "noise", "rivals", "ensembles"),
-        *("decoder", "shape_law"),
-    ),
-    "At scale": ("distributed", "surviving", "trust", "benchmarks"),
-    "Use": ("using", "api", "evaluation"),
-    "Understand": ("paper_map", "architecture", *DECISIONS, "/CONTRIBUTING", "/CHANGELOG"),
+    "Tutorials": ("tutorial", "notebook", "quickstart"),
+    "How to": ("using", "data", "weights", "recipes", "decoder", "ensembles", "distributed", "surviving", "shape_law"),
+    "Reference": ("api", "heads", "evaluation", "data_reference", "trust", "benchmarks", "/CHANGELOG"),
+    "Explanation": ("noise", "rivals", "temperature", "paper_map", "architecture", *DECISIONS, "/CONTRIBUTING"),
 }
 
 

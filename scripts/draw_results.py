@@ -134,21 +134,25 @@ DRAWINGS: Mapping[str, Callable[[], Panels]] = {
 
 
 def draw(panels: Panels) -> Figure:
-    """Returns the picture of the panels, side by side, with one list of models."""
+    """Returns the picture of the panels, two side by side, or three in one row, with one list of models."""
     rows = list(dict.fromkeys(row for series in panels.values() for of in series.values() for row in of))
     conditions = dict.fromkeys(condition for series in panels.values() for condition in series)
     colours = dict(zip(conditions, _COLOURS, strict=False))
-    figure = Figure(figsize=(2.2 + 2.7 * len(panels), 1.2 + 0.34 * len(rows)), layout="constrained")
-    every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (title, series) in zip(every, panels.items(), strict=True):
+    across = 3 if len(panels) == 3 else 2
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(2.2 + 2.7 * across, 0.5 + down * (0.7 + 0.27 * len(rows))), layout="constrained")
+    every = figure.subplots(down, across, sharey=True, squeeze=False)
+    for axes, (title, series) in zip(every.flat, panels.items(), strict=True):
         _draw_panel(axes, title, series, rows, colours)
-    figure.axes[0].set_yticks(range(len(rows)), [row.replace("`", "") for row in rows])
-    figure.axes[0].invert_yaxis()
+    every[0, 0].set_yticks(range(len(rows)), [row.replace("`", "") for row in rows])
+    every[0, 0].set_ylim(len(rows) - 0.4, -0.6)
     if len(colours) > 1:
         points = {
-            name: points for axes in every for points, name in zip(*axes.get_legend_handles_labels(), strict=True)
+            name: points for axes in every.flat for points, name in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        figure.legend([*points.values()], [*points], loc="outside lower right", ncols=len(points), frameon=False)
+        figure.legend(
+            [*points.values()], [*points], loc="outside lower right", ncols=min(4, len(points)), frameon=False
+        )
     return figure
 
 

@@ -1,6 +1,7 @@
-"""Renews docs/images/demo.png: ``python -m scripts.write_pictures runs/quickstart`` starts the demo of a finished run.
+"""Renews the pictures of the demo and of results: ``python -m scripts.write_pictures runs/quickstart``.
 
-Needs Chromium and ``pip install -e '.[test,demo]'``. Benchmarks and studies write the plots of the other documents.
+It starts the demo of a finished run, and needs Chromium and ``pip install -e '.[test,demo]'``. ``scripts.draw_results``
+draws results alone. Benchmarks and some studies write their own plots.
 """
 
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from PIL import Image, ImageFont
 
 from lit_het.data_pipelines.glyphs import GlyphConfig, draw, font_path
+from scripts import draw_results
 from tests.cli.browser import Browser, browser, served
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -21,7 +23,8 @@ LABELS = (
 
 
 def main(quickstart: Path) -> None:
-    """Writes what the demo shows of a character."""
+    """Draws docs/results, and writes what the demo shows of a character."""
+    draw_results.main()
     shown = ("--checkpoint", quickstart / "het_xl", "--captions", quickstart / "data" / "names.txt")
     with tempfile.TemporaryDirectory() as folder, served(*shown) as address:
         image = write_character("\u03fe", Path(folder) / "character.png")

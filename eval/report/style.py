@@ -32,6 +32,7 @@ p { margin: 0 0 1rem; max-width: 44rem; }
 nav { position: sticky; top: 0; z-index: 1; margin: 1.5rem 0 0; padding: .6rem 0; background: var(--paper); }
 nav { border-bottom: 1px solid var(--line); font-size: .9rem; display: flex; overflow-x: auto; gap: .25rem 1.25rem; }
 nav a { flex: none; }
+@media (min-width: 60rem) { nav { flex-wrap: wrap; font-size: .85rem; } }
 a { color: var(--series-0); text-underline-offset: .2em; }
 section { padding: 1.25rem 0; border-bottom: 1px solid var(--line); }
 .section > :last-child { margin-bottom: 0; }

@@ -171,18 +171,16 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
     for difference, verdict in ((-0.02, "better"), (-0.005, "not significantly different"), (0.02, "worse")):
         models = Models(run(nll, 0.04), run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std(), 0.103))
         sentence = describe_condition(models, "clean captions")
-        assert f"trained with clean captions: on new images its NLL with fitted temperatures is {verdict} (" in sentence
-        assert f"on new characters the NLL is {verdict} (" in sentence
-        assert sentence.count("difference ± 0.005)") == 2
+        found = f"(with a temperature from the other half of them) is {verdict} ("
+        assert f"trained with clean captions: on new images its fitted NLL {found}" in sentence
+        assert f"on new characters the fitted NLL is {verdict} (" in sentence
+        assert sentence.count(f": {difference:+.3f} ± 0.005)") == 2
         assert "its calibration error before fitting is worse (10.3% ± 0.5 against 4.0% ± 0.5)" in sentence
         both = describe_new_images({"clean": models, "noisy": models})
-        assert f"is {verdict} after training with 40 % of the Cyrillic captions wrong and with clean captions." in both
+        assert both == f"The fitted NLL of HET-XL on new images is {verdict} with wrong captions and with clean captions."
     other = Models(run(nll, 0.04), run(nll - 1, 0.103))
     said = describe_new_images({"clean": models, "noisy": other})
-    assert said.endswith(
-        "is better after training with 40 % of the Cyrillic captions wrong, and worse after training with clean "
-        "captions."
-    )
+    assert said == "The fitted NLL of HET-XL on new images is better with wrong captions, worse with clean captions."
 
 
 def report_without_drawings(*arguments):

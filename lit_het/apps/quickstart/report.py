@@ -51,9 +51,10 @@ def describe_new_images(models: Mapping[str, Models]) -> str:
     """Returns which head is better in a typeface that training has not seen, in one sentence."""
     found: dict[str, list[str]] = {}
     for name, both in [*models.items()][::-1]:
-        found.setdefault(_fitted_nll(both, TYPEFACE)[0], []).append(TITLES_OF_CONDITIONS[name])
-    parts = (f"{verdict} after training with {' and with '.join(titles)}" for verdict, titles in found.items())
-    return f"Beside the deterministic head, the fitted NLL of HET-XL on new images is {', and '.join(parts)}."
+        captions = "wrong" if name == "noisy" else name
+        found.setdefault(_fitted_nll(both, TYPEFACE)[0], []).append(f"with {captions} captions")
+    parts = (f"{verdict} {' and '.join(captions)}" for verdict, captions in found.items())
+    return f"The fitted NLL of HET-XL on new images is {', '.join(parts)}."
 
 
 def describe_condition(both: Models, title: str) -> str:
@@ -61,14 +62,14 @@ def describe_condition(both: Models, title: str) -> str:
     (known, of_known), (new, of_new) = (_fitted_nll(both, name) for name in (TYPEFACE, CHARACTERS))
     (ece, of_ece), (new_ece, of_new_ece) = (_calibration_error(both, name) for name in (TYPEFACE, CHARACTERS))
     return (
-        f"HET-XL beside the deterministic head, trained with {title}: on new images its NLL with fitted temperatures "
-        f"is {known} ({of_known}), and its calibration error before fitting is {ece} ({of_ece}); on new characters the "
-        f"NLL is {new} ({of_new}), and the calibration error is {new_ece} ({of_new_ece})."
+        f"HET-XL beside the deterministic head, trained with {title}: on new images its fitted NLL (with a temperature "
+        f"from the other half of them) is {known} ({of_known}), and its calibration error before fitting is {ece} ({of_ece}); on new characters the "
+        f"fitted NLL is {new} ({of_new}), and the calibration error is {new_ece} ({of_new_ece})."
     )
 
 
 def _fitted_nll(both: Models, name: str) -> tuple[str, str]:
-    """Returns what the fitted NLL of HET-XL is in comparison, and both values.
+    """Returns what the fitted NLL of HET-XL is in comparison, and both values with their difference.
 
     Its standard error is over the differences of single images, which both heads share.
     """
@@ -76,7 +77,7 @@ def _fitted_nll(both: Models, name: str) -> tuple[str, str]:
     one, other = (zero_shot(run, name).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
     error = standard_error(one - other)
     found = STYLES["nll"].compared(Estimate(float(np.mean(one - other)), error), Estimate(0.0, 0.0))
-    return _VERDICTS[found], f"{one.mean():.3f} against {other.mean():.3f}, difference ± {error:.3f}"
+    return _VERDICTS[found], f"{one.mean():.3f} against {other.mean():.3f}: {np.mean(one - other):+.3f} ± {error:.3f}"
 
 
 def _calibration_error(both: Models, name: str) -> tuple[str, str]:
