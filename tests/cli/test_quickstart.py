@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lit_het.apps.quickstart import running
+from lit_het.apps.quickstart.clock import Clock
 from lit_het.apps.quickstart.evaluation import Models
 from lit_het.apps.quickstart.report import describe_condition, describe_new_images
 from lit_het.apps.quickstart.running import write_data
@@ -177,10 +178,30 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
         assert sentence.count(f": {difference:+.3f} ± 0.005)") == 2
         assert "its calibration error before fitting is worse (10.3% ± 0.5 against 4.0% ± 0.5)" in sentence
         both = describe_new_images({"clean": models, "noisy": models})
-        assert both == f"The fitted NLL of HET-XL on new images is {verdict} with wrong captions and with clean captions."
+        assert (
+            both == f"The fitted NLL of HET-XL on new images is {verdict} with wrong captions and with clean captions."
+        )
     other = Models(run(nll, 0.04), run(nll - 1, 0.103))
     said = describe_new_images({"clean": models, "noisy": other})
     assert said == "The fitted NLL of HET-XL on new images is better with wrong captions, worse with clean captions."
+
+
+def test_the_time_left_follows_the_machine_and_then_its_stages(tmp_path, monkeypatch, capsys):
+    seconds = iter([1000.0, 1000.0, 1100.0, 1100.0, 1100.0])  # of the clock when it is read
+    fake = mock.Mock(monotonic=lambda: next(seconds))
+    monkeypatch.setattr("lit_het.apps.quickstart.clock.time", fake)
+    monkeypatch.setattr("lit_het.apps.quickstart.clock._slowness", lambda: 2.0)
+    monkeypatch.setattr("lit_het.apps.quickstart.clock._process_start", lambda: 990.0)
+    clock = Clock(tmp_path, seed=0, fast=False, expected=[100.0, 100.0, 200.0])
+    with clock.stage("data"):  # which takes as long as on the reference machine
+        pass
+    with clock.stage("upstream"):
+        pass
+    assert clock.stages == {"data": 110.0, "upstream": 0.0}
+    printed = capsys.readouterr().err
+    assert "about 13:20 on this machine" in printed
+    # A quarter of all stages at twice the time, and one of them at its time: 300 s for 200.
+    assert "upstream (2 of 3), about 7:30 left" in printed
 
 
 def report_without_drawings(*arguments):

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from lit_het.console import in_minutes, message
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
+# How much of all stages must be done until their times count as much as the first guess.
+_TRUST = 0.25
 # The event that JAX reports of each program.
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
-# Seconds of `_product` where the expected times were measured: see docs/quickstart.md.
-_REFERENCE = 0.0072
+# Seconds of `_product` and `_loop` where the expected times were measured: see docs/quickstart.md.
+_REFERENCE = (0.0072, 0.03)
 
 
 class Clock:
@@ -44,7 +46,7 @@ class Clock:
         self.compile_seconds = 0.0
         self._expected, self._entered = expected, 0
         # Of the stages that this start has done: expected and real seconds.
-        self._done = (1.0, _product() / _REFERENCE)
+        self._done = (_TRUST * sum(expected), _TRUST * sum(expected) * _slowness())
         # The first stage includes the time of imports: from the start of the process until now.
         self._uncounted = time.monotonic() - _process_start()
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -98,14 +100,29 @@ class Clock:
         self.compile_seconds += duration_secs * (event == _COMPILATION)
 
 
-def _product() -> float:
-    """Returns the seconds that this machine takes for a product of matrices, the fastest of a few."""
-    matrix, times = np.ones((1024, 1024), np.float32), []
+def _slowness() -> float:
+    """Returns the time that this machine takes over that of the reference: half of it is arithmetic, half Python."""
+    product, loop = (_fastest(of) / reference for of, reference in zip((_product, _loop), _REFERENCE, strict=True))
+    return (product + loop) / 2
+
+
+def _fastest(function: Callable[[], object]) -> float:
+    """Returns the seconds of the fastest of a few calls."""
+    times = []
     for _ in range(5):
         began = time.monotonic()
-        np.matmul(matrix, matrix)
+        function()
         times.append(time.monotonic() - began)
     return min(times)
+
+
+def _product() -> np.ndarray:
+    matrix = np.ones((1024, 1024), np.float32)
+    return matrix @ matrix
+
+
+def _loop() -> int:
+    return sum(number & 7 for number in range(500_000))
 
 
 def _process_start() -> float:

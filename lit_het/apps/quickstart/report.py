@@ -63,8 +63,9 @@ def describe_condition(both: Models, title: str) -> str:
     (ece, of_ece), (new_ece, of_new_ece) = (_calibration_error(both, name) for name in (TYPEFACE, CHARACTERS))
     return (
         f"HET-XL beside the deterministic head, trained with {title}: on new images its fitted NLL (with a temperature "
-        f"from the other half of them) is {known} ({of_known}), and its calibration error before fitting is {ece} ({of_ece}); on new characters the "
-        f"fitted NLL is {new} ({of_new}), and the calibration error is {new_ece} ({of_new_ece})."
+        f"from the other half of them) is {known} ({of_known}), and its calibration error before fitting is {ece} "
+        f"({of_ece}); on new characters the fitted NLL is {new} ({of_new}), and the calibration error is {new_ece} "
+        f"({of_new_ece})."
     )
 
 
