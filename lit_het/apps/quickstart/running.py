@@ -78,8 +78,8 @@ class Size:
         return dataclasses.replace(config, length=Duration(self.steps[config.task.text_tower is not None]))
 
 
-FULL = Size(CONDITIONS, ((12, 53, 8), (16, 22, 11, 4), 11))
-FAST = Size({"noisy": CONDITIONS["noisy"]}, ((7, 13, 3), (8, 11, 7, 2), 7), ("greek", "cyrillic", "digit"), (150, 150))
+FULL = Size(CONDITIONS, ((15, 88, 7), (30, 40, 16, 5), 8))
+FAST = Size({"noisy": CONDITIONS["noisy"]}, ((8, 22, 4), (12, 18, 13, 4), 4), ("greek", "cyrillic", "digit"), (150, 150))
 
 
 def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
