@@ -79,7 +79,7 @@ class Page(BasePage[DemoModel]):
         return "" if (self._labels.value or "").strip() else "write two labels or more"
 
     async def _respond(self, features: Float[np.ndarray, " f"]) -> None:
-        question = self._labels.value, self._prompts.value, self._samples.value, self._seed
+        question = self._labels.value or "", self._prompts.value, self._samples.value, self._seed
         found = await self._computed("ask", lambda: self._model.answer(features, *question))
         if found is not None:
             self._show_answer(*found)
