@@ -12,7 +12,7 @@ from PIL import Image, ImageFont
 
 from lit_het.data_pipelines.glyphs import GlyphConfig, draw, font_path
 from scripts import draw_results
-from tests.cli.browser import Browser, browser, served
+from tests.cli.browser import CHROMIUM, Browser, browser, served
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # What is hard to tell from the first, of which the model has no image.
@@ -25,6 +25,8 @@ LABELS = (
 def main(quickstart: Path) -> None:
     """Draws docs/results, and writes what the demo shows of a character."""
     draw_results.main()
+    if CHROMIUM is None:
+        raise SystemExit("docs/images/demo.png needs Chromium: install it and run this again")
     shown = ("--checkpoint", quickstart / "het_xl", "--captions", quickstart / "data" / "names.txt")
     with tempfile.TemporaryDirectory() as folder, served(*shown) as address:
         image = write_character("\u03fe", Path(folder) / "character.png")
