@@ -55,4 +55,4 @@ def test_pairs_without_a_field_of_wrong_captions_are_one_line(capsys, trained_li
     given = arguments_of("benchmark", trained_lit.run_dir, data / "train", tmp_path)
     line = last_line(capsys, *given, "--pairs", data / "train")
     assert "0000.json: missing member" in line
-    assert line.endswith("--pairs need a .txt with the caption, and a .json with the field of --wrong")
+    assert line.endswith("--pairs need the captions that --captions names, and a .json with the field of --wrong")

@@ -21,7 +21,7 @@ def test_every_run_reads_stored_embeddings(tmp_path, name):
     assert config.pretrained.run == tmp_path / "upstream"
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(1500, (1500, 600)), (3, (3, 3))])
+@pytest.mark.parametrize(("steps", "expected"), [(1500, (1500, 700)), (3, (3, 3))])
 def test_all_runs_of_a_trial_are_short(tmp_path, steps, expected):
     configs = [study_decoder.configuration(name, tmp_path, tmp_path, 0, steps) for name in (DETERMINISTIC, CONTRASTIVE)]
     assert tuple(config.length.amount for config in configs) == expected
