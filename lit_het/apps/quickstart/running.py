@@ -79,7 +79,9 @@ class Size:
 
 
 FULL = Size(CONDITIONS, ((15, 88, 7), (30, 40, 16, 5), 8))
-FAST = Size({"noisy": CONDITIONS["noisy"]}, ((8, 22, 4), (12, 18, 13, 4), 4), ("greek", "cyrillic", "digit"), (150, 150))
+FAST = Size(
+    {"noisy": CONDITIONS["noisy"]}, ((8, 22, 4), (12, 18, 13, 4), 4), ("greek", "cyrillic", "digit"), (150, 150)
+)
 
 
 def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
