@@ -110,7 +110,7 @@ def noise() -> Panels:
 def quickstart() -> Panels:
     """HET-XL beside the deterministic head."""
     figures = tables("quickstart")["figures"]
-    sets = sorted({row[1] for row in figures.rows}, key=[row[1] for row in figures.rows].index)
+    sets = dict.fromkeys(row[1] for row in figures.rows)
     return {
         figure: {
             f"{captions} captions": figures.column("difference", {name: (captions, name, figure) for name in sets})

@@ -6,7 +6,7 @@ from typing import Any
 
 _TOLERANCE = 1e-4
 # Differences of nearly equal figures, their intervals and tests, have fewer digits.
-_DIFFERENCE, _OF_DIFFERENCES = re.compile(r"/comparison/.*/(difference|error|t|p|low|high|degrees)"), 1e-2
+_DIFFERENCE, _OF_DIFFERENCES = re.compile(r"/report\.json/comparison/.*/(difference|error|t|p|low|high|degrees)"), 1e-2
 _ZERO = 1e-6
 
 
@@ -31,7 +31,7 @@ def _close(before: dict[str, Any], after: dict[str, Any], key: str) -> bool:
         return False
     one, other = before[key], after[key]
     if isinstance(one, float) or isinstance(other, float):
-        tolerance = _OF_DIFFERENCES if _DIFFERENCE.fullmatch(key.removeprefix("/report.json")) else _TOLERANCE
+        tolerance = _OF_DIFFERENCES if _DIFFERENCE.fullmatch(key) else _TOLERANCE
         return one is not None and other is not None and math.isclose(one, other, rel_tol=tolerance, abs_tol=_ZERO)
     return one == other
 
