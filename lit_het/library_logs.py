@@ -1,7 +1,14 @@
 """Keeps the logs of libraries off the console: what a user must know is an error or a message of lit-het."""
 
+import glob
 import logging
 import os
+
+NO_CHIPS = {"TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+"""What libtpu wants to know of a machine, in variables of its environment, for one without chips."""
+
+# Device files of chips: up to v4, and from v5e on.
+_CHIPS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
 def silence() -> None:
@@ -14,6 +21,11 @@ def silence() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # it has a handler of its own
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")  # so does this, which says that there is no PyTorch
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings of XLA and TensorFlow in C++; errors stay
+    if not any(glob.glob(pattern) for pattern in _CHIPS):
+        # Where libtpu is installed as a compiler (`lit-het plan --topology`), JAX asks it for chips, and it complains
+        # in four lines that it does not know the machine.
+        for name, value in NO_CHIPS.items():
+            os.environ.setdefault(name, value)
 
 
 class _Messages(logging.Handler):

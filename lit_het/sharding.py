@@ -83,6 +83,12 @@ class MeshConfig:
         return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices), AXES, axis_types=types)
 
 
+def of_one_slice(mesh: Mesh) -> Mesh:
+    """Returns the part of a mesh within one slice of TPUs, whose devices a program for several slices numbers."""
+    slices = len({getattr(device, "slice_index", 0) for device in mesh.devices.flat})
+    return Mesh(mesh.devices[: mesh.shape["data"] // slices], mesh.axis_names, axis_types=mesh.axis_types)
+
+
 def as_own(mesh: Mesh | MeshConfig | None) -> Mesh:
     """Returns a mesh with the axes of this project over the devices of any mesh, or of sizes; None for all devices.
 

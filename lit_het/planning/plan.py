@@ -1,6 +1,7 @@
 """``lit-het plan``: memory and operations of a training step on N devices, without the devices."""
 
 import dataclasses
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.errors import UserError
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
@@ -35,12 +37,16 @@ class Compiled:
     Attributes:
         arguments: bytes of state, locked parameters and batch per device.
         temporary: bytes of intermediate values per device.
-        program: its matrix products and collectives.
+        code: bytes of the program on the device.
+        text: the program as XLA prints it; empty if it needs more memory than the device has.
+        program: what it computes and moves.
         seconds: compile time.
     """
 
     arguments: int
     temporary: int
+    code: int
+    text: str
     program: Program
     seconds: float
 
@@ -151,10 +157,27 @@ class Step:
         began = time.monotonic()
         inputs = self.inputs
         with jax.set_mesh(self.mesh):
-            compiled = jit_step(self._step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch).compile()
+            lowered = jit_step(self._step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch)
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            arguments = sum(_bytes_per_device(tree) for tree in (inputs.state, inputs.locked, inputs.batch))
+            needed = _memory_needed(error)
+            return Compiled(arguments, needed, 0, "", Program((), (), (), 0), time.monotonic() - began)
         (arguments, temporary), text = memory_bytes(compiled), compiled.as_text()
         assert text is not None
-        return Compiled(arguments, temporary, read_program(text, self.mesh), time.monotonic() - began)
+        program = read_program(text, sharding.of_one_slice(self.mesh))
+        code = compiled.memory_analysis().generated_code_size_in_bytes
+        return Compiled(arguments, temporary, code, text, program, time.monotonic() - began)
+
+
+def _memory_needed(error: Exception) -> int:
+    """Returns the bytes of intermediate values of a program that XLA for TPUs refused, as they exceed the memory."""
+    reason = " ".join(str(error).split())
+    found = re.search(r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT])", reason)
+    if "RESOURCE_EXHAUSTED" not in reason or not found:
+        raise UserError(f"XLA cannot compile the step for these devices: {reason[:500]}") from error
+    return int(float(found[1]) * 2 ** (10 * (1 + "KMGT".index(found[2]))))
 
 
 def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:

@@ -1,0 +1,94 @@
+"""The plan of a step on slices of TPUs, by the compiler for these chips: ``lit-het plan --topology``."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.configs.flags import with_flags
+from lit_het.console import in_minutes, message
+from lit_het.errors import UserError
+from lit_het.planning import chips
+from lit_het.planning.alternatives import remedies, without_recomputation
+from lit_het.planning.chips import GIB, Topology
+from lit_het.planning.plan import Plan, Step, plan
+from lit_het.planning.roofline import Roofline, roofline
+from lit_het.training.durations import RunLength
+
+
+@dataclasses.dataclass(frozen=True)
+class OnChips:
+    """A plan, and the bounds of its program on chips.
+
+    Attributes:
+        name: of the column, such as the flags that differ.
+        plan: the step.
+        roofline: its bounds; None if the chips have too little memory for it.
+        run_steps: steps of the run; None where they depend on the data.
+    """
+
+    name: str
+    plan: Plan
+    roofline: Roofline | None
+    run_steps: int | None
+
+    def chip_hours(self, topology: Topology, examples: float | None = None) -> float | None:
+        """Returns the hours of all chips together that a number of examples takes at the bound, or the run."""
+        steps = self.run_steps if examples is None else examples / self.plan.batch_size
+        if self.roofline is None or steps is None:
+            return None
+        return steps * self.roofline.seconds * topology.num_chips / 3600
+
+
+def memory_of_device(topology: Topology) -> int:
+    """Returns the bytes of HBM of a device."""
+    return topology.chip.hbm_gib * GIB // topology.chip.devices
+
+
+def needed(made: Plan) -> int:
+    """Returns the bytes that the compiled step takes on a device."""
+    return made.compiled.arguments + made.compiled.temporary + made.compiled.code
+
+
+def fits(made: Plan, topology: Topology) -> bool:
+    """Returns whether the compiler has placed the step in the memory of a device."""
+    return bool(made.compiled.text) and needed(made) <= memory_of_device(topology)
+
+
+def on_chips(config: ExperimentConfig, topology: Topology, devices: Sequence[Any], name: str) -> OnChips:
+    """Returns the plan of a configuration, compiled for chips."""
+    message(f"compiling {name} for {topology}: {topology.num_chips:,} chips")
+    made = plan(config, devices)
+    message(f"compiled in {in_minutes(made.compiled.seconds)}")
+    bounds = None
+    if made.compiled.text:
+        plain = without_recomputation(config)
+        model_flops = made.flops if plain == config else Step(plain, made.mesh).flops()[0]
+        bounds = roofline(made.compiled.program, topology, model_flops)
+    try:
+        run_steps = RunLength.resolve(config.length, config.data.batch_size, None).num_steps
+    except UserError:
+        run_steps = None  # in epochs
+    return OnChips(name, made, bounds, run_steps)
+
+
+def side_by_side(config: ExperimentConfig, topology: Topology) -> list[OnChips]:
+    """Returns the plan of a configuration and, if its head has noise, that of the deterministic head."""
+    devices = chips.devices(topology)
+    head: Any = vars(config.task).get("head")
+    variants = {"the step": config}
+    if head is not None and head.has_noise:
+        variants["with a deterministic head"] = with_flags(config, ("--task.head", "deterministic"), "lit-het plan")
+    return [on_chips(variant, topology, devices, name) for name, variant in variants.items()]
+
+
+def fitting(config: ExperimentConfig, made: Plan, topology: Topology) -> Iterator[tuple[str, OnChips]]:
+    """Compiles changes that need less memory by formula, each alone, and yields them with their flags."""
+    devices, before = chips.devices(topology), sum(made.memory.values())
+    for flag, change in remedies(config, made):
+        try:
+            changed = change(config)
+            if sum(Step(changed, changed.mesh.build(devices)).memory().values()) < before:
+                yield flag, on_chips(changed, topology, devices, flag)
+        except UserError as error:
+            message(f"{flag}: {error}")

@@ -1,0 +1,105 @@
+"""Steps compiled by libtpu for chips that nobody has here, in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lit_het.planning import chips
+from tests import tiny
+
+pytest.importorskip("libtpu", reason="the extra tpu-plan is not installed")
+
+
+@pytest.fixture(scope="module")
+def found():
+    command = [sys.executable, "-m", "tests.planning.chips_run", "lit", "classifier", "experts"]
+    run = subprocess.run(command, env=chips.environment(), capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def of_towers(things):
+    """Of loops over blocks, whose operations are named after them."""
+    return [one for one in things if "/while/body/" in one["origin"] and "shard_map" not in one["origin"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["lit", "classifier", "experts"])
+def test_a_step_compiled_for_chips_is_what_was_traced(found, case):
+    step = found[case]
+    traced, compiled = step["flops"]
+    assert compiled == pytest.approx(traced, rel=0.05)  # of products with single rows the compiler makes sums
+    assert step["unknown_loops"] == 0
+    assert not step["float64"]
+    assert not step["callbacks"]
+    # Each parameter and moment is returned in its place.
+    assert step["donated"] > 90
+    # Small arrays lie in the memory on the chip, which neither counts.
+    assert step["state"] < step["compiled"] < 1.1 * step["formula"]
+    assert 0 < step["mfu"] < 1
+
+
+@pytest.mark.slow
+def test_towers_multiply_in_bfloat16_and_gather_only_their_own_blocks(found):
+    step = found["lit"]
+    wide = [one for one in of_towers(step["products"]) if one["dtypes"] == ["f32", "f32"]]
+    assert not wide
+    assert not [one for one in step["products"] if one["precision"]]
+    for one in of_towers(step["collectives"]):
+        assert one["kind"] in ("all-gather", "reduce-scatter", "all-reduce")
+        if one["kind"] == "all-gather":
+            assert one["axes"] == ["fsdp"]
+            assert {dtype for dtype, _ in one["shapes"]} == {"bf16"}
+    # Gathers of the next kernels run beside the products of these.
+    gathers = [one for one in of_towers(step["collectives"]) if one["kind"] == "all-gather"]
+    assert sum(one["overlaps"] for one in gathers) > len(gathers) / 2
+    keys = [one for one in step["collectives"] if one["axes"] == ["data", "fsdp"] and one["kind"] == "all-gather"]
+    assert {dtype for one in keys for dtype, _ in one["shapes"]} == {"bf16", "u32"}  # and hashes of duplicates
+
+
+@pytest.mark.slow
+def test_tokens_of_experts_travel_there_and_back_and_keys_to_all(found):
+    kinds = [(one["kind"], tuple(one["axes"])) for one in found["experts"]["collectives"]]
+    assert kinds.count(("all-to-all", ("expert",))) == 2
+    assert ("all-gather", ("data", "expert")) in kinds
+
+
+@pytest.mark.slow
+def test_with_libtpu_installed_commands_start_without_a_warning():
+    environment = {name: value for name, value in tiny.environment().items() if name != "JAX_PLATFORMS"}
+    program = "from lit_het import library_logs; library_logs.silence(); import jax; print(jax.default_backend())"
+    for command in (["-m", "lit_het", "--help"], ["-c", program]):
+        run = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=True)
+        assert run.stderr == ""
+    assert run.stdout == "cpu\n"
+
+
+@pytest.mark.slow
+def test_a_plan_for_chips_has_a_page_and_two_of_them_run_at_once(tmp_path):
+    environment = {name: value for name, value in tiny.environment().items() if name not in chips.environment()}
+    environment |= {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
+    runs = []
+    for number in range(2):
+        page = tmp_path / f"plan{number}.html"
+        command = ["plan", "--config", "quickstart_lit_het_xl", "--topology", "v5e:1x1", "--output", str(page)]
+        runs.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "lit_het", *command, "--task.head", "deterministic"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for number, run in enumerate(runs):
+        told, said = run.communicate()
+        assert run.returncode == 0, said
+        assert "Bounds, and not measurements" in told
+        assert "The step fits with" in told
+        plan = json.loads((tmp_path / f"plan{number}.json").read_text())
+        assert plan["chips"] == 1
+        assert not plan["is_measured"]
+        assert plan["plans"][0]["fits"]
+        assert "<svg" in (tmp_path / f"plan{number}.html").read_text()
