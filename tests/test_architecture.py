@@ -36,6 +36,7 @@ CORE = {
     )
 }
 # What opens and writes runs, beside the readers and writers of formats.
+PLANS = (f"planning.{name}" for name in ("plan", "alternatives", "slices", "tables", "page", "report"))
 COMMANDS_OF_WEIGHTS = {
     f"weights.{name}"
     for name in ("cards", "exporting", "importing", "native.inspection", "onnx.folder", "portable", "publishing")
@@ -45,7 +46,7 @@ LEVELS = {
     **dict.fromkeys(("data_pipelines", "weights"), 1),
     "eval": 2,
     "configs": 3,
-    **dict.fromkeys(("training", "models", *COMMANDS_OF_WEIGHTS, "planning.plan", "planning.report"), 4),
+    **dict.fromkeys(("training", "models", *COMMANDS_OF_WEIGHTS, *PLANS), 4),
     **dict.fromkeys(CORE, 0),
     "training.directory": 3,
     **dict.fromkeys(("search", "sklearn", "apps"), 5),

@@ -76,7 +76,7 @@ def roofline(program: Program, topology: Topology, model_flops: float) -> Roofli
     limits.append(Limit("ICI", sent, sent / ici))
     alone = sum(one.bytes_sent for one in within if not one.overlaps)
     between = sum(one.bytes_sent for one in program.collectives if one.kind == BETWEEN_SLICES)
-    if chip.dcn_gb_s:
+    if chip.dcn_gb_s and topology.slices > 1:
         limits.append(Limit("DCN", between, between / (share * chip.dcn_gb_s * 1e9)))
     num_devices = topology.num_chips * chip.devices
     return Roofline(tuple(limits), serial + alone / ici, model_flops, num_devices * peak)
