@@ -11,6 +11,7 @@
 #   --env NAME=VALUE    a variable for training, may be given several times
 #   --restarts N        how often to restart if workers end but the slice is alive, default 10
 #   --delete            delete the slice after training has succeeded
+#   --plan              before all, compile the step for the slice here, and stop if it does not fit (lit-het plan)
 #   --dry-run           print the commands instead of running them
 #
 # TRAIN_ARGUMENTs go to `lit-het train --distributed --start-or-resume`. The run directory must lie on storage that all
@@ -21,7 +22,7 @@ usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | grep -v '^set'; }
 die() { echo "train_lit.sh: $*" >&2; exit 1; }
 message() { echo "train_lit.sh: $*" >&2; }
 
-name='' zone='' type='' project='' version=tpu-ubuntu2204-base spot='' restarts=10 delete='' dry_run='' environment=()
+name='' zone='' type='' project='' version=tpu-ubuntu2204-base spot='' restarts=10 delete='' plan='' dry_run='' environment=()
 install='command -v python3.11 >/dev/null || { sudo apt-get -qq update && sudo apt-get -qqy install python3.11-venv; }'
 install+='; PYTHON=python3.11 && source scripts/environment.sh "[tpu,gcs]"'
 while [ $# -gt 0 ]; do
@@ -38,6 +39,7 @@ while [ $# -gt 0 ]; do
       ;;
     --spot) spot=yes && shift ;;
     --delete) delete=yes && shift ;;
+    --plan) plan=yes && shift ;;
     --dry-run) dry_run=yes && shift ;;
     --help | -h) usage && exit ;;
     --) shift && break ;;
@@ -59,6 +61,10 @@ cd "$(dirname "$0")/.."
 # Workers get HEAD; absolute paths must be shared by all workers.
 [[ $config == /* ]] || git cat-file -e "HEAD:${config%%:*}" 2>/dev/null ||
   die "--config ${config%%:*} is not in HEAD, which workers get: commit it, or give an absolute path that they share"
+if [ -n "$plan" ]; then
+  here="$(command -v lit-het || echo .venv/bin/lit-het)"
+  "$here" plan --topology "$type" "$@" || die "the step cannot be planned for $type, or does not fit (--plan)"
+fi
 
 where=(--zone "$zone")
 [ -z "$project" ] || where+=(--project "$project")

@@ -203,3 +203,14 @@ def test_an_error_on_all_workers_is_not_retried(cloud):
     assert found.returncode == 1
     assert found.stdout == "wrong\n"
     assert found.stderr.splitlines()[-1].startswith("train_lit.sh: training has ended with an error")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_step_that_does_not_fit_requests_no_slice(cloud, tmp_path, code):
+    planner = tmp_path / "bin" / "lit-het"
+    planner.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/planned.txt\nexit {code}\n')
+    planner.chmod(0o755)
+    run = ended(command("--plan", "--dry-run"))
+    assert (tmp_path / "planned.txt").read_text().startswith("plan --topology v5litepod-8 --config configs/")
+    assert (run.returncode, "gcloud" in run.stdout) == ((0, True) if code == 0 else (1, False))
+    assert ("does not fit (--plan)" in run.stderr) == bool(code)
