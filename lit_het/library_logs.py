@@ -1,14 +1,17 @@
 """Keeps the logs of libraries off the console: what a user must know is an error or a message of lit-het."""
 
-import glob
+import importlib.util
 import logging
 import os
+from pathlib import Path
 
 NO_CHIPS = {"TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
 """What libtpu wants to know of a machine, in variables of its environment, for one without chips."""
 
-# Device files of chips: up to v4, and from v5e on.
-_CHIPS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+# Files of chips: up to v4, and from v5e on.
+_DEVICES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
+# Classes of PCI devices: storage and network.
+_COMMON = ("0x01", "0x02")
 
 
 def silence() -> None:
@@ -21,11 +24,28 @@ def silence() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # it has a handler of its own
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")  # so does this, which says that there is no PyTorch
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings of XLA and TensorFlow in C++; errors stay
-    if not any(glob.glob(pattern) for pattern in _CHIPS):
-        # Where libtpu is installed as a compiler (`lit-het plan --topology`), JAX asks it for chips, and it complains
-        # in four lines that it does not know the machine.
+    if importlib.util.find_spec("libtpu") and not may_have_chips(Path("/")):
+        # It is installed as a compiler (`lit-het plan --topology`). JAX asks it for chips, and it complains in four
+        # lines that it does not know the machine.
         for name, value in NO_CHIPS.items():
             os.environ.setdefault(name, value)
+
+
+def may_have_chips(root: Path) -> bool:
+    """Returns whether the system below a folder shows TPU chips: as a device, or as a card of Google's."""
+    cards = root.glob("sys/bus/pci/devices/*")
+    # Google's virtual disks and network cards have its number too.
+    unknown = (
+        card for card in cards if _read(card / "vendor") == "0x1ae0" and _read(card / "class")[:4] not in _COMMON
+    )
+    return any(True for pattern in _DEVICES for _ in root.glob(pattern)) or any(unknown)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 class _Messages(logging.Handler):

@@ -67,7 +67,7 @@ def _plan(options: argparse.Namespace, flags: list[str]) -> None:
     elif _COMPILES in os.environ:
         _for_chips(config, options)
     else:
-        _in_a_process()
+        _in_a_process(options, flags)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -103,11 +103,14 @@ def _for_virtual_devices(config: "ExperimentConfig", options: argparse.Namespace
         raise UserError(f"the step does not fit into {memory_gib:g} GiB; flags that would help are listed above")
 
 
-def _in_a_process() -> None:
+def _in_a_process(options: argparse.Namespace, flags: list[str]) -> None:
     """Compiles in a process of its own: the compiler ends it where it fails, and needs an environment of its own."""
     from lit_het.planning import chips
 
-    command = [sys.executable, "-m", "lit_het", *sys.argv[1:]]
+    chips.parse(options.topology, options.slices)
+    given = ["--config", str(options.config), "--topology", options.topology, "--slices", str(options.slices)]
+    given += ["--fit"] * options.fit + (["--output", str(options.output)] if options.output else [])
+    command = [sys.executable, "-m", "lit_het", "plan", *given, *flags]
     code = subprocess.run(command, env=chips.environment() | {_COMPILES: "1"}, check=False).returncode
     if code < 0:
         reason = "out of memory: it takes 1 to 4 GiB" if code == -signal.SIGKILL else signal.Signals(-code).name

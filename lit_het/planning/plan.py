@@ -162,7 +162,7 @@ class Step:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             arguments = sum(_bytes_per_device(tree) for tree in (inputs.state, inputs.locked, inputs.batch))
-            needed = _memory_needed(error)
+            needed = memory_needed(error)
             return Compiled(arguments, needed, 0, "", Program((), (), (), 0), time.monotonic() - began)
         (arguments, temporary), text = memory_bytes(compiled), compiled.as_text()
         assert text is not None
@@ -171,7 +171,7 @@ class Step:
         return Compiled(arguments, temporary, code, text, program, time.monotonic() - began)
 
 
-def _memory_needed(error: Exception) -> int:
+def memory_needed(error: Exception) -> int:
     """Returns the bytes of intermediate values of a program that XLA for TPUs refused, as they exceed the memory."""
     reason = " ".join(str(error).split())
     found = re.search(r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT])", reason)

@@ -1,5 +1,6 @@
 """The output of ``lit-het plan``."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,14 @@ def report_on_chips(config: ExperimentConfig, topology: Topology, output: Path |
 def _fit(console: Console, config: ExperimentConfig, made: Plan, topology: Topology) -> bool:
     """Prints changes that need less memory, and returns whether one of them fits."""
     tried = dict(slices.fitting(config, made, topology))
-    fitting = {flag: one for flag, one in tried.items() if slices.fits(one.plan, topology) and one.roofline}
+    fitting = {flag: one for flag, one in tried.items() if slices.fits(one.plan, topology)}
     print_results(page.bounds(list(tried.values()), topology))
     for flag, one in tried.items():
         console.print(f"  {flag}: {page.verdict(one, topology)}.")
     if not fitting:
         console.print("None of these changes alone fits.")
         return False
-    cheapest = min(fitting, key=lambda flag: fitting[flag].roofline.seconds)  # type: ignore[union-attr]
+    cheapest = min(fitting, key=lambda flag: fitting[flag].chip_hours(topology, 1) or math.inf)
     console.print(f"The cheapest that fits: {cheapest}")
     return True
 

@@ -5,6 +5,7 @@ import pytest
 from lit_het.errors import UserError
 from lit_het.planning import chips
 from lit_het.planning.chips import CHIPS, Topology
+from lit_het.planning.plan import memory_needed
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,23 @@ def test_without_libtpu_or_with_that_of_another_jax_one_line_says_what_to_instal
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1" if name == "libtpu" else real(name))
     with pytest.raises(UserError, match=r"libtpu 0\.0\.1 is not .* of jax .*, which needs .*\.\*: pip install"):
         chips.devices(chips.parse("v5e:2x2"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "gib"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (22.25G) "
+            "exceeds available HBM (15.75G).",
+            22.25,
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 512.00M of 15.48G hbm.", 0.5),
+    ],
+)
+def test_a_program_that_does_not_fit_says_what_it_needs(reason, gib):
+    assert memory_needed(RuntimeError(reason)) == gib * 2**30
+
+
+def test_another_failure_of_the_compiler_is_one_line():
+    with pytest.raises(UserError, match=r"XLA cannot compile the step for these devices: INTERNAL: bad layout$"):
+        memory_needed(RuntimeError("INTERNAL: bad\n layout"))
