@@ -22,7 +22,8 @@ usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | grep -v '^set'; }
 die() { echo "train_lit.sh: $*" >&2; exit 1; }
 message() { echo "train_lit.sh: $*" >&2; }
 
-name='' zone='' type='' project='' version=tpu-ubuntu2204-base spot='' restarts=10 delete='' plan='' dry_run='' environment=()
+name='' zone='' type='' project='' version=tpu-ubuntu2204-base spot='' restarts=10 delete=''
+plan='' dry_run='' environment=()
 install='command -v python3.11 >/dev/null || { sudo apt-get -qq update && sudo apt-get -qqy install python3.11-venv; }'
 install+='; PYTHON=python3.11 && source scripts/environment.sh "[tpu,gcs]"'
 while [ $# -gt 0 ]; do

@@ -59,15 +59,16 @@ def _plan(options: argparse.Namespace, flags: list[str]) -> None:
     if options.config is None:
         return
     path = locate_training(options.config)
+    if options.topology is not None and not options.help and _COMPILES not in os.environ:
+        _in_a_process(options, flags)
+        return
     from lit_het.configs.parsing import parse_config
 
     config = parse_config(path, flags, "lit-het plan", allow_commands=True)  # plan runs no command
     if options.topology is None:
         _for_virtual_devices(config, options)
-    elif _COMPILES in os.environ:
-        _for_chips(config, options)
     else:
-        _in_a_process(options, flags)
+        _for_chips(config, options)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -107,7 +108,6 @@ def _in_a_process(options: argparse.Namespace, flags: list[str]) -> None:
     """Compiles in a process of its own: the compiler ends it where it fails, and needs an environment of its own."""
     from lit_het.planning import chips
 
-    chips.parse(options.topology, options.slices)
     given = ["--config", str(options.config), "--topology", options.topology, "--slices", str(options.slices)]
     given += ["--fit"] * options.fit + (["--output", str(options.output)] if options.output else [])
     command = [sys.executable, "-m", "lit_het", "plan", *given, *flags]

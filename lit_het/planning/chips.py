@@ -1,6 +1,5 @@
 """TPU chips and slices of them, as libtpu describes them to its compiler; none has to be there."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import math
@@ -43,6 +42,31 @@ class Chip:
     devices: int = 1
     cores: int = 1
     options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def memory(self) -> int:
+        """Bytes of a device."""
+        return self.hbm_gib * GIB // self.devices
+
+    @property
+    def peak(self) -> float:
+        """Floating-point operations of bfloat16 a second, of a device."""
+        return self.bf16_tflops * 1e12 / self.devices
+
+    @property
+    def hbm_rate(self) -> float:
+        """Bytes a second to and from its memory, of a device."""
+        return self.hbm_gb_s * 1e9 / self.devices
+
+    @property
+    def ici_rate(self) -> float:
+        """Bytes a second to neighbours, of a device."""
+        return self.ici_gb_s * 1e9 / self.devices
+
+    @property
+    def dcn_rate(self) -> float | None:
+        """Bytes a second to other slices, of a device; None where unpublished."""
+        return self.dcn_gb_s and self.dcn_gb_s * 1e9 / self.devices
 
 
 _FLAT = tuple(["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"])
@@ -131,11 +155,8 @@ def _check_libtpu() -> None:
         installed = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(f"--topology needs libtpu, the compiler for TPUs: {install}") from error
-    wanted = ""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        for line in importlib.metadata.requires("jax") or ():
-            if found := re.match(r"libtpu==([\d.]+)\.\*", line):
-                wanted = found[1]
+    needs = (re.match(r"libtpu==([\d.]+)\.\*", line) for line in importlib.metadata.requires("jax") or ())
+    wanted = next((found[1] for found in needs if found), "")
     if wanted and installed != wanted and not installed.startswith(f"{wanted}."):
         raise UserError(
             f"libtpu {installed} is not the compiler of jax {importlib.metadata.version('jax')}, which needs "

@@ -18,7 +18,8 @@ from lit_het.planning import tables
 from lit_het.planning.chips import GIB, Topology
 from lit_het.planning.lifetimes import Life, life
 from lit_het.planning.program import Work
-from lit_het.planning.slices import OnChips, memory_of_device, needed
+from lit_het.planning.roofline import serial_seconds
+from lit_het.planning.slices import OnChips, fits, needed
 
 BOUND = (
     "Bounds, and not measurements: what the compiled program computes and moves, at the published rates of the chip. "
@@ -31,13 +32,10 @@ _POINTS = 400
 
 def bounds(shown: Sequence[OnChips], topology: Topology) -> Table:
     """Returns the bounds of a step, and what follows from them, of one or more programs."""
-    rows: dict[str, list[str]] = {}
-    for one in shown:
-        cells = _bounds(one, topology)
-        for name in cells.keys() | rows.keys():
-            rows.setdefault(name, [""] * len(shown))[shown.index(one)] = cells.get(name, "")
-    order = {name: None for one in shown for name in _bounds(one, topology)}
-    return plain_table("bounds of a step", [one.name for one in shown], [(name, *rows[name]) for name in order])
+    columns = [_bounds(one, topology) for one in shown]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [(name, *(column.get(name, "") for column in columns)) for name in names]
+    return plain_table("bounds of a step", [one.name for one in shown], rows)
 
 
 def _bounds(one: OnChips, topology: Topology) -> dict[str, str]:
@@ -66,7 +64,7 @@ def _amount(name: str, amount: float) -> str:
 
 def memory(one: OnChips, topology: Topology) -> Table:
     """Returns the memory of the compiled step of a device against that of a chip."""
-    compiled, available = one.plan.compiled, memory_of_device(topology)
+    compiled, available = one.plan.compiled, topology.chip.memory
     sizes = {
         "arguments": compiled.arguments,
         "temporaries": compiled.temporary,
@@ -80,17 +78,13 @@ def memory(one: OnChips, topology: Topology) -> Table:
 
 def instructions(works: Iterable[Work], topology: Topology, count: int = 12) -> Table:
     """Returns the instructions whose own bounds are the largest."""
-    chip = topology.chip
-    peak, hbm = chip.bf16_tflops * 1e12 / chip.devices, chip.hbm_gb_s * 1e9 / chip.devices
-
-    def bound(work: Work) -> float:
-        return 0.0 if work.beside else work.times * max(work.flops / peak, work.hbm_bytes / hbm)
-
-    rows = []
-    for work in sorted(works, key=bound, reverse=True)[:count]:
-        limit = "products" if work.flops / peak > work.hbm_bytes / hbm else "HBM"
+    chip, rows = topology.chip, []
+    for work in sorted(works, key=lambda work: serial_seconds(work, chip), reverse=True)[:count]:
+        limit = "products" if work.flops / chip.peak > work.hbm_bytes / chip.hbm_rate else "HBM"
         size = f"{work.times * work.flops / 1e9:,.1f}", f"{work.times * work.hbm_bytes / 1e9:,.2f}"
-        rows.append((_short(work.origin) or work.name, f"{1e3 * bound(work):.2f}", limit, str(work.times), *size))
+        rows.append(
+            (_short(work.origin) or work.name, f"{1e3 * serial_seconds(work, chip):.2f}", limit, str(work.times), *size)
+        )
     return plain_table("largest bounds", ("ms", "by", "times", "GFLOP", "GB of HBM"), rows)
 
 
@@ -98,7 +92,7 @@ def largest_buffers(of: Life, count: int = 10) -> Table:
     """Returns the largest intermediate values."""
     largest = sorted(of.buffers, key=lambda buffer: buffer.bytes, reverse=True)[:count]
     rows = [
-        (_short(one.origin) or one.name, one.shape, f"{one.bytes / 2**20:,.1f}", f"{one.first:,} to {one.last:,}")
+        (_short(one.origin) or one.name, one.shape, f"{one.bytes / tables.MIB:,.1f}", f"{one.first:,} to {one.last:,}")
         for one in largest
     ]
     return plain_table("largest intermediate values", ("shape", "MiB", "instructions"), rows)
@@ -154,8 +148,8 @@ def write(output: Path, config: ExperimentConfig, shown: Sequence[OnChips], topo
 
 def verdict(one: OnChips, topology: Topology) -> str:
     """Returns the result in one sentence."""
-    sizes = f"{needed(one.plan) / GIB:.2f} of {memory_of_device(topology) / GIB:g} GiB"
-    if one.roofline is None:
+    sizes = f"{needed(one.plan) / GIB:.2f} of {topology.chip.memory / GIB:g} GiB"
+    if one.roofline is None or not fits(one.plan, topology):
         return f"The step does not fit: it needs {sizes} of a device"
     seconds = one.roofline.seconds
     return f"The step fits with {sizes} of a device and takes {1e3 * seconds:.1f} ms or longer"
@@ -184,7 +178,7 @@ def as_json(one: OnChips, topology: Topology) -> Mapping[str, Any]:
         "name": one.name,
         "mesh": dict(one.plan.mesh.shape),
         "batch_size": one.plan.batch_size,
-        "fits": found is not None and needed(one.plan) <= memory_of_device(topology),
+        "fits": fits(one.plan, topology),
         "compile_seconds": compiled.seconds,
         "bytes": {"arguments": compiled.arguments, "temporaries": compiled.temporary, "code": compiled.code},
         "bytes_by_formula": one.plan.memory,

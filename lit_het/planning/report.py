@@ -13,7 +13,7 @@ from lit_het.errors import UserError
 from lit_het.eval.report.writing import print_results
 from lit_het.planning import page, slices, tables
 from lit_het.planning.alternatives import remedies
-from lit_het.planning.chips import Topology
+from lit_het.planning.chips import GIB, Topology
 from lit_het.planning.plan import Plan, Step, plan
 
 REMARKS = (
@@ -102,10 +102,10 @@ def _fit(console: Console, config: ExperimentConfig, made: Plan, topology: Topol
 def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib: int | float) -> bool:
     formula, compiled = tables.totals(made)
     sizes = f"{tables.size_text(formula)} by formula, {tables.size_text(compiled)} compiled"
-    if max(formula, compiled) <= memory_gib * tables.GIB:
+    if max(formula, compiled) <= memory_gib * GIB:
         console.print(f"It fits into {memory_gib:g} GiB per device: {sizes}.")
         return True
-    certainty = "will not fit" if min(formula, compiled) > memory_gib * tables.GIB else "may not fit"
+    certainty = "will not fit" if min(formula, compiled) > memory_gib * GIB else "may not fit"
     largest = max(made.memory, key=lambda name: made.memory[name])
     console.print(f"It {certainty} into {memory_gib:g} GiB per device: {sizes}. The largest part: {largest}.")
     console.print("Flags that help, each in addition to those above it, by formula:")
@@ -118,9 +118,7 @@ def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib:
             continue  # experts or examples cannot be split over this mesh
         if size < smallest:
             config, smallest = changed, size
-            console.print(
-                f"  {flag}: {tables.size_text(size)}{'' if size > memory_gib * tables.GIB else ', which fits'}"
-            )
-        if smallest <= memory_gib * tables.GIB:
+            console.print(f"  {flag}: {tables.size_text(size)}{'' if size > memory_gib * GIB else ', which fits'}")
+        if smallest <= memory_gib * GIB:
             break
     return False

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from lit_het.planning.chips import Topology
+from lit_het.planning.chips import Chip, Topology
 from lit_het.planning.collectives import BETWEEN_SLICES
-from lit_het.planning.program import Program
+from lit_het.planning.program import Program, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Roofline:
         return self.model_flops / self.peak / self.seconds
 
 
+def serial_seconds(work: Work, chip: Chip) -> float:
+    """Returns the bound of all runs of an instruction; 0 for what it moves while others run."""
+    return 0.0 if work.beside else work.times * max(work.flops / chip.peak, work.hbm_bytes / chip.hbm_rate)
+
+
 def roofline(program: Program, topology: Topology, model_flops: float) -> Roofline:
     """Returns the bounds of a step.
 
@@ -59,24 +64,15 @@ def roofline(program: Program, topology: Topology, model_flops: float) -> Roofli
         model_flops: floating-point operations of the step's matrix products on all devices, without recomputation.
     """
     chip = topology.chip
-    share = 1 / chip.devices  # a device's part of its chip
-    peak, hbm, ici = share * chip.bf16_tflops * 1e12, share * chip.hbm_gb_s * 1e9, share * chip.ici_gb_s * 1e9
-    flops = hbm_bytes = serial = 0.0
-    for work in program.works:
-        flops += work.times * work.flops
-        hbm_bytes += work.times * work.hbm_bytes
-        if not work.beside:
-            serial += work.times * max(work.flops / peak, work.hbm_bytes / hbm)
-    limits = [
-        Limit("matrix products", flops, flops / peak),
-        Limit("HBM", hbm_bytes, hbm_bytes / hbm),
-    ]
+    flops = sum(work.times * work.flops for work in program.works)
+    hbm_bytes = sum(work.times * work.hbm_bytes for work in program.works)
+    limits = [Limit("matrix products", flops, flops / chip.peak), Limit("HBM", hbm_bytes, hbm_bytes / chip.hbm_rate)]
     within = [one for one in program.collectives if one.kind != BETWEEN_SLICES]
     sent = sum(one.bytes_sent for one in within)
-    limits.append(Limit("ICI", sent, sent / ici))
+    limits.append(Limit("ICI", sent, sent / chip.ici_rate))
     alone = sum(one.bytes_sent for one in within if not one.overlaps)
     between = sum(one.bytes_sent for one in program.collectives if one.kind == BETWEEN_SLICES)
-    if chip.dcn_gb_s and topology.slices > 1:
-        limits.append(Limit("DCN", between, between / (share * chip.dcn_gb_s * 1e9)))
-    num_devices = topology.num_chips * chip.devices
-    return Roofline(tuple(limits), serial + alone / ici, model_flops, num_devices * peak)
+    if chip.dcn_rate and topology.slices > 1:
+        limits.append(Limit("DCN", between, between / chip.dcn_rate))
+    serial = sum(serial_seconds(work, chip) for work in program.works) + alone / chip.ici_rate
+    return Roofline(tuple(limits), serial, model_flops, topology.num_chips * chip.devices * chip.peak)

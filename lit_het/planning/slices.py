@@ -10,7 +10,7 @@ from lit_het.console import in_minutes, message
 from lit_het.errors import UserError
 from lit_het.planning import chips
 from lit_het.planning.alternatives import remedies, without_recomputation
-from lit_het.planning.chips import GIB, Topology
+from lit_het.planning.chips import Topology
 from lit_het.planning.plan import Plan, Step, plan
 from lit_het.planning.roofline import Roofline, roofline
 from lit_het.training.durations import RunLength
@@ -40,11 +40,6 @@ class OnChips:
         return steps * self.roofline.seconds * topology.num_chips / 3600
 
 
-def memory_of_device(topology: Topology) -> int:
-    """Returns the bytes of HBM of a device."""
-    return topology.chip.hbm_gib * GIB // topology.chip.devices
-
-
 def needed(made: Plan) -> int:
     """Returns the bytes that the compiled step takes on a device."""
     return made.compiled.arguments + made.compiled.temporary + made.compiled.code
@@ -52,7 +47,7 @@ def needed(made: Plan) -> int:
 
 def fits(made: Plan, topology: Topology) -> bool:
     """Returns whether the compiler has placed the step in the memory of a device."""
-    return bool(made.compiled.text) and needed(made) <= memory_of_device(topology)
+    return bool(made.compiled.text) and needed(made) <= topology.chip.memory
 
 
 def on_chips(config: ExperimentConfig, topology: Topology, devices: Sequence[Any], name: str) -> OnChips:
@@ -84,7 +79,7 @@ def side_by_side(config: ExperimentConfig, topology: Topology) -> list[OnChips]:
 
 def fitting(config: ExperimentConfig, made: Plan, topology: Topology) -> Iterator[tuple[str, OnChips]]:
     """Compiles changes that need less memory by formula, each alone, and yields them with their flags."""
-    devices, before = chips.devices(topology), sum(made.memory.values())
+    devices, before = list(made.mesh.devices.flat), sum(made.memory.values())
     for flag, change in remedies(config, made):
         try:
             changed = change(config)

@@ -4,10 +4,11 @@ import collections
 
 from lit_het.errors import pluralize
 from lit_het.eval.report.tables import Table, plain_table
+from lit_het.planning.chips import GIB
 from lit_het.planning.collectives import BETWEEN_SLICES, Collective
 from lit_het.planning.plan import Plan
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 
 
 def title(made: Plan) -> str:

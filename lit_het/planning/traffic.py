@@ -40,7 +40,8 @@ class Traffic:
 def traffic(one: Instruction, operands: Sequence[Array], program: Mapping[str, Sequence[Instruction]]) -> Traffic:
     """Returns what an instruction outside of fusions moves.
 
-    An operand is read once, or the part of it that is sliced; what a fusion computes within itself is not moved.
+    An operand is read once, or the part of it that is sliced; what a fusion computes within itself is not moved. What
+    collectives read and write is left out, but for those with an instruction of their own for the start.
 
     Args:
         one: the instruction.
