@@ -208,6 +208,26 @@ def map_shards(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, 
     )(rows, shared)
 
 
+def map_groups(function: Callable[[Any], Array], rows: Any, num_groups: int) -> Shaped[Array, "rows *rest"]:
+    """Runs a function on one group of rows after the other, and returns the rows of its results in order.
+
+    Args:
+        function: of a tree like ``rows``, but with the rows of a group, to an array with rows.
+        rows: a tree of arrays, whose leading axes the groups of all devices divide.
+        num_groups: how many; each has adjacent rows of every device, so that no row moves.
+    """
+    shards = num_automatic_shards()
+
+    def split(x: Array) -> Array:
+        parts = x.reshape(shards, num_groups, -1, *x.shape[1:]).swapaxes(0, 1)
+        return parts.reshape(num_groups, -1, *x.shape[1:])
+
+    groups = jax.tree.map(split, rows)
+    results = jax.lax.map(lambda group: function(jax.tree.map(as_batch, group)), groups)
+    in_order = results.reshape(num_groups, shards, -1, *results.shape[2:]).swapaxes(0, 1)
+    return as_batch(in_order.reshape(-1, *results.shape[2:]))
+
+
 def map_array_shards(
     function: Callable[[jax.Array, Sequence[Any], tuple[int, ...]], jax.Array], where: NamedSharding
 ) -> Callable[[jax.Array], jax.Array]:

@@ -59,20 +59,21 @@ def find_collectives(
         times: number of runs of each.
         mesh: of the devices that the program numbers: those of one slice.
     """
-    callers = {callee: (name, one) for name, ones in program.items() for one in ones for _, callee in one.called()}
+    callers = {callee: one for ones in program.values() for one in ones for _, callee in one.called()}
     seen = set()
-    for name, ones in program.items():
+    # Of a chain whose links run within an inner loop, its start, which runs least often, comes first.
+    for name, ones in sorted(program.items(), key=lambda item: times[item[0]]):
         for one in ones if times[name] else ():
             kind = one.kind.removesuffix("-start")
             if kind == BETWEEN_SLICES and _MEGASCALE in one.text:
                 yield Collective(kind, one.shapes[:1], None, 1, times[name], one.origin, overlaps=True)
             if kind not in KINDS:
                 continue
-            within, caller = callers.get(name, ("", None))
+            caller = callers.get(name)
             # XLA for TPUs runs a collective beside other work as a chain of fusions, each of which names it.
             chain = re.search(r'chain_id="(\d+)"', one.text)
             if chain and caller:
-                link = (within, chain[1], one.shapes)
+                link = (chain[1], one.shapes)
                 if link in seen:
                     continue
                 seen.add(link)

@@ -68,7 +68,7 @@ class Program:
     """The program that a device runs per step.
 
     Attributes:
-        collectives: everything that moves data between devices, in no order.
+        collectives: everything that moves data between devices; what runs least often comes first.
         products: matrix products and convolutions.
         works: instructions that compute products or move data, in the order in which they run.
         unknown_loops: loops with an unknown number of iterations, which are counted as one.

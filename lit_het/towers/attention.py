@@ -1,6 +1,7 @@
 """Multi-head attention, of queries to tokens or to keys and values that were computed before."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,12 @@ from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.layers import linear
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Size
+
+# Logits are float32: those of a whole batch leave the memory of a TPU's core, or the caches of a CPU, for every
+# operation of the softmax. 16 MiB of them stay there (docs/benchmarks.md), and groups keep both kinds of chips busy.
+_LOGITS_AT_ONCE = 16 * 2**20
+# With fewer keys the products of a group are small, and the logits are no larger than queries, keys and values.
+_FEW_KEYS = 128
 
 
 @tree_of_arrays
@@ -85,12 +92,51 @@ class Attention(nnx.Module):
             causal: whether query i attends to the tokens 0 to i.
         """
         query = self._by_head(self.query(queries), source.keys.shape[0])
-        of_heads = None if mask is None else mask[:, None]
-        attended = jax.nn.dot_product_attention(query, source.keys, source.values, mask=of_heads, is_causal=causal)
-        return self.out(attended.reshape(queries.shape[0], -1))
+        return self.out(_attended(query, source, mask, causal).reshape(queries.shape[0], -1))
 
     def _by_head(self, projected: Float[Array, "bn d"], b: Size) -> Float[Array, "b n h e"]:
         # The constraint is on the projections, as the kernels of these layers are split along their outputs: see
         # as_batch.
         rows = sharding.as_batch(projected)
         return rows.reshape(b, rows.shape[0] // b, self.num_heads, -1)
+
+
+def _attended(
+    query: Float[Array, "b q h e"], source: KeysAndValues, mask: Bool[Array, "b _ n"] | None, causal: bool
+) -> Float[Array, "b q h e"]:
+    """Returns softmax(q kᵀ / √e) v of every head (Vaswani et al. 2017, Eq. 1), a few examples at a time.
+
+    The backward pass computes the logits of a group again, so that none are saved.
+    """
+    b, n, h, e = source.keys.shape
+    groups = _num_groups(query, n)
+    if groups == 1:
+        return _attended_at_once(query, source.keys, source.values, mask, causal)
+
+    @jax.checkpoint
+    def of_group(group: tuple[Array, Array, Array, Array | None]) -> Float[Array, "rows d"]:
+        # Heads are split here: split before, TPUs would pad each to a whole register in HBM.
+        query, keys, values = (x.reshape(b // groups, -1, h, e) for x in group[:3])
+        return _attended_at_once(query, keys, values, group[3], causal).reshape(-1, h * e)
+
+    flat = (x.reshape(-1, h * e) for x in (query, source.keys, source.values))
+    return sharding.map_groups(of_group, (*flat, mask), groups).reshape(query.shape)
+
+
+def _attended_at_once(query: Array, keys: Array, values: Array, mask: Array | None, causal: bool) -> Array:
+    of_heads = None if mask is None else mask[:, None]
+    return jax.nn.dot_product_attention(query, keys, values, mask=of_heads, is_causal=causal)
+
+
+def _num_groups(query: Float[Array, "b q h e"], num_keys: int) -> int:
+    """Returns the number of equal groups of examples that attend one after the other."""
+    rows, left = divmod(query.shape[0], sharding.num_automatic_shards())
+    # GPUs have caches of other sizes and need more work at once; they were not measured.
+    if left or num_keys < _FEW_KEYS or jax.default_backend() == "gpu":
+        return 1
+    of_one = math.prod(query.shape[1:3]) * num_keys * jnp.dtype(jnp.float32).itemsize
+    return next(
+        count
+        for count in range(1, rows + 1)
+        if rows % count == 0 and of_one * (rows // count) <= max(of_one, _LOGITS_AT_ONCE)
+    )

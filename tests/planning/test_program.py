@@ -35,7 +35,7 @@ backend_config={"known_trip_count":{"n":"5"}}
 def test_loops_count_once_per_iteration_and_those_of_unknown_length_once():
     program = read_program(LOOP, MESH)
     assert program.unknown_loops == 1
-    gather, reduce = program.collectives
+    reduce, gather = program.collectives
     assert gather.times == 5 + 1
     assert reduce.times == 1
     in_loops = 2 * (4 * 8) * 6
@@ -44,7 +44,7 @@ def test_loops_count_once_per_iteration_and_those_of_unknown_length_once():
 
 
 def test_a_collective_has_its_axis_its_shapes_and_the_bytes_that_a_device_sends():
-    gather, reduce = read_program(LOOP, MESH).collectives
+    reduce, gather = read_program(LOOP, MESH).collectives
     assert (gather.kind, gather.axes, gather.group, gather.origin) == ("all-gather", ("fsdp",), 2, "f/dot")
     assert gather.bytes_sent == 6 * (6 * 8 * 4) / 2  # its half goes to the other one
     assert reduce.shapes == (("f32", (3,)), ("bf16", (2,)))

@@ -101,13 +101,22 @@ def test_a_scan_runs_as_often_as_its_condition_says():
 
 
 def test_links_of_a_chain_are_one_collective_beside_other_work():
-    gather, scatter, sent = read_program(STEP, MESH).collectives
+    scatter, sent, gather = read_program(STEP, MESH).collectives
     assert (gather.kind, gather.axes, gather.times, gather.overlaps) == ("all-gather", ("fsdp",), 3, True)
     assert gather.bytes_sent == 3 * (2 * 16 * 256) * 3 / 4
     # A sum of which each device keeps its part.
     assert (scatter.kind, scatter.shapes, scatter.overlaps) == ("reduce-scatter", (("f32", (4, 256)),), False)
     assert scatter.bytes_sent == 3 * 4 * 4 * 256
     assert (sent.kind, sent.bytes_sent, sent.overlaps) == ("send", 2 * 64, True)
+
+
+def test_a_chain_that_begins_before_a_loop_runs_once():
+    begin = next(line for line in STEP.splitlines() if line.startswith("  %run = "))
+    before = STEP.replace(f"{begin}\n", "").replace(
+        "  %none = ", f"{begin.replace('%part', '%gradient')}\n  %none = ", 1
+    )
+    (gather,) = (one for one in read_program(before, MESH).collectives if one.kind == "all-gather")
+    assert (gather.times, gather.overlaps) == (1, True)
 
 
 def test_the_main_memory_is_read_by_the_slice_and_not_for_what_is_on_the_chip():

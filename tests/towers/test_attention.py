@@ -1,0 +1,117 @@
+"""Attention a few examples at a time computes what attention of all does, on one device and on eight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import sharding
+from lit_het.towers import attention
+from lit_het.towers.attention import KeysAndValues
+
+EXAMPLES, QUERIES, KEYS, HEADS, WIDTH = 16, 5, 130, 2, 4
+OF_TWO_EXAMPLES = 2 * HEADS * QUERIES * KEYS * 4
+LIMITS = {"two at a time": OF_TWO_EXAMPLES, "one at a time": 1, "all at once": 2**40}
+
+
+@pytest.fixture(params=LIMITS, name="groups")
+def _groups(request, monkeypatch):
+    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", LIMITS[request.param])
+
+
+@pytest.fixture(scope="module", name="inputs")
+def _inputs():
+    random = np.random.default_rng(0)
+    rows = [random.normal(size=(EXAMPLES, n, HEADS, WIDTH)).astype(np.float32) for n in (QUERIES, KEYS, KEYS)]
+    mask = random.random((EXAMPLES, QUERIES, KEYS)) < 0.5
+    mask[..., 0] = True
+    return rows, {"none": None, "of each query": mask, "of each example": mask[:, :1]}
+
+
+def reference(query, keys, values, mask, causal):
+    """Vaswani et al. 2017, Eq. 1, one head after the other."""
+    out = np.zeros(query.shape)
+    for b, h in np.ndindex(EXAMPLES, HEADS):
+        logits = query[b, :, h].astype(np.float64) @ keys[b, :, h].T / np.sqrt(WIDTH)
+        seen = np.ones(logits.shape, bool) if mask is None else np.broadcast_to(mask[b], logits.shape)
+        if causal:
+            seen = seen & (np.arange(KEYS)[None] <= np.arange(QUERIES)[:, None])
+        weights = np.where(seen, np.exp(logits), 0)
+        out[b, :, h] = weights / weights.sum(axis=1, keepdims=True) @ values[b, :, h]
+    return out
+
+
+def attended(query, keys, values, mask=None, causal=False):
+    query, keys, values = map(jnp.asarray, (query, keys, values))
+    return attention._attended(query, KeysAndValues(keys, values), None if mask is None else jnp.asarray(mask), causal)
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize(
+    ("mask", "causal"), [("none", False), ("none", True), ("of each query", False), ("of each example", False)]
+)
+def test_groups_of_examples_attend_as_by_the_equation(mask, causal, inputs):
+    rows, masks = inputs
+    found = jax.jit(attended, static_argnums=4)(*rows, masks[mask], causal)
+    np.testing.assert_allclose(found, reference(*rows, masks[mask], causal), atol=2e-6)
+
+
+@pytest.mark.usefixtures("groups")
+def test_gradients_of_groups_are_those_of_all(inputs, monkeypatch):
+    rows, masks = inputs
+
+    def gradients():
+        return jax.grad(lambda *rows: jnp.sum(attended(*rows, masks["of each query"]) ** 2), (0, 1, 2))(*rows)
+
+    found = gradients()
+    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", LIMITS["all at once"])
+    for one, of_all in zip(found, gradients(), strict=True):
+        np.testing.assert_allclose(one, of_all, atol=1e-5)
+
+
+def test_no_logits_are_saved_for_the_gradient(inputs, monkeypatch):
+    rows, _ = inputs
+
+    def largest_saved():
+        _, backward = jax.vjp(attended, *rows)
+        return max(x.size for x in jax.tree.leaves(backward))
+
+    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", LIMITS["all at once"])
+    assert largest_saved() == EXAMPLES * HEADS * QUERIES * KEYS
+    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", OF_TWO_EXAMPLES)
+    assert largest_saved() == EXAMPLES * KEYS * HEADS * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_keys", "groups"),
+    [
+        (128, 256, 32),  # SoViT-400m/14 at 224: 4 MiB an image
+        (127, 256, 127),  # a prime number of examples
+        (3, 256, 1),
+        (8, 2**16, 8),  # one image exceeds the limit
+        (4096, 127, 1),  # short texts
+    ],
+)
+def test_groups_are_as_large_as_the_limit_allows(rows, num_keys, groups):
+    query = jnp.zeros((rows, 256, 16, 0))
+    assert attention._num_groups(query, num_keys) == groups
+
+
+@pytest.mark.devices
+def test_groups_on_eight_devices_move_no_rows(inputs, monkeypatch):
+    rows, masks = inputs
+    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", 1)
+    mesh = sharding.MeshConfig(fsdp=2).build()
+    place = sharding.batch_sharding(mesh)
+
+    loss = jax.value_and_grad(lambda *rows: jnp.sum(attended(*rows) ** 2))
+    expected = loss(*rows, masks["of each query"])
+    with jax.set_mesh(mesh):
+        assert attention._num_groups(jnp.asarray(rows[0]), KEYS) == 2
+        program = jax.jit(loss).lower(*(jax.device_put(x, place) for x in (*rows, masks["of each query"]))).compile()
+        found = program(*(jax.device_put(x, place) for x in (*rows, masks["of each query"])))
+    text = program.as_text()
+    assert "while" in text
+    assert not any(kind in text for kind in ("all-gather", "all-to-all", "collective-permute"))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
