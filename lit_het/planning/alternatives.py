@@ -41,14 +41,3 @@ def remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Callab
 
 def _with_task(config: ExperimentConfig, **fields: Any) -> ExperimentConfig:
     return dataclasses.replace(config, task=dataclasses.replace(config.task, **fields))
-
-
-def without_recomputation(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns a configuration whose backward pass recomputes nothing."""
-    tower: Any
-    for part, tower in vars(config.task).items():
-        encoder: Any = getattr(tower, "encoder", None)
-        if getattr(encoder, "remat", "none") != "none":
-            changed = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat="none"))
-            config = _with_task(config, **{part: changed})
-    return config

@@ -21,7 +21,7 @@ REMARKS = (
     "reduce-scatter into an all-reduce and a slice, with twice the bytes. Compilers for accelerators do neither, but "
     "choose other fusions, layouts and padding. The bytes of the state are exact in both columns.",
     "Bytes of collectives are sent by each device in a step, with ring algorithms. Operations are those of matrix "
-    "products and convolutions, including recomputation by remat.",
+    "products and convolutions; compiled ones include what the backward pass computes again to save memory.",
 )
 OF_EXPERTS = (
     "Dispatch: products with one-hot vectors, which move tokens to experts and back. Published operations of V-MoE and "

@@ -9,7 +9,7 @@ from lit_het.configs.flags import with_flags
 from lit_het.console import in_minutes, message
 from lit_het.errors import UserError
 from lit_het.planning import chips
-from lit_het.planning.alternatives import remedies, without_recomputation
+from lit_het.planning.alternatives import remedies
 from lit_het.planning.chips import Topology
 from lit_het.planning.plan import Plan, Step, plan
 from lit_het.planning.roofline import Roofline, roofline
@@ -57,9 +57,7 @@ def on_chips(config: ExperimentConfig, topology: Topology, devices: Sequence[Any
     message(f"compiled in {in_minutes(made.compiled.seconds)}")
     bounds = None
     if made.compiled.text:
-        plain = without_recomputation(config)
-        model_flops = made.flops if plain == config else Step(plain, made.mesh).flops()[0]
-        bounds = roofline(made.compiled.program, topology, model_flops)
+        bounds = roofline(made.compiled.program, topology, made.flops)
     try:
         run_steps = RunLength.resolve(config.length, config.data.batch_size, None).num_steps
     except UserError:

@@ -29,6 +29,19 @@ def test_products_in_a_loop_count_once_per_iteration():
     assert costs.product_flops(jax.grad(loss), KERNELS, *batch(ROWS)) == DEPTH * 3 * product
 
 
+@pytest.mark.parametrize("inner", [None, jax.checkpoint_policies.nothing_saveable])
+def test_what_is_computed_again_does_not_count(inner):
+    def recomputed(kernels, x):
+        return loss(kernels, x, jax.checkpoint_policies.nothing_saveable)
+
+    outer = recomputed if inner is None else jax.checkpoint(recomputed, policy=inner)
+    traced = str(jax.make_jaxpr(jax.grad(outer))(KERNELS, *batch(ROWS)))
+    assert traced.count("dot_general[") > str(jax.make_jaxpr(jax.grad(loss))(KERNELS, *batch(ROWS))).count(
+        "dot_general["
+    )
+    assert costs.product_flops(jax.grad(outer), KERNELS, *batch(ROWS)) == DEPTH * 3 * 2 * ROWS * WIDTH * WIDTH
+
+
 def test_convolutions_grouped_products_and_branches_count():
     image, kernel = jnp.ones((2, 9, 9, 3)), jnp.ones((3, 3, 3, 5))
     dimensions = ("NHWC", "HWIO", "NHWC")
