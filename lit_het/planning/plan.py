@@ -59,8 +59,8 @@ class Plan:
         mesh: of the devices.
         batch_size: number of examples on all devices.
         counts: parameters (locked, trainable) of each part of the model.
-        flops: floating point operations of the matrix products of a step, on all devices together, without those that the
-            backward pass computes again.
+        flops: floating point operations of the matrix products of a step, on all devices together; what the backward
+            pass computes again does not count.
         dispatch_flops: those among them that move tokens to experts and back.
         memory: bytes per device by formula, by content.
         compiled: the step as compiled.
