@@ -15,7 +15,7 @@ pytest.importorskip("libtpu", reason="the extra tpu-plan is not installed")
 
 @pytest.fixture(scope="module")
 def found():
-    command = [sys.executable, "-m", "tests.planning.chips_run", "lit", "classifier", "experts"]
+    command = [sys.executable, "-m", "tests.planning.chips_run", "lit", "classifier", "experts", "evaluation"]
     run = subprocess.run(command, env=chips.environment(), capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -64,6 +64,29 @@ def test_tokens_of_experts_travel_there_and_back_and_keys_to_all(found):
     kinds = [(one["kind"], tuple(one["axes"])) for one in found["experts"]["collectives"]]
     assert kinds.count(("all-to-all", ("expert",))) == 2
     assert ("all-gather", ("data", "expert")) in kinds
+
+
+@pytest.mark.slow
+def test_an_evaluation_multiplies_in_bfloat16_and_moves_kernels_and_results_only(found):
+    features, probabilities = found["evaluation"]["features"], found["evaluation"]["probabilities"]
+    for program in (features, probabilities):
+        assert program["unknown_loops"] == 0
+        assert not program["float64"]
+        assert not program["callbacks"]
+    assert {tuple(one["dtypes"]) for one in features["products"]} == {("bf16", "bf16")}
+    kernels = [one for one in features["collectives"] if one["axes"] == ["fsdp"]]
+    assert {(one["kind"], dtype) for one in kernels for dtype, _ in one["shapes"]} == {("all-gather", "bf16")}
+    (results,) = (one for one in features["collectives"] if one not in kernels)
+    assert (results["kind"], results["axes"], results["shapes"]) == (
+        "all-gather",
+        ["data", "fsdp"],
+        [["f32", [64, 64]]],
+    )
+    # The division by τ would amplify errors of bfloat16.
+    assert {(*one["dtypes"], one["precision"]) for one in probabilities["products"]} == {("f32", "f32", "highest")}
+    moved = [(one["kind"], one["axes"], one["shapes"]) for one in probabilities["collectives"]]
+    assert ("all-gather", ["data", "fsdp"], [["f32", [4, 16, 10]]]) in moved
+    assert all(axes == ["fsdp"] for _, axes, shapes in moved if shapes != [["f32", [4, 16, 10]]])
 
 
 @pytest.mark.slow
