@@ -71,7 +71,10 @@ def side_by_side(config: ExperimentConfig, topology: Topology) -> list[OnChips]:
     head: Any = vars(config.task).get("head")
     variants = {"the step": config}
     if head is not None and head.has_noise:
-        variants["with a deterministic head"] = with_flags(config, ("--task.head", "deterministic"), "lit-het plan")
+        try:
+            variants["with a deterministic head"] = with_flags(config, ("--task.head", "deterministic"), "lit-het plan")
+        except UserError as error:
+            message(f"no deterministic head beside it: {error}")
     return [on_chips(variant, topology, devices, name) for name, variant in variants.items()]
 
 

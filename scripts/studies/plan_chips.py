@@ -21,7 +21,7 @@ COLUMNS = (
     *("bound of a deterministic head, ms", "ratio", "seconds to compile"),
 )
 _SMALL = "--task.text-tower.encoder.remat full --task.microbatches"
-_150M = " ".join(
+_150M = "--task.text-tower.embedding-size 880 " + " ".join(
     f"--task.image-tower.encoder.{name} {value}"
     for name, value in {"width": 880, "depth": 18, "mlp-width": 2320, "num-heads": 16}.items()
 )
