@@ -43,7 +43,10 @@ def add_to(commands: Any) -> None:
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
     calibrating.set_defaults(
-        command=_calibrate, name="calibrate", hints={TooManyBadSamples: "fix them, or leave them out of the shards"}
+        computes=True,
+        command=_calibrate,
+        name="calibrate",
+        hints={TooManyBadSamples: "fix them, or leave them out of the shards"},
     )
 
 
