@@ -29,8 +29,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # would look at every file of the cache whenever it writes one.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-# Commands that run within a test must not change the heap of a worker, which lives for long.
-os.environ["LIT_HET_KEEPS_HEAP"] = "0"
 # Where an operation was written is looked up for each of them, and shown by no test.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Processes that tests start need no PyTorch, whose import takes seconds wherever it is installed.

@@ -43,10 +43,7 @@ def add_to(commands: Any) -> None:
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
     calibrating.set_defaults(
-        computes=True,
-        command=_calibrate,
-        name="calibrate",
-        hints={TooManyBadSamples: "fix them, or leave them out of the shards"},
+        command=_calibrate, name="calibrate", hints={TooManyBadSamples: "fix them, or leave them out of the shards"}
     )
 
 

@@ -57,7 +57,6 @@ def add_to(commands: Any) -> None:
         "-h", "--help", action="store_true", help="show this text; with --tower and --output also every field"
     )
     embedding.set_defaults(
-        computes=True,
         command=_embed,
         name="embed",
         parser=embedding,

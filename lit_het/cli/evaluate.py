@@ -33,7 +33,7 @@ def add_to(commands: Any) -> None:
         metavar="FILE",
         help="a file with get_evaluations(), or the name of a shipped one; default: the run's",
     )
-    suite.set_defaults(command=_suite, name="evaluate", computes=True, if_stopped=_FIGURES_STAY)
+    suite.set_defaults(command=_suite, name="evaluate", if_stopped=_FIGURES_STAY)
 
 
 def _add_kind(commands: Any, kind: str, description: str) -> None:
@@ -62,7 +62,6 @@ def _add_kind(commands: Any, kind: str, description: str) -> None:
         )
     parser.add_argument("-h", "--help", action="store_true", help="show this text; with --data also every field")
     parser.set_defaults(
-        computes=True,
         command=_evaluate,
         name=kind,
         parser=parser,

@@ -125,10 +125,6 @@ def _main(arguments: Sequence[str] | None) -> int:
 def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
         with stopping.signals_as_exceptions():
-            if getattr(options, "computes", False):
-                from lit_het import heap
-
-                heap.keep()
             if getattr(options, "distributed", None) is not None:
                 from lit_het import distributed
 

@@ -20,9 +20,7 @@ def add_to(commands: Any) -> None:
     quickstart.add_argument("--run-dir", type=Path, default=Path("runs/quickstart"), help="default: %(default)s")
     quickstart.add_argument("--seed", type=int, default=0, help="seed of data order, initialisation and noise")
     quickstart.add_argument("--fast", action="store_true", help="fewer characters and steps, only wrong captions")
-    quickstart.set_defaults(
-        command=_quickstart, name="quickstart", computes=True, if_stopped="the same command continues"
-    )
+    quickstart.set_defaults(command=_quickstart, name="quickstart", if_stopped="the same command continues")
 
 
 def _quickstart(options: argparse.Namespace, _: list[str]) -> None:

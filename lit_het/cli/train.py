@@ -55,7 +55,6 @@ def add_to(commands: Any) -> None:
     add_distributed(train)
     train.add_argument("-h", "--help", action="store_true", help="show this text; with --config also every field")
     train.set_defaults(
-        computes=True,
         command=_train,
         name="train",
         parser=train,

@@ -28,7 +28,6 @@ def add_to(commands: Any) -> None:
     _add_how(tune)
     tune.add_argument("-h", "--help", action="store_true", help="show this text; with --config also every field")
     tune.set_defaults(
-        computes=True,
         command=_tune,
         name="tune",
         parser=tune,
