@@ -18,7 +18,7 @@ GIB = 2**30
 COLUMNS = (
     *("configuration", "slices of chips", "batch on a chip", "GiB of a chip", "of HBM", "matrix products, ms"),
     *("HBM, ms", "ICI, ms", "DCN, ms", "bound of a step, ms", "MFU at the bound, %", "examples a second and chip"),
-    *("bound of a deterministic head, ms", "ratio", "seconds to compile"),
+    *("bound of a deterministic head, ms", "ratio"),
 )
 _SMALL = "--task.text-tower.encoder.remat full --task.microbatches"
 _150M = "--task.text-tower.embedding-size 880 " + " ".join(
@@ -122,7 +122,6 @@ def _cells(row: Row, content: Mapping[str, Any]) -> Iterator[str]:
     yield f"{step['batch_size'] / content['chips'] / seconds:,.0f}"
     plain = others[0]["bounds"] if others else None
     yield from (f"{1e3 * plain['seconds']:.1f}", f"{seconds / plain['seconds']:.3f}") if plain else ("", "")
-    yield f"{step['compile_seconds']:.0f}"
 
 
 if __name__ == "__main__":

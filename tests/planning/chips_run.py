@@ -80,10 +80,22 @@ def unwanted(text: str) -> dict[str, bool]:
     return {"float64": "f64[" in text, "callbacks": "xla_python" in text or "infeed(" in text}
 
 
+# Eight devices that share parameters are no whole axes of most of these.
+SLICES = (("v4-128", 1), ("v5p-128", 1), ("v6e-64", 1), ("v5e-128", 2), ("v5e-256", 8))
+
+
+def meshes() -> list[dict[str, int]]:
+    """Returns the sizes of meshes that can be laid over slices."""
+    return [dict(MeshConfig(fsdp=8).build(chips.devices(chips.parse(*one))).shape) for one in SLICES]
+
+
 def main() -> None:
     topology = chips.parse("v5e:2x2")
     devices, found = chips.devices(topology), {}
     for name in sys.argv[1:]:
+        if name == "meshes":
+            found[name] = meshes()
+            continue
         if name == "evaluation":
             found[name] = evaluation(small("lit"), devices)
             continue

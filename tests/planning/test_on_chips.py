@@ -15,7 +15,7 @@ pytest.importorskip("libtpu", reason="the extra tpu-plan is not installed")
 
 @pytest.fixture(scope="module")
 def found():
-    command = [sys.executable, "-m", "tests.planning.chips_run", "lit", "classifier", "experts", "evaluation"]
+    command = [sys.executable, "-m", "tests.planning.chips_run", "lit", "classifier", "experts", "evaluation", "meshes"]
     run = subprocess.run(command, env=chips.environment(), capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -64,6 +64,11 @@ def test_tokens_of_experts_travel_there_and_back_and_keys_to_all(found):
     kinds = [(one["kind"], tuple(one["axes"])) for one in found["experts"]["collectives"]]
     assert kinds.count(("all-to-all", ("expert",))) == 2
     assert ("all-gather", ("data", "expert")) in kinds
+
+
+@pytest.mark.slow
+def test_eight_chips_share_parameters_on_every_kind_of_slice(found):
+    assert [(one["data"], one["fsdp"]) for one in found["meshes"]] == [(8, 8), (8, 8), (8, 8), (32, 8), (256, 8)]
 
 
 @pytest.mark.slow
