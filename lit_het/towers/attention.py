@@ -15,7 +15,7 @@ from lit_het.trees import tree_of_arrays
 from lit_het.types import Size
 
 # Logits are float32: those of a whole batch leave the memory of a TPU's core, or the caches of a CPU, for every
-# operation of the softmax. 16 MiB of them stay there (docs/benchmarks.md), and groups keep both kinds of chips busy.
+# operation of the softmax. 16 MiB of them stay on the chip where XLA compiles for v5e and v6e; 32 do not.
 _LOGITS_AT_ONCE = 16 * 2**20
 # With fewer keys the products of a group are small, and the logits are no larger than queries, keys and values.
 _FEW_KEYS = 128
@@ -135,8 +135,5 @@ def _num_groups(query: Float[Array, "b q h e"], num_keys: int) -> int:
     if left or num_keys < _FEW_KEYS or jax.default_backend() == "gpu":
         return 1
     of_one = math.prod(query.shape[1:3]) * num_keys * jnp.dtype(jnp.float32).itemsize
-    return next(
-        count
-        for count in range(1, rows + 1)
-        if rows % count == 0 and of_one * (rows // count) <= max(of_one, _LOGITS_AT_ONCE)
-    )
+    fitting = (count for count in range(1, rows + 1) if of_one * (rows // count) <= max(of_one, _LOGITS_AT_ONCE))
+    return next((count for count in fitting if rows % count == 0), 1)
