@@ -85,10 +85,11 @@ def traced_flops(jaxpr: core.Jaxpr, scope: str = "") -> int:
     """Returns `product_flops` of a program that is traced already."""
     total = 0
     for eqn in jaxpr.eqns:
-        # Names of inner programs start anew: within the scope, all of their operations count.
-        left = "" if scope in str(eqn.source_info.name_stack) else scope
-        if _AGAIN in str(eqn.source_info.name_stack):
+        names = str(eqn.source_info.name_stack)
+        if _AGAIN in names:
             continue
+        # Names of inner programs start anew: within the scope, all of their operations count.
+        left = "" if scope in names else scope
         total += 0 if left else _own_flops(eqn)
         inner = [traced_flops(jaxpr, left) for jaxpr in _inner(eqn)]
         if eqn.primitive.name == "cond":

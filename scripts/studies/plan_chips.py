@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_het.files import write_atomically
+from lit_het.planning import chips
+from lit_het.planning.chips import GIB
+from lit_het.towers.sizes import encoder_size
 
 OUTPUT = Path("docs/results/chips.json")
-GIB = 2**30
 COLUMNS = (
     *("configuration", "slices of chips", "batch on a chip", "GiB of a chip", "of HBM", "matrix products, ms"),
     *("HBM, ms", "ICI, ms", "DCN, ms", "bound of a step, ms", "MFU at the bound, %", "examples a second and chip"),
@@ -22,8 +24,8 @@ COLUMNS = (
 )
 _SMALL = "--task.text-tower.encoder.remat full --task.microbatches"
 _150M = "--task.text-tower.embedding-size 880 " + " ".join(
-    f"--task.image-tower.encoder.{name} {value}"
-    for name, value in {"width": 880, "depth": 18, "mlp-width": 2320, "num-heads": 16}.items()
+    f"--task.image-tower.encoder.{name.replace('_', '-')} {getattr(encoder_size('So150m'), name)}"
+    for name in ("width", "depth", "mlp_width", "num_heads")
 )
 
 
@@ -106,7 +108,7 @@ def _table(found: list[tuple[Row, Mapping[str, Any]]]) -> Mapping[str, Any]:
 
 def _cells(row: Row, content: Mapping[str, Any]) -> Iterator[str]:
     step, *others = content["plans"]
-    size, memory = sum(step["bytes"].values()), content["chip"]["hbm_gib"] * GIB / content["chip"]["devices"]
+    size, memory = sum(step["bytes"].values()), chips.parse(row.topology, row.slices).chip.memory
     yield from (row.name, row.chips, f"{step['batch_size'] / content['chips']:g}", f"{size / GIB:.2f}")
     yield f"{size / memory:.0%}" if step["fits"] else f"{size / memory:.0%}: does not fit"
     bounds = step["bounds"]
