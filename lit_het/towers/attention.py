@@ -1,7 +1,6 @@
 """Multi-head attention, of queries to tokens or to keys and values that were computed before."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +103,7 @@ class Attention(nnx.Module):
 def _attended(
     query: Float[Array, "b q h e"], source: KeysAndValues, mask: Bool[Array, "b _ n"] | None, causal: bool
 ) -> Float[Array, "b q h e"]:
-    """Returns softmax(q kᵀ / √e) v of every head (Vaswani et al. 2017, Eq. 1), a few examples at a time.
+    """Returns softmax(q kᵀ / √e) v of every head (Vaswani et al. 2017, Eq. 1), a few examples or heads at a time.
 
     The backward pass computes the logits of a group again, so that none are saved.
     """
@@ -112,15 +111,23 @@ def _attended(
     groups = _num_groups(query, n)
     if groups == 1:
         return _attended_at_once(query, source.keys, source.values, mask, causal)
+    # A row has all heads of an example or, where those are several groups, the heads of one group.
+    parts = max(1, groups * sharding.num_automatic_shards() // b)
+    rows, heads = b * parts // groups, h // parts
 
     @jax.checkpoint
-    def of_group(group: tuple[Array, Array, Array, Array | None]) -> Float[Array, "rows d"]:
+    def of_group(group: tuple[Array, Array, Array, Array | None]) -> Float[Array, "tokens d"]:
         # Heads are split here: split before, TPUs would pad each to a whole register in HBM.
-        query, keys, values = (x.reshape(b // groups, -1, h, e) for x in group[:3])
-        return _attended_at_once(query, keys, values, group[3], causal).reshape(-1, h * e)
+        query, keys, values = (x.reshape(rows, -1, heads, e) for x in group[:3])
+        return _attended_at_once(query, keys, values, group[3], causal).reshape(-1, heads * e)
 
-    flat = (x.reshape(-1, h * e) for x in (query, source.keys, source.values))
-    return sharding.map_groups(of_group, (*flat, mask), groups).reshape(query.shape)
+    def flat(x: Float[Array, "b tokens h e"]) -> Float[Array, "rows_and_tokens d"]:
+        return x.reshape(b, -1, parts, heads * e).swapaxes(1, 2).reshape(-1, heads * e)
+
+    if mask is not None:
+        mask = jnp.repeat(mask, parts, axis=0)
+    found = sharding.map_groups(of_group, (*map(flat, (query, source.keys, source.values)), mask), groups)
+    return found.reshape(b, parts, -1, heads * e).swapaxes(1, 2).reshape(query.shape)
 
 
 def _attended_at_once(query: Array, keys: Array, values: Array, mask: Array | None, causal: bool) -> Array:
@@ -129,11 +136,12 @@ def _attended_at_once(query: Array, keys: Array, values: Array, mask: Array | No
 
 
 def _num_groups(query: Float[Array, "b q h e"], num_keys: int) -> int:
-    """Returns the number of equal groups of examples that attend one after the other."""
+    """Returns how many equal groups, of examples or of the heads of one example, attend one after the other."""
     rows, left = divmod(query.shape[0], sharding.num_automatic_shards())
     # GPUs have caches of other sizes and need more work at once; they were not measured.
     if left or num_keys < _FEW_KEYS or jax.default_backend() == "gpu":
         return 1
-    of_one = math.prod(query.shape[1:3]) * num_keys * jnp.dtype(jnp.float32).itemsize
-    fitting = (count for count in range(1, rows + 1) if of_one * (rows // count) <= max(of_one, _LOGITS_AT_ONCE))
-    return next((count for count in fitting if rows % count == 0), 1)
+    _, q, h, _ = query.shape
+    largest = max(1, _LOGITS_AT_ONCE // (q * num_keys * jnp.dtype(jnp.float32).itemsize))
+    heads = range(min(largest, rows * h), 0, -1)
+    return next((rows * h // n for n in heads if (rows * h) % n == 0 and (n % h == 0 or h % n == 0)), 1)

@@ -11,7 +11,12 @@ from lit_het.towers.attention import KeysAndValues
 
 EXAMPLES, QUERIES, KEYS, HEADS, WIDTH = 16, 5, 130, 2, 4
 OF_TWO_EXAMPLES = 2 * HEADS * QUERIES * KEYS * 4
-LIMITS = {"two at a time": OF_TWO_EXAMPLES, "one at a time": 1, "all at once": 2**40}
+LIMITS = {
+    "two at a time": OF_TWO_EXAMPLES,
+    "one at a time": OF_TWO_EXAMPLES // 2,
+    "one head at a time": 1,
+    "all at once": 2**40,
+}
 
 
 @pytest.fixture(params=LIMITS, name="groups")
@@ -50,7 +55,7 @@ def attended(query, keys, values, mask=None, causal=False):
 @pytest.mark.parametrize(
     ("mask", "causal"), [("none", False), ("none", True), ("of each query", False), ("of each example", False)]
 )
-def test_groups_of_examples_attend_as_by_the_equation(mask, causal, inputs):
+def test_groups_attend_as_by_the_equation(mask, causal, inputs):
     rows, masks = inputs
     # A function of its own: JAX would return the program of another limit for the same one.
     found = jax.jit(lambda *rows: attended(*rows, mask=masks[mask], causal=causal))(*rows)
@@ -89,7 +94,10 @@ def test_no_logits_are_saved_for_the_gradient(inputs, monkeypatch):
         (128, 256, 32),  # SoViT-400m/14 at 224: 4 MiB an image
         (127, 256, 127),  # a prime number of examples
         (3, 256, 1),
-        (8, 2**16, 8),  # one image exceeds the limit
+        (8, 2**10, 8),  # 16 MiB an image
+        (8, 2**11, 16),  # and half of the heads of an image
+        (8, 3 * 2**10, 32),  # 5 heads would fit, but 16 are not groups of them
+        (8, 2**16, 128),  # one head exceeds the limit
         (4096, 127, 1),  # short texts
     ],
 )
@@ -99,16 +107,17 @@ def test_groups_are_as_large_as_the_limit_allows(rows, num_keys, groups):
 
 
 @pytest.mark.devices
-def test_groups_on_eight_devices_move_no_rows(inputs, monkeypatch):
+@pytest.mark.parametrize(("limit", "groups"), [("one at a time", 2), ("one head at a time", 4)])
+def test_groups_on_eight_devices_move_no_rows(limit, groups, inputs, monkeypatch):
     rows, masks = inputs
-    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", LIMITS[limit])
     mesh = sharding.MeshConfig(fsdp=2).build()
     place = sharding.batch_sharding(mesh)
 
     loss = jax.value_and_grad(lambda *rows: jnp.sum(attended(*rows) ** 2))
     expected = loss(*rows, masks["of each query"])
     with jax.set_mesh(mesh):
-        assert attention._num_groups(jnp.asarray(rows[0]), KEYS) == 2
+        assert attention._num_groups(jnp.asarray(rows[0]), KEYS) == groups
         placed = [jax.device_put(x, place) for x in (*rows, masks["of each query"])]
         program = jax.jit(loss).lower(*placed).compile()
         found = program(*placed)
