@@ -213,6 +213,8 @@ def map_shards(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, 
 def map_groups(function: Callable[[Any], Array], rows: Any, num_groups: int) -> Shaped[Array, "rows *rest"]:
     """Runs a function on one group of rows after the other, and returns the rows of its results in order.
 
+    The backward pass runs it again, so that only the rows are saved.
+
     Args:
         function: of a tree like ``rows``, but with the rows of a group, to an array with rows.
         rows: a tree of arrays, whose leading axes the groups of all devices divide.
@@ -224,8 +226,12 @@ def map_groups(function: Callable[[Any], Array], rows: Any, num_groups: int) -> 
         parts = x.reshape(shards, num_groups, -1, *x.shape[1:]).swapaxes(0, 1)
         return parts.reshape(num_groups, -1, *x.shape[1:])
 
-    groups = jax.tree.map(split, rows)
-    results = jax.lax.map(lambda group: function(jax.tree.map(as_batch, group)), groups)
+    # With the constraint outside, the constrained rows of all groups would be saved beside the rows.
+    @jax.checkpoint
+    def of_group(group: Any) -> Array:
+        return function(jax.tree.map(as_batch, group))
+
+    results = jax.lax.map(of_group, jax.tree.map(split, rows))
     in_order = results.reshape(num_groups, shards, -1, *results.shape[2:]).swapaxes(0, 1)
     return as_batch(in_order.reshape(-1, *results.shape[2:]))
 

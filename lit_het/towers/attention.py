@@ -105,7 +105,7 @@ def _attended(
 ) -> Float[Array, "b q h e"]:
     """Returns softmax(q kᵀ / √e) v of every head (Vaswani et al. 2017, Eq. 1), a few examples or heads at a time.
 
-    The backward pass computes the logits of a group again, so that none are saved.
+    The backward pass computes the logits of a group again: none are saved.
     """
     b, n, h, e = source.keys.shape
     groups = _num_groups(query, n)
@@ -115,7 +115,6 @@ def _attended(
     parts = max(1, groups * sharding.num_automatic_shards() // b)
     rows, heads = b * parts // groups, h // parts
 
-    @jax.checkpoint
     def of_group(group: tuple[Array, Array, Array, Array | None]) -> Float[Array, "tokens d"]:
         # Heads are split here: split before, TPUs would pad each to a whole register in HBM.
         query, keys, values = (x.reshape(rows, -1, heads, e) for x in group[:3])
