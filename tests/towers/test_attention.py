@@ -126,3 +126,14 @@ def test_groups_on_eight_devices_move_no_rows(limit, groups, inputs, monkeypatch
     assert not any(kind in text for kind in ("all-gather", "all-to-all", "collective-permute"))
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
+
+
+@pytest.mark.devices
+def test_rows_of_groups_are_saved_once(inputs, monkeypatch):
+    rows, _ = inputs
+    monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", 1)
+    with jax.set_mesh(sharding.MeshConfig(fsdp=2).build()):
+        program = jax.make_jaxpr(lambda *rows: jax.tree.leaves(jax.vjp(attended, *rows)[1]))(*rows)
+    (loop,) = (operation for operation in program.eqns if operation.primitive.name == "scan")
+    # What attention found: rows with a constraint would be three more.
+    assert len(loop.outvars) == 1
