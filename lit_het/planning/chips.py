@@ -77,7 +77,7 @@ CHIPS = {
     "v5e": Chip(16, 197, 393, 819, 200, 3.125, _FLAT),
     "v5p": Chip(95, 459, 918, 2765, 600, 6.25, _CUBES, cores=2),
     "v6e": Chip(32, 918, 1836, 1638, 400, 12.5, _FLAT),
-    "tpu7x": Chip(192, 2307, None, 7380, 600, 12.5, _CUBES, devices=2),
+    "tpu7x": Chip(192, 2307, None, 7380, 600, 12.5, _CUBES, devices=2, cores=2),
 }
 
 

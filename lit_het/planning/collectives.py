@@ -80,14 +80,21 @@ def find_collectives(
             overlaps = (
                 bool(chain) or one.kind.endswith("-start") or (caller is not None and caller.kind == "async-start")
             )
-            arrays = one.results
-            if one.kind.endswith("-start") and kind in ("all-gather", "collective-permute"):
-                arrays = arrays[len(arrays) // 2 :]  # operands precede results
+            arrays = received(one)
             if kind == "all-reduce" and caller and _bytes(caller.results) < _bytes(arrays):
                 kind, arrays = "reduce-scatter", caller.results  # XLA for TPUs writes it so, within one fusion
             groups = _groups(one.text, mesh.size)
             shapes = tuple(array.shape for array in arrays)
             yield Collective(kind, shapes, _axes(groups, mesh), len(groups[0]), times[name], one.origin, overlaps)
+
+
+def received(one: Instruction) -> tuple[Array, ...]:
+    """Returns the arrays that a collective receives, which in some starts follow those that it sends."""
+    if one.kind == "all-gather-start":
+        return one.results[len(one.results) // 2 :]
+    if one.kind == "collective-permute-start":
+        return one.results[1:2]  # a TPU's has two semaphores after them
+    return one.results
 
 
 def _bytes(arrays: Iterable[Array]) -> int:

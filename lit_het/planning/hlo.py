@@ -16,7 +16,13 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[^\s=]+) = (?P<type>.*?) (?P<kind>[a-z][\w-]*)\((?P<rest>.*)")
-_CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%?[\w.-]+)")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.-]+)"
+)
+_BRANCHES = ("branch_computations", "true_computation", "false_computation")
+
+PRODUCTS = ("dot", "convolution")
+"""Kinds of matrix products."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,17 +141,41 @@ def iterations(loop: Instruction, program: Mapping[str, Sequence[Instruction]]) 
 
 
 def run_counts(program: Mapping[str, Sequence[Instruction]]) -> dict[str, int]:
-    """Returns the number of runs of each computation; loops of unknown length count as one iteration."""
+    """Returns the number of runs of each computation.
+
+    Loops of unknown length count as one iteration. Of the branches of a conditional that with the most operations runs,
+    as in `costs.traced_flops`.
+    """
     times: dict[str, int] = collections.Counter()
     names = list(program)
     times[names[-1]] = 1
     for name in reversed(names):
         for one in program[name]:
-            for role, callee in one.called():
+            for callee, count in _runs(one, program):
                 # Computations are printed callees first, so in reverse order a caller's count is final before its
                 # callees are counted.
-                times[callee] += times[name] * ((iterations(one, program) or 1) if role == "body" else 1)
+                times[callee] += times[name] * count
     return times
+
+
+def _runs(one: Instruction, program: Mapping[str, Sequence[Instruction]]) -> Iterator[tuple[str, int]]:
+    """Yields the computations that an instruction runs, and how often."""
+    branches = [callee for role, callee in one.called() if role in _BRANCHES]
+    if branches:
+        yield max(branches, key=lambda name: _operations(name, program)), 1
+    for role, callee in one.called():
+        if role not in _BRANCHES:
+            yield callee, (iterations(one, program) or 1) if role == "body" else 1
+
+
+def _operations(name: str, program: Mapping[str, Sequence[Instruction]]) -> int:
+    """Returns the operations of all products of a computation and of those that it runs."""
+    results, total = {one.name: one.results for one in program[name]}, 0
+    for one in program[name]:
+        if one.kind in PRODUCTS:
+            total += product_flops(one, [results[operand][0] for operand in one.operands])
+        total += sum(count * _operations(callee, program) for callee, count in _runs(one, program))
+    return total
 
 
 def product_flops(one: Instruction, operands: Sequence[Array]) -> int:

@@ -163,8 +163,8 @@ class Step:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             arguments = sum(_bytes_per_device(tree) for tree in (inputs.state, inputs.locked, inputs.batch))
-            needed = memory_needed(error)
-            return Compiled(arguments, needed, 0, "", Program((), (), (), 0), time.monotonic() - began)
+            temporary = max(0, memory_needed(error) - arguments)
+            return Compiled(arguments, temporary, 0, "", Program((), (), (), 0), time.monotonic() - began)
         (arguments, temporary), text = memory_bytes(compiled), compiled.as_text()
         assert text is not None
         program = read_program(text, sharding.of_one_slice(self.mesh))
@@ -173,7 +173,7 @@ class Step:
 
 
 def memory_needed(error: Exception) -> int:
-    """Returns the bytes of intermediate values of a program that XLA for TPUs refused, as they exceed the memory."""
+    """Returns the bytes of a program that XLA for TPUs refused, with its arguments, as they exceed the memory."""
     reason = " ".join(str(error).split())
     found = re.search(r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT])", reason)
     if "RESOURCE_EXHAUSTED" not in reason or not found:

@@ -12,8 +12,6 @@ from lit_het.planning.collectives import Collective, find_collectives
 from lit_het.planning.hlo import Instruction
 from lit_het.planning.traffic import called_by, outer, traffic
 
-_PRODUCTS = ("dot", "convolution")
-
 
 def memory_bytes(compiled: jax.stages.Compiled) -> tuple[int, int]:
     """Returns the bytes on each device of arguments and results, which may share memory, and of intermediate values."""
@@ -108,7 +106,7 @@ def _products(program: Mapping[str, Sequence[Instruction]], times: Mapping[str, 
     for name, ones in program.items():
         results = {one.name: one.results for one in ones}
         for one in ones if times[name] else ():
-            if one.kind in _PRODUCTS:
+            if one.kind in hlo.PRODUCTS:
                 operands = [results[operand][0] for operand in one.operands]
                 precision = re.search(r"operand_precision=\{(\w+)", one.text)
                 yield Product(
@@ -136,7 +134,7 @@ def _flops(
     one: Instruction, results: Mapping[str, Sequence[hlo.Array]], program: Mapping[str, Sequence[Instruction]]
 ) -> int:
     """Returns the operations of the products of an instruction, with those of what it fuses."""
-    if one.kind in _PRODUCTS:
+    if one.kind in hlo.PRODUCTS:
         return hlo.product_flops(one, [results[operand][0] for operand in one.operands])
     if one.kind != "fusion":
         return 0

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from lit_het.planning.collectives import KINDS
+from lit_het.planning.collectives import KINDS, received
 from lit_het.planning.hlo import Array, Instruction
 
 HBM = 0
@@ -57,9 +57,9 @@ def traffic(one: Instruction, operands: Sequence[Array], program: Mapping[str, S
         reads, writes = _fused(called_by(one, program), program)
     else:
         reads = [_read(one, number, array) for number, array in enumerate(operands)]
-        writes = [_written(one, result, operands) for result in one.results]
+        writes = [_written(one, result, operands) for result in received(one)]
     moved = sum(_in_hbm(array, min(size, array.bytes)) for array, size in zip(operands, reads, strict=False))
-    moved += sum(_in_hbm(array, min(size, array.bytes)) for array, size in zip(one.results, writes, strict=False))
+    moved += sum(_in_hbm(array, min(size, array.bytes)) for array, size in zip(received(one), writes, strict=False))
     return Traffic(moved, beside=one.kind.removesuffix("-start") in KINDS and one.kind.endswith("-start"))
 
 

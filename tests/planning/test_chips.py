@@ -18,6 +18,7 @@ from lit_het.planning.plan import memory_needed
         ("v5p-128", Topology("v5p", "4x4x4"), 64),  # its name counts TensorCores
         ("v4:2x2x1", Topology("v4", "2x2x1"), 4),
         ("tpu7x:4x4x12", Topology("tpu7x", "4x4x12"), 192),
+        ("tpu7x-128", Topology("tpu7x", "4x4x4"), 64),
     ],
 )
 def test_a_topology_is_named_by_its_sizes_or_as_it_is_sold(name, topology, num_chips):

@@ -81,3 +81,49 @@ def test_a_ring_is_recognized_by_its_pairs_and_asynchronous_collectives_count_th
     )
     assert (ring.axes, ring.group, ring.bytes_sent) == (("data", "fsdp", "expert"), 8, 32)
     assert gather.shapes == (("f32", (8,)),)
+
+
+PERMUTE = """HloModule step, is_scheduled=true
+
+ENTRY %main (x: bf16[8,16]) -> bf16[8,16] {
+  %x = bf16[8,16]{1,0} parameter(0)
+  %sent = (bf16[8,16]{1,0}, bf16[8,16]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%x), \
+source_target_pairs={{0,2},{2,0}}
+  ROOT %found = bf16[8,16]{1,0} collective-permute-done(%sent)
+}
+"""
+
+
+def test_a_permutation_on_a_tpu_sends_its_array_once():
+    program = read_program(PERMUTE, MESH)
+    (ring,) = program.collectives
+    assert ring.shapes == (("bf16", (8, 16)),)
+    assert ring.bytes_sent == 8 * 16 * 2
+    (work,) = program.works
+    assert work.hbm_bytes == 2 * 8 * 16 * 2  # read here and written there
+
+
+BRANCHES = """HloModule step, is_scheduled=true
+
+%one (x: f32[4,4]) -> f32[4,4] {
+  %x = f32[4,4]{1,0} parameter(0)
+  ROOT %y = f32[4,4]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%two (u: f32[4,4]) -> f32[4,4] {
+  %u = f32[4,4]{1,0} parameter(0)
+  %v = f32[4,4]{1,0} dot(%u, %u), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %w = f32[4,4]{1,0} dot(%v, %u), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (a: pred[], b: f32[4,4]) -> f32[4,4] {
+  %a = pred[] parameter(0)
+  %b = f32[4,4]{1,0} parameter(1)
+  ROOT %c = f32[4,4]{1,0} conditional(%a, %b, %b), ROLES
+}
+"""
+
+
+@pytest.mark.parametrize("roles", ["branch_computations={%one, %two}", "true_computation=%two, false_computation=%one"])
+def test_of_two_branches_that_with_more_products_counts(roles):
+    assert read_program(BRANCHES.replace("ROLES", roles), MESH).product_flops == 2 * 2 * 4**3
