@@ -48,13 +48,17 @@ while [ $# -gt 0 ]; do
   esac
 done
 for option in name zone type; do [ -n "${!option}" ] || die "--$option is missing; see scripts/train_lit.sh --help"; done
-config=''
+config='' planned=()
 for ((i = 1; i <= $#; i++)); do
   case "${!i}" in
+    # Flags of `lit-het train` alone, the first with a value.
+    --members) i=$((i + 1)) && continue ;;
+    --members=* | --allow-commands) continue ;;
     --config) ((i < $#)) && j=$((i + 1)) && config="${!j}" ;;
     --config=*) config="${!i#--config=}" ;;
     --resume | --start-or-resume | --distributed) die "${!i} is added by this script; leave it out" ;;
   esac
+  planned+=("${!i}")
 done
 [ -n "$config" ] || die "no --config FILE after --; see scripts/train_lit.sh --help"
 [[ $restarts =~ ^[0-9]+$ ]] || die "--restarts $restarts is no number"
@@ -64,7 +68,7 @@ cd "$(dirname "$0")/.."
   die "--config ${config%%:*} is not in HEAD, which workers get: commit it, or give an absolute path that they share"
 if [ -n "$plan" ]; then
   here="$(command -v lit-het || echo .venv/bin/lit-het)"
-  "$here" plan --topology "$type" "$@" || die "the step cannot be planned for $type, or does not fit (--plan)"
+  "$here" plan --topology "$type" "${planned[@]}" || die "the step cannot be planned for $type, or does not fit (--plan)"
 fi
 
 where=(--zone "$zone")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from lit_het.configs.experiment import ExperimentConfig
 
 _DEFAULT_GIB = 32
+# What the compiler says where it gets no memory, or no thread for lack of it.
+_NO_MEMORY = ("mmap error", "pthread_create failed", "bad_alloc", "Cannot allocate memory")
 # Set in the process that compiles for TPUs.
 _COMPILES = "LIT_HET_COMPILES_FOR_TPUS"
 
@@ -89,6 +92,20 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--memory-gib is for --devices; the memory of the chips of --topology is known")
     if options.memory_gib is not None and not 0 < options.memory_gib < math.inf:
         raise UserError(f"--memory-gib {options.memory_gib:g} must be above 0 and finite")
+    if options.output is not None:
+        _check_output(options.output)
+
+
+def _check_output(output: Path) -> None:
+    """Checks before minutes of compiling that the page can be written."""
+    if output.suffix == ".json":
+        raise UserError(f"--output {output} names the page, such as {output.with_suffix('.html')}; JSON lies beside it")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab"):
+            pass
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be written ({error.strerror})") from error
 
 
 def _for_virtual_devices(config: "ExperimentConfig", options: argparse.Namespace) -> None:
@@ -108,15 +125,35 @@ def _in_a_process(options: argparse.Namespace, flags: list[str]) -> None:
     """Compiles in a process of its own: the compiler ends it where it fails, and needs an environment of its own."""
     from lit_het.planning import chips
 
+    chips.parse(options.topology, options.slices)
+    chips.check_libtpu()
     given = ["--config", str(options.config), "--topology", options.topology, "--slices", str(options.slices)]
     given += ["--fit"] * options.fit + (["--output", str(options.output)] if options.output else [])
     command = [sys.executable, "-m", "lit_het", "plan", *given, *flags]
-    code = subprocess.run(command, env=chips.environment() | {_COMPILES: "1"}, check=False).returncode
-    if code < 0:
-        reason = "out of memory: it takes 1 to 4 GiB" if code == -signal.SIGKILL else signal.Signals(-code).name
-        raise UserError(f"the compiler for TPUs was stopped ({reason}); plan fewer chips or a smaller model, or retry")
-    if code:
-        sys.exit(code)
+    said = []
+    with subprocess.Popen(
+        command, env=chips.environment() | {_COMPILES: "1"}, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("lit-het:"):
+                print(line, end="", file=sys.stderr, flush=True)
+            else:
+                said.append(line)
+    if process.returncode < 0:
+        # The compiler, in C++, says in many lines where it ended.
+        raise UserError(f"the compiler for TPUs was stopped ({_reason(process.returncode, said)})")
+    sys.stderr.writelines(said)
+    if process.returncode:
+        sys.exit(process.returncode)
+
+
+def _reason(code: int, said: Sequence[str]) -> str:
+    """Returns why a process ended that a signal stopped."""
+    if code == -signal.SIGKILL or any(sign in line for line in said for sign in _NO_MEMORY):
+        return "out of memory: it takes 1 to 4 GiB; plan fewer chips or a smaller model"
+    last = next((line.strip()[:200] for line in reversed(said) if line.strip()), "it said nothing")
+    return f"{signal.Signals(-code).name}: {last}"
 
 
 def _for_chips(config: "ExperimentConfig", options: argparse.Namespace) -> None:

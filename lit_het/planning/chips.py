@@ -71,7 +71,6 @@ class Chip:
 
 _FLAT = tuple(["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"])
 _CUBES = tuple(["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"])
-
 CHIPS = {
     "v4": Chip(32, 275, 275, 1200, 300, None, _CUBES, cores=2, options=(("chip_config_name", "megacore"),)),
     "v5e": Chip(16, 197, 393, 819, 200, 3.125, _FLAT),
@@ -116,13 +115,17 @@ def parse(name: str, slices: int = 1) -> Topology:
     if chip and separator and size.isdigit():
         by_chips = {chip.cores * Topology(kind, one).num_chips: one for one in chip.sizes}
         size = by_chips.get(int(size), "")
-    if not chip or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", size) or len(size.split("x")) != _dimensions(chip):
+    if chip is None or not _is_sold(size, chip):
         raise _unknown(name)
     return Topology(kind, size, slices)
 
 
-def _dimensions(chip: Chip) -> int:
-    return len(chip.sizes[0].split("x"))
+def _is_sold(size: str, chip: Chip) -> bool:
+    if size in chip.sizes:
+        return True
+    # There are more slices of cubes than those of the list, such as 4x4x12.
+    is_cubes = chip.sizes is _CUBES and re.fullmatch(r"([1-9]\d*x){2}[1-9]\d*", size)
+    return bool(is_cubes) and all(int(length) % 4 == 0 for length in size.split("x"))
 
 
 def _unknown(name: str) -> UserError:
@@ -132,7 +135,7 @@ def _unknown(name: str) -> UserError:
 
 def devices(topology: Topology) -> Sequence[Any]:
     """Returns descriptions of the devices, for which programs can be compiled and not run."""
-    _check_libtpu()
+    check_libtpu()
     from jax.experimental import topologies
 
     options: dict[str, Any] = dict(topology.chip.options)
@@ -149,7 +152,8 @@ def devices(topology: Topology) -> Sequence[Any]:
         raise UserError(f"libtpu does not describe {topology}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _check_libtpu() -> None:
+def check_libtpu() -> None:
+    """Checks that libtpu is installed, and is the one that this JAX needs."""
     install = "pip install 'lit-het[tpu-plan]' (a compiler; no TPU is needed)"
     try:
         installed = importlib.metadata.version("libtpu")

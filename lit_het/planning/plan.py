@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
@@ -181,9 +182,16 @@ def memory_needed(error: Exception) -> int:
     return int(float(found[1]) * 2 ** (10 * (1 + "KMGT".index(found[2]))))
 
 
-def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
-    """Returns the plan of a configuration for devices; nothing is run on them."""
+def plan(config: ExperimentConfig, devices: Sequence[Any], name: str) -> Plan:
+    """Returns the plan of a configuration for devices; nothing is run on them.
+
+    Args:
+        config: the configuration.
+        devices: may be virtual, or descriptions of chips.
+        name: what is compiled and for what, for messages.
+    """
     step = Step(config, config.mesh.build(devices))
+    message(f"compiling {name}")
     compiled = step.compile()
     return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)
 

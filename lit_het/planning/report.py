@@ -9,17 +9,17 @@ from rich.console import Console
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import console_of_results, message
-from lit_het.errors import UserError
 from lit_het.eval.report.writing import print_results
 from lit_het.planning import page, slices, tables
-from lit_het.planning.alternatives import remedies
+from lit_het.planning.alternatives import smaller
 from lit_het.planning.chips import GIB, Topology
-from lit_het.planning.plan import Plan, Step, plan
+from lit_het.planning.plan import Plan, plan
 
 REMARKS = (
     "The step is compiled by XLA for CPUs. It converts bfloat16 to float32, in memory and in collectives, and turns a "
     "reduce-scatter into an all-reduce and a slice, with twice the bytes. Compilers for accelerators do neither, but "
-    "choose other fusions, layouts and padding. The bytes of the state are exact in both columns.",
+    "choose other fusions, layouts and padding. The bytes of the state are exact in both columns. On GPUs attention "
+    "computes and saves the logits of all examples at once, which here are in groups and not saved.",
     "Bytes of collectives are sent by each device in a step, with ring algorithms. Operations are those of matrix "
     "products and convolutions; compiled ones include what the backward pass computes again to save memory.",
 )
@@ -37,8 +37,7 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
         devices: may be virtual.
         memory_gib: memory per device.
     """
-    message(f"compiling the step for {len(devices)} virtual devices")
-    made = plan(config, devices)
+    made = plan(config, devices, f"the step for {len(devices)} virtual devices")
     console = console_of_results()
     console.print(tables.title(made))
     remarks = (*REMARKS, OF_EXPERTS) if made.dispatch_flops else REMARKS
@@ -61,15 +60,14 @@ def report_on_chips(config: ExperimentConfig, topology: Topology, output: Path |
     first = shown[0]
     console = console_of_results()
     console.print(f"{topology}: {tables.title(first.plan)}")
-    remarks = (page.BOUND, *((OF_EXPERTS,) if first.plan.dispatch_flops else ()))
+    compiled = (*tables.collectives(first.plan), page.bounds(shown, topology), page.BOUND)
     print_results(
         tables.parameters(first.plan),
         tables.operations(first.plan),
         tables.memory(first.plan),
         page.memory(first, topology),
-        *tables.collectives(first.plan),
-        page.bounds(shown, topology),
-        *remarks,
+        *(compiled if first.roofline else ()),
+        *((OF_EXPERTS,) if first.plan.dispatch_flops else ()),
     )
     if output is not None:
         page.write(output, config, shown, topology)
@@ -78,24 +76,25 @@ def report_on_chips(config: ExperimentConfig, topology: Topology, output: Path |
     if slices.fits(first.plan, topology):
         return True
     if not fit:
-        flags = [flag for flag, _ in remedies(config, first.plan)]
-        console.print(f"What may help, and what --fit compiles: {'; '.join(flags)}")
+        _print_changes(console, config, first.plan, topology.chip.memory)
+        console.print("With --fit they are compiled.")
         return False
     return _fit(console, config, first.plan, topology)
 
 
 def _fit(console: Console, config: ExperimentConfig, made: Plan, topology: Topology) -> bool:
     """Prints changes that need less memory, and returns whether one of them fits."""
-    tried = dict(slices.fitting(config, made, topology))
-    fitting = {flag: one for flag, one in tried.items() if slices.fits(one.plan, topology)}
-    print_results(page.bounds(list(tried.values()), topology))
-    for flag, one in tried.items():
-        console.print(f"  {flag}: {page.verdict(one, topology)}.")
+    tried = list(slices.fitting(config, made, topology))
+    if tried:
+        print_results(page.bounds(tried, topology))
+    for one in tried:
+        console.print(f"  {one.name}: {page.verdict(one, topology)}.")
+    fitting = [one for one in tried if slices.fits(one.plan, topology)]
     if not fitting:
-        console.print("None of these changes alone fits.")
+        console.print("None of these changes fits: take more chips, or a smaller batch or model.")
         return False
-    cheapest = min(fitting, key=lambda flag: fitting[flag].chip_hours(topology, 1) or math.inf)
-    console.print(f"The cheapest that fits: {cheapest}")
+    cheapest = min(fitting, key=lambda one: one.chip_hours(topology, 1) or math.inf)
+    console.print(f"The cheapest that fits: {cheapest.name}")
     return True
 
 
@@ -108,17 +107,15 @@ def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib:
     certainty = "will not fit" if min(formula, compiled) > memory_gib * GIB else "may not fit"
     largest = max(made.memory, key=lambda name: made.memory[name])
     console.print(f"It {certainty} into {memory_gib:g} GiB per device: {sizes}. The largest part: {largest}.")
-    console.print("Flags that help, each in addition to those above it, by formula:")
-    smallest = formula
-    for flag, change in remedies(config, made):
-        try:
-            changed = change(config)
-            size = sum(Step(changed, changed.mesh.build(list(made.mesh.devices.flat))).memory().values())
-        except UserError:
-            continue  # experts or examples cannot be split over this mesh
-        if size < smallest:
-            config, smallest = changed, size
-            console.print(f"  {flag}: {tables.size_text(size)}{'' if size > memory_gib * GIB else ', which fits'}")
-        if smallest <= memory_gib * GIB:
-            break
+    _print_changes(console, config, made, memory_gib * GIB)
     return False
+
+
+def _print_changes(console: Console, config: ExperimentConfig, made: Plan, available: float) -> None:
+    console.print("Flags that help, each in addition to those above it, by formula:")
+    for change in smaller(config, made, together=True):
+        flag, value = list(change.flags.items())[-1]
+        fits = change.bytes <= available
+        console.print(f"  {flag} {value}: {tables.size_text(change.bytes)}{', which fits' if fits else ''}")
+        if fits:
+            break

@@ -7,11 +7,11 @@ from typing import Any
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.flags import with_flags
 from lit_het.console import in_minutes, message
-from lit_het.errors import UserError
+from lit_het.errors import UserError, pluralize
 from lit_het.planning import chips
-from lit_het.planning.alternatives import remedies
+from lit_het.planning.alternatives import smaller
 from lit_het.planning.chips import Topology
-from lit_het.planning.plan import Plan, Step, plan
+from lit_het.planning.plan import Plan, plan
 from lit_het.planning.roofline import Roofline, roofline
 from lit_het.training.durations import RunLength
 
@@ -52,8 +52,7 @@ def fits(made: Plan, topology: Topology) -> bool:
 
 def on_chips(config: ExperimentConfig, topology: Topology, devices: Sequence[Any], name: str) -> OnChips:
     """Returns the plan of a configuration, compiled for chips."""
-    message(f"compiling {name} for {topology}: {topology.num_chips:,} chips")
-    made = plan(config, devices)
+    made = plan(config, devices, f"{name} for {topology}: {pluralize(topology.num_chips, 'chip')}")
     message(f"compiled in {in_minutes(made.compiled.seconds)}")
     bounds = None
     if made.compiled.text:
@@ -78,13 +77,19 @@ def side_by_side(config: ExperimentConfig, topology: Topology) -> list[OnChips]:
     return [on_chips(variant, topology, devices, name) for name, variant in variants.items()]
 
 
-def fitting(config: ExperimentConfig, made: Plan, topology: Topology) -> Iterator[tuple[str, OnChips]]:
-    """Compiles changes that need less memory by formula, each alone, and yields them with their flags."""
-    devices, before = list(made.mesh.devices.flat), sum(made.memory.values())
-    for flag, change in remedies(config, made):
-        try:
-            changed = change(config)
-            if sum(Step(changed, changed.mesh.build(devices)).memory().values()) < before:
-                yield flag, on_chips(changed, topology, devices, flag)
-        except UserError as error:
-            message(f"{flag}: {error}")
+def fitting(config: ExperimentConfig, made: Plan, topology: Topology) -> Iterator[OnChips]:
+    """Compiles changes that fit by formula: each that does alone, and the first of several together.
+
+    If none fits by formula, the smallest is compiled.
+    """
+    available, devices = topology.chip.memory, list(made.mesh.devices.flat)
+    chosen = [change for change in smaller(config, made, together=False) if change.bytes <= available]
+    together = None
+    for together in smaller(config, made, together=True):
+        # Compiled steps of shipped configurations need up to a fifth more than the formula.
+        if 1.2 * together.bytes <= available:
+            break
+    if together is not None and together.flags not in [change.flags for change in chosen]:
+        chosen.append(together)
+    for change in chosen:
+        yield on_chips(change.config, topology, devices, str(change))

@@ -30,9 +30,11 @@ def parameters(made: Plan) -> Table:
 def operations(made: Plan) -> Table:
     """Returns the operations of a step."""
     unit, name = (1e12, "TFLOP") if made.flops >= 1e12 else (1e9, "GFLOP")
-    rows = {"traced": made.flops, "compiled": made.compiled.program.product_flops * made.mesh.size}
+    rows = {"traced": made.flops}
     if made.dispatch_flops:
-        rows = {"traced": made.flops, "without dispatch": made.flops - made.dispatch_flops} | rows
+        rows["without dispatch"] = made.flops - made.dispatch_flops
+    if made.compiled.text:
+        rows["compiled"] = made.compiled.program.product_flops * made.mesh.size
     divisors = {"all devices": unit, "a device": made.mesh.size * unit, "GFLOP of an example": 1e9 * made.batch_size}
     cells = ((row, *(f"{flops / divisor:,.3f}" for divisor in divisors.values())) for row, flops in rows.items())
     return plain_table(f"{name} of a step", tuple(divisors), cells)
@@ -66,7 +68,7 @@ def collectives(made: Plan) -> list[Table | str]:
         times, sent = sum(one.times for one in ones), sum(one.bytes_sent for one in ones)
         beside = sum(one.bytes_sent for one in ones if one.overlaps)
         rows.append((kind, axes, str(len(ones)), str(times), f"{sent / 1e6:,.1f}", f"{beside / 1e6:,.1f}"))
-    columns = ("over", "instructions", "times", "MB sent", "of them beside other work")
+    columns = ("over", "instructions", "times", "MB sent", "of them asynchronous")
     table = plain_table("collectives of a step", columns, rows)
     loops = made.compiled.program.unknown_loops
     return [table, *([f"{loops} loops of unknown length are counted as one iteration"] if loops else [])]

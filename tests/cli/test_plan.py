@@ -61,7 +61,7 @@ def small(case: str) -> ExperimentConfig:
 @functools.cache
 def planned(case: str) -> Plan:
     """The plan of a recipe in small, for eight devices."""
-    return plan(small(case), jax.devices())
+    return plan(small(case), jax.devices(), case)
 
 
 def holds_examples(collective):
@@ -183,7 +183,7 @@ def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypa
     # Whose steps are traced sooner.
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, head=DeterministicContrastiveConfig()))
     made = planned("fsdp")
-    made = dataclasses.replace(made, memory=report.Step(config, made.mesh).memory())
+    made = dataclasses.replace(made, memory=Step(config, made.mesh).memory())
     monkeypatch.setattr(report, "plan", lambda *_: made)
     size = sum(made.memory.values()) / 2**30
     assert report.report(config, jax.devices(), 32)

@@ -100,7 +100,7 @@ def main() -> None:
             found[name] = evaluation(small("lit"), devices)
             continue
         config = small(name)
-        made = plan(config, devices)
+        made = plan(config, devices, name)
         header = made.compiled.text.partition("\n")[0]
         bounds = roofline(made.compiled.program, topology, made.flops)
         found[name] = {

@@ -27,7 +27,10 @@ def test_a_topology_is_named_by_its_sizes_or_as_it_is_sold(name, topology, num_c
     assert chips.parse(name, 2).num_chips == 2 * num_chips
 
 
-@pytest.mark.parametrize("name", ["v5e", "v5e:3", "v5e-7", "v5e:4x4x4", "v5p:4x4", "v9:2x2", "v5e:0x4", "h100:8", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["v5e", "v5e:3", "v5e-7", "v5e:4x4x4", "v5p:4x4", "v9:2x2", "v5e:0x4", "h100:8", "v5e:32x32", "v4:3x4x4", ""],
+)
 def test_an_unknown_topology_lists_the_known_ones(name):
     with pytest.raises(UserError, match=r"is not known.*v5e: 1x1, 2x2"):
         chips.parse(name)
