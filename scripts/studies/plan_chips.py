@@ -69,12 +69,13 @@ ROWS = (
     Row("imagenet21k_het_xl", "v5e-64"),
     Row("imagenet21k_het_xl:tower=resnet152", "v5e-64"),
     Row("fine_tune_imagenet", "v5e-8"),
+    Row("fine_tune_imagenet", "v5e-16"),
     Row("fine_tune_experts", "v5e-8"),
     Row("imagenet_experts", "v5e-8"),
     Row("linear_probe_imagenet", "v5e-1"),
     Row("translation_base", "v5e-4"),
     Row("prolip_b16", "v5e-256"),
-    Row("siglip2_b16", "v5e-256"),
+    Row("siglip2_b16", "v5e-256", slices=8),
     Row("coca_large", "v4-4096"),
 )
 
