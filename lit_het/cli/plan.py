@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,11 +99,13 @@ def _check(options: argparse.Namespace) -> None:
 
 def _check_output(output: Path) -> None:
     """Checks before minutes of compiling that the page can be written."""
+    if output.is_dir():
+        raise UserError(f"--output {output} is a folder; name a file in it")
     if output.suffix == ".json":
         raise UserError(f"--output {output} names the page, such as {output.with_suffix('.html')}; JSON lies beside it")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with output.open("ab"):
+        with tempfile.TemporaryFile(dir=output.parent):
             pass
     except OSError as error:
         raise UserError(f"--output {output} cannot be written ({error.strerror})") from error

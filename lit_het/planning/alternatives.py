@@ -44,10 +44,10 @@ def smaller(config: ExperimentConfig, made: Plan, *, together: bool) -> Iterator
         before = best if together else start
         try:
             changed = change(before.config)
-            step = Step(changed, changed.mesh.build(list(made.mesh.devices.flat)))
+            memory = Step(changed, changed.mesh.build(list(made.mesh.devices.flat))).memory()
         except UserError:
-            continue  # experts or examples cannot be split over this mesh
-        found = Change(before.flags | {flag: value}, changed, sum(step.memory().values()))
+            continue  # experts or examples cannot be split so
+        found = Change(before.flags | {flag: value}, changed, sum(memory.values()))
         if found.bytes < before.bytes:
             yield found
             best = found

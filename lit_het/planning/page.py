@@ -19,7 +19,7 @@ from lit_het.planning.chips import GIB, Topology
 from lit_het.planning.lifetimes import Life, life
 from lit_het.planning.program import Work
 from lit_het.planning.roofline import serial_seconds
-from lit_het.planning.slices import OnChips, fits, needed
+from lit_het.planning.slices import OnChips, needed
 
 BOUND = (
     "Bounds, and not measurements: what the compiled program computes and moves, at the published rates of the chip. "
@@ -149,7 +149,7 @@ def write(output: Path, config: ExperimentConfig, shown: Sequence[OnChips], topo
 def verdict(one: OnChips, topology: Topology) -> str:
     """Returns the result in one sentence."""
     sizes = f"{needed(one.plan) / GIB:.2f} of {topology.chip.memory / GIB:g} GiB"
-    if one.roofline is None or not fits(one.plan, topology):
+    if one.roofline is None:
         return f"The step does not fit: it needs {sizes} of a device"
     seconds = one.roofline.seconds
     return f"The step fits with {sizes} of a device and takes {1e3 * seconds:.1f} ms or longer"
@@ -178,7 +178,7 @@ def as_json(one: OnChips, topology: Topology) -> Mapping[str, Any]:
         "name": one.name,
         "mesh": dict(one.plan.mesh.shape),
         "batch_size": one.plan.batch_size,
-        "fits": fits(one.plan, topology),
+        "fits": one.fits,
         "compile_seconds": compiled.seconds,
         "bytes": {"arguments": compiled.arguments, "temporaries": compiled.temporary, "code": compiled.code},
         "bytes_by_formula": one.plan.memory,

@@ -169,7 +169,11 @@ class Step:
         (arguments, temporary), text = memory_bytes(compiled), compiled.as_text()
         assert text is not None
         program = read_program(text, sharding.of_one_slice(self.mesh))
-        code = compiled.memory_analysis().generated_code_size_in_bytes
+        memory = compiled.memory_analysis()
+        code = memory.generated_code_size_in_bytes
+        if self.mesh.devices.flat[0].platform == "tpu":
+            # For TPUs the sum of intermediate values counts memory twice that several of them take in turn.
+            temporary = min(temporary, memory.peak_memory_in_bytes - arguments)
         return Compiled(arguments, temporary, code, text, program, time.monotonic() - began)
 
 

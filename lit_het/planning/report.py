@@ -60,20 +60,22 @@ def report_on_chips(config: ExperimentConfig, topology: Topology, output: Path |
     first = shown[0]
     console = console_of_results()
     console.print(f"{topology}: {tables.title(first.plan)}")
-    compiled = (*tables.collectives(first.plan), page.bounds(shown, topology), page.BOUND)
+    compiled = []
+    if first.fits:
+        compiled = [*tables.collectives(first.plan), page.bounds(shown, topology), page.BOUND]
     print_results(
         tables.parameters(first.plan),
         tables.operations(first.plan),
         tables.memory(first.plan),
         page.memory(first, topology),
-        *(compiled if first.roofline else ()),
+        *compiled,
         *((OF_EXPERTS,) if first.plan.dispatch_flops else ()),
     )
     if output is not None:
         page.write(output, config, shown, topology)
         message(f"{output}, and its figures in {output.with_suffix('.json').name} beside it")
     console.print(f"{page.verdict(first, topology)}.")
-    if slices.fits(first.plan, topology):
+    if first.fits:
         return True
     if not fit:
         _print_changes(console, config, first.plan, topology.chip.memory)
@@ -89,7 +91,7 @@ def _fit(console: Console, config: ExperimentConfig, made: Plan, topology: Topol
         print_results(page.bounds(tried, topology))
     for one in tried:
         console.print(f"  {one.name}: {page.verdict(one, topology)}.")
-    fitting = [one for one in tried if slices.fits(one.plan, topology)]
+    fitting = [one for one in tried if one.fits]
     if not fitting:
         console.print("None of these changes fits: take more chips, or a smaller batch or model.")
         return False

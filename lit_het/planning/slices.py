@@ -32,6 +32,11 @@ class OnChips:
     roofline: Roofline | None
     run_steps: int | None
 
+    @property
+    def fits(self) -> bool:
+        """Whether the compiler, which knows what the runtime of a chip needs, has placed the step in its memory."""
+        return self.roofline is not None
+
     def chip_hours(self, topology: Topology, examples: float | None = None) -> float | None:
         """Returns the hours of all chips together that a number of examples takes at the bound, or the run."""
         steps = self.run_steps if examples is None else examples / self.plan.batch_size
@@ -43,11 +48,6 @@ class OnChips:
 def needed(made: Plan) -> int:
     """Returns the bytes that the compiled step takes on a device."""
     return made.compiled.arguments + made.compiled.temporary + made.compiled.code
-
-
-def fits(made: Plan, topology: Topology) -> bool:
-    """Returns whether the compiler has placed the step in the memory of a device."""
-    return bool(made.compiled.text) and needed(made) <= topology.chip.memory
 
 
 def on_chips(config: ExperimentConfig, topology: Topology, devices: Sequence[Any], name: str) -> OnChips:

@@ -1,12 +1,14 @@
 import dataclasses
 import functools
 import re
+import signal
 from pathlib import Path
 
 import jax
 import pytest
 
 from lit_het.cli.main import main
+from lit_het.cli.plan import _reason
 from lit_het.configs import imagenet21k_het_xl, lit_e3_b32_het_xl, lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
@@ -14,7 +16,7 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SoftmaxLoss
-from lit_het.planning import report
+from lit_het.planning import alternatives, report
 from lit_het.planning.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
 from lit_het.towers import routing
@@ -177,7 +179,7 @@ def test_the_state_takes_what_a_real_one_takes():
 @pytest.mark.slow
 def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypatch):
     # The second and the third report try the same step.
-    monkeypatch.setattr(report, "Step", functools.cache(Step))
+    monkeypatch.setattr(alternatives, "Step", functools.cache(Step))
     monkeypatch.setattr(Step, "memory", functools.cache(Step.memory))
     config = small("fsdp")
     # Whose steps are traced sooner.
@@ -224,3 +226,31 @@ def test_a_batch_that_the_devices_cannot_share_is_refused_before_anything_is_com
 def test_arguments_that_cannot_work_are_refused_in_one_line(arguments, message, capsys):
     assert main(["plan", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("plan.json", "names the page, such as .*plan.html"),
+        ("file/plan.html", r"cannot be written \(File exists\)"),
+        (".", "is a folder"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_minutes_of_compiling(output, reason, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    arguments = ["plan", "--config", "quickstart_lit_het_xl", "--topology", "v5e:2x2", "--output"]
+    assert main([*arguments, str(tmp_path / output)]) == 1
+    assert re.fullmatch(rf"lit-het: --output .*{reason}.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "reason"),
+    [
+        (-signal.SIGKILL, [], "out of memory"),
+        (-signal.SIGABRT, ["LLVM ERROR: pthread_create failed: Resource temporarily unavailable\n"], "out of memory"),
+        (-signal.SIGSEGV, ["mmap error: Cannot allocate memory\n", "*** SIGSEGV ***\n"], "out of memory"),
+        (-signal.SIGABRT, ["F0101 layout.cc:1 Check failed: rank == 2\n", "\n"], "SIGABRT: F0101 .* rank == 2"),
+    ],
+)
+def test_what_stopped_the_compiler_is_one_line(code, said, reason):
+    assert re.fullmatch(f"{reason}[^\n]*", _reason(code, said))

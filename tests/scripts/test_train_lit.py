@@ -210,7 +210,9 @@ def test_a_step_that_does_not_fit_requests_no_slice(cloud, tmp_path, code):
     planner = tmp_path / "bin" / "lit-het"
     planner.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/planned.txt\nexit {code}\n')
     planner.chmod(0o755)
-    run = ended(command("--plan", "--dry-run"))
-    assert (tmp_path / "planned.txt").read_text().startswith("plan --topology v5litepod-8 --config configs/")
+    of_training = ("--members", "3", "--allow-commands", "--length", "5 steps")
+    run = ended([*command("--plan", "--dry-run"), *of_training])
+    planned = "plan --topology v5litepod-8 --config configs/quickstart_lit_deterministic.py --length 5 steps\n"
+    assert (tmp_path / "planned.txt").read_text() == planned
     assert (run.returncode, "gcloud" in run.stdout) == ((0, True) if code == 0 else (1, False))
     assert ("does not fit (--plan)" in run.stderr) == bool(code)
