@@ -15,7 +15,7 @@ from lit_het.configs import imagenet21k_het_xl, lit_e3_b32_het_xl, lit_so400m_he
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.models.predictor import Programs
 from lit_het.planning import chips
-from lit_het.planning.plan import plan
+from lit_het.planning.plan import Step, plan
 from lit_het.planning.program import read_program
 from lit_het.planning.roofline import roofline
 from lit_het.sharding import MeshConfig
@@ -110,6 +110,10 @@ def main() -> None:
             "formula": sum(made.memory.values()),
             "state": sum(made.memory[part] for part in ("trainable parameters", "optimizer state")),
             "donated": header.count("-alias)"),
+            # Adafactor's moments that a parameter does not have are constants of one element.
+            "arrays of the state": sum(
+                leaf.shape != (1,) for leaf in jax.tree.leaves(Step(config, made.mesh).inputs.state)
+            ),
             "flops": [made.flops, made.compiled.program.product_flops * made.mesh.size],
             "unknown_loops": made.compiled.program.unknown_loops,
             **unwanted(made.compiled.text),
