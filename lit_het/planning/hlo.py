@@ -162,19 +162,20 @@ def _runs(one: Instruction, program: Mapping[str, Sequence[Instruction]]) -> Ite
     """Yields the computations that an instruction runs, and how often."""
     branches = [callee for role, callee in one.called() if role in _BRANCHES]
     if branches:
-        yield max(branches, key=lambda name: _operations(name, program)), 1
+        yield max(branches, key=lambda name: operations(name, program)), 1
     for role, callee in one.called():
         if role not in _BRANCHES:
             yield callee, (iterations(one, program) or 1) if role == "body" else 1
 
 
-def _operations(name: str, program: Mapping[str, Sequence[Instruction]]) -> int:
+def operations(name: str, program: Mapping[str, Sequence[Instruction]]) -> int:
     """Returns the operations of all products of a computation and of those that it runs."""
-    results, total = {one.name: one.results for one in program[name]}, 0
-    for one in program[name]:
+    ones, total = program.get(name, ()), 0
+    results = {one.name: one.results for one in ones}
+    for one in ones:
         if one.kind in PRODUCTS:
             total += product_flops(one, [results[operand][0] for operand in one.operands])
-        total += sum(count * _operations(callee, program) for callee, count in _runs(one, program))
+        total += sum(count * operations(callee, program) for callee, count in _runs(one, program))
     return total
 
 

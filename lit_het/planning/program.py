@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from lit_het.planning import hlo
 from lit_het.planning.collectives import Collective, find_collectives
 from lit_het.planning.hlo import Instruction
-from lit_het.planning.traffic import called_by, outer, traffic
+from lit_het.planning.traffic import outer, traffic
 
 
 def memory_bytes(compiled: jax.stages.Compiled) -> tuple[int, int]:
@@ -136,8 +136,4 @@ def _flops(
     """Returns the operations of the products of an instruction, with those of what it fuses."""
     if one.kind in hlo.PRODUCTS:
         return hlo.product_flops(one, [results[operand][0] for operand in one.operands])
-    if one.kind != "fusion":
-        return 0
-    within = called_by(one, program)
-    inner = {other.name: other.results for other in within}
-    return sum(_flops(other, inner, program) for other in within)
+    return sum(hlo.operations(name, program) for role, name in one.called() if one.kind == "fusion" and role == "calls")

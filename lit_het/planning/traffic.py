@@ -53,13 +53,14 @@ def traffic(one: Instruction, operands: Sequence[Array], program: Mapping[str, S
     if one.kind in _PREFETCHES:
         copy = one.results[_PREFETCHES[one.kind]]
         return Traffic(_in_hbm(copy, copy.bytes) + _in_hbm(operands[0], copy.bytes), beside=True)
+    results = received(one)
     if one.kind == "fusion":
         reads, writes = _fused(called_by(one, program), program)
     else:
         reads = [_read(one, number, array) for number, array in enumerate(operands)]
-        writes = [_written(one, result, operands) for result in received(one)]
+        writes = [_written(one, result, operands) for result in results]
     moved = sum(_in_hbm(array, min(size, array.bytes)) for array, size in zip(operands, reads, strict=False))
-    moved += sum(_in_hbm(array, min(size, array.bytes)) for array, size in zip(received(one), writes, strict=False))
+    moved += sum(_in_hbm(array, min(size, array.bytes)) for array, size in zip(results, writes, strict=False))
     return Traffic(moved, beside=one.kind.removesuffix("-start") in KINDS and one.kind.endswith("-start"))
 
 

@@ -72,15 +72,15 @@ def _programs(options: argparse.Namespace) -> tuple[dict[str, Program], int]:
     def forward(params: Any, images: Any) -> Any:
         return jnp.sum(nnx.merge(graph, params)(images).embedding ** 2)
 
+    function = jax.grad(forward) if options.gradients else forward
     limits = {GROUPS: attention._LOGITS_AT_ONCE, WHOLE: 2**60}
-    programs, flops = {}, 0
+    programs = {}
     for name, limit in limits.items():
         attention._LOGITS_AT_ONCE = limit
         # JAX would return the program of the other limit for the same function.
-        function = (lambda *args: jax.grad(forward)(*args)) if options.gradients else (lambda *args: forward(*args))
-        programs[name], flops = Program.of(function, params, images), product_flops(function, params, images)
+        programs[name] = Program.of(lambda *args: function(*args), params, images)
     attention._LOGITS_AT_ONCE = limits[GROUPS]
-    return programs, flops
+    return programs, product_flops(function, params, images)
 
 
 def _theirs(options: argparse.Namespace) -> Callable[[], Any]:

@@ -97,12 +97,18 @@ def main() -> None:
         except FileNotFoundError:
             failed.append(f"{row.name} on {row.chips}")
             continue
-        rows[row.name, row.chips] = [*_cells(row, content), commit.stdout.strip()]
+        cells = list(_cells(row, content))
+        # Without bounds there are no more figures.
+        rows[row.name, row.chips] = [*cells, *[""] * (len(COLUMNS) - 1 - len(cells)), commit.stdout.strip()]
         # After each, as all of them take an hour.
-        _write([rows[row.name, row.chips] for row in ROWS if (row.name, row.chips) in rows], content["versions"])
-    print(markdown(json.loads(OUTPUT.read_text())["chips"]["rows"]))
+        _write(_ordered(rows), content["versions"])
+    print(markdown(_ordered(rows)))
     if failed:
         sys.exit(f"not planned: {'; '.join(failed)}")
+
+
+def _ordered(rows: Mapping[tuple[str, str], Sequence[str]]) -> list[Sequence[str]]:
+    return [rows[row.name, row.chips] for row in ROWS if (row.name, row.chips) in rows]
 
 
 def _planned(row: Row, directory: Path) -> Mapping[str, Any]:
@@ -134,7 +140,6 @@ def _cells(row: Row, content: Mapping[str, Any]) -> Iterator[str]:
     yield f"{size / memory:.0%}" if step["fits"] else f"{size / memory:.0%}: does not fit"
     bounds = step["bounds"]
     if bounds is None:
-        yield from [""] * (len(COLUMNS) - 6)
         return
     limits = {limit["name"]: limit["seconds"] for limit in bounds["limits"]}
     yield from (
