@@ -72,7 +72,7 @@ def repaired_jpeg(data: bytes) -> bytes:
             end = 0
     if is_sequential and end:
         _check_zeros(data, end, tables)
-    if _END_OF_JPEG not in data[end:]:
+    if data.rfind(_END_OF_JPEG, end) < 0:  # from the end, where it is nearly always
         edits.append((len(data), len(data), _END_OF_JPEG))
     edits = [edit for edit in edits if data[edit[0] : edit[1]] != edit[2]]
     if not edits:
@@ -93,11 +93,11 @@ def _check_zeros(data: bytes, start: int, tables: bytes) -> None:
     place = 0
     while place + 17 < len(tables):
         if tables[place] & 0x10 and tables[place + 17]:  # of coefficients, and its shortest code is not that of none
-            stop = data.find(_END_OF_JPEG, start)
-            stop = len(data) if stop < 0 else stop
-            hole = data.find(bytes(_LONGEST_ZEROS), start, stop)
-            if hole >= 0 and data[hole:stop].strip(b"\0"):
-                raise BrokenImage("damaged JPEG", f"zeros in place of coded pixels at byte {hole}")
+            # The hole first: to look for two bytes among all pixels takes fifteen times as long as for 64.
+            if (hole := data.find(bytes(_LONGEST_ZEROS), start)) >= 0:
+                stop = data.find(_END_OF_JPEG, start)
+                if data[hole : len(data) if stop < 0 else stop].strip(b"\0"):
+                    raise BrokenImage("damaged JPEG", f"zeros in place of coded pixels at byte {hole}")
             return
         place += 17 + sum(tables[place + 1 : place + 17])
 
