@@ -1,11 +1,13 @@
 """The log of a run's scalars: JSON lines and a TensorBoard file; records wait in memory while a disk is full."""
 
+import functools
 import json
 import math
 import platform
 import struct
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,15 +111,26 @@ class _AppendedFile:
 
 def _event(**fields: Any) -> bytes:
     """Returns a TensorBoard record: the length, the event, and a CRC of each."""
-    from tensorboardX.proto import event_pb2  # takes a second, which readers of metrics need not wait
-    from tensorboardX.record_writer import masked_crc32c
-
-    events: Any = event_pb2  # its classes are created at import: unknown to type checkers
-    content = events.Event(wall_time=time.time(), **fields).SerializeToString()
+    event, checksum = _tensorboard()
+    content = event(wall_time=time.time(), **fields).SerializeToString()
     length = struct.pack("<Q", len(content))
-    return b"".join(
-        [length, struct.pack("<I", masked_crc32c(length)), content, struct.pack("<I", masked_crc32c(content))]
-    )
+    return b"".join([length, struct.pack("<I", checksum(length)), content, struct.pack("<I", checksum(content))])
+
+
+@functools.cache
+def _tensorboard() -> tuple[Callable[..., Any], Callable[[bytes], int]]:
+    """Returns TensorBoard's event and its checksum, which readers of metrics need not import."""
+    # tensorboardX (2.6.5) imports PyTorch wherever it is installed, for a class that is not used here: two seconds of
+    # every start. None is Python's sign for a module that cannot be imported.
+    if hidden := "torch" not in sys.modules:
+        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.record_writer import masked_crc32c
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return vars(event_pb2)["Event"], masked_crc32c  # the class is created at import: unknown to type checkers
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

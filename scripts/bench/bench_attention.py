@@ -31,7 +31,7 @@ except ImportError:
     torch = None
 
 GROUPS, WHOLE, THEIRS = "in groups", "of all images", "transformers"
-TOWER = ViTConfig(224, 16, encoder_size("B"), pooling="attention")
+TOWER = ViTConfig(224, 16, encoder_size("B", compute_type="float32"), pooling="attention")
 
 
 def main() -> None:

@@ -1,12 +1,14 @@
 """The loop: when it logs, saves, evaluates and stops, and that a resumed run is the uninterrupted one."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
 import re
 import resource
 import signal
+import sys
 from unittest import mock
 
 import jax
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.training import isotropic_noise, loop, preemption
+from lit_het.training import isotropic_noise, log, loop, preemption
 from lit_het.training.cadence import Cadence
 from lit_het.training.isotropic_noise import IsotropicNoise
 from lit_het.training.log import MetricLog, read_metrics
@@ -286,6 +288,19 @@ def test_scalars_reach_tensorboard_and_a_log_that_does_not_exist_is_empty(tmp_pa
     log.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert b"train/loss" in events.read_bytes()
+
+
+def test_a_log_leaves_pytorch_alone_where_it_is_installed(tmp_path, monkeypatch):
+    asked = []
+    finder = mock.Mock(find_spec=lambda name, *_: asked.append(name))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tensorboardX", "torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.setattr(log, "_tensorboard", functools.cache(log._tensorboard.__wrapped__))
+    MetricLog(tmp_path).close()
+    assert "tensorboardX" in asked
+    assert "torch" not in asked
+    assert "torch" not in sys.modules
 
 
 def test_records_wait_while_the_disk_is_full_and_none_is_lost(tmp_path, capsys):
