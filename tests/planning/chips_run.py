@@ -89,12 +89,24 @@ def meshes() -> list[dict[str, int]]:
     return [dict(MeshConfig(fsdp=8).build(chips.devices(chips.parse(*one))).shape) for one in SLICES]
 
 
+def formulas() -> dict[str, int]:
+    """Returns the bytes of a chip by formula, of the step of `lit_so400m_het_xl` as it is."""
+    config, found = lit_so400m_het_xl.get_config(), {}
+    for name in ("v5e-256", "v6e-64"):
+        mesh = config.mesh.build(chips.devices(chips.parse(name)))
+        found[name] = sum(Step(config, mesh).memory().values())
+    return found
+
+
 def main() -> None:
     topology = chips.parse("v5e:2x2")
     devices, found = chips.devices(topology), {}
     for name in sys.argv[1:]:
         if name == "meshes":
             found[name] = meshes()
+            continue
+        if name == "formulas":
+            found[name] = formulas()
             continue
         if name == "evaluation":
             found[name] = evaluation(small("lit"), devices)

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from lit_het.configs import experiment, lit_so400m_het_xl
 from lit_het.planning import chips
+from scripts.studies import plan_chips
 from tests import tiny
 
 pytest.importorskip("libtpu", reason="the extra tpu-plan is not installed")
@@ -15,7 +18,17 @@ pytest.importorskip("libtpu", reason="the extra tpu-plan is not installed")
 
 @pytest.fixture(scope="module")
 def found():
-    command = [sys.executable, "-m", "tests.planning.chips_run", "lit", "classifier", "experts", "evaluation", "meshes"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.planning.chips_run",
+        "lit",
+        "classifier",
+        "experts",
+        "evaluation",
+        "meshes",
+        "formulas",
+    ]
     run = subprocess.run(command, env=chips.environment(), capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -36,9 +49,17 @@ def test_a_step_compiled_for_chips_is_what_was_traced(found, case):
     assert not step["callbacks"]
     # Each parameter and moment is returned in its place.
     assert step["donated"] == step["arrays of the state"]
-    # Small arrays lie in the memory on the chip, which neither counts.
+    # Small arrays lie in the memory on the chip, which neither counts: the formula is tested at full size below.
     assert step["state"] < step["compiled"] < 1.1 * step["formula"]
     assert 0 < step["mfu"] < 1
+
+
+@pytest.mark.slow
+def test_the_formula_of_a_full_step_is_within_a_tenth_of_the_compilers_memory(found):
+    rows = json.loads(plan_chips.OUTPUT.read_text())["chips"]["rows"]
+    for name, formula in found["formulas"].items():
+        (needed,) = (float(row[3]) for row in rows if row[:2] == ["lit_so400m_het_xl", name])
+        assert formula / 2**30 == pytest.approx(needed, rel=0.1)
 
 
 @pytest.mark.slow
@@ -53,10 +74,13 @@ def test_towers_multiply_in_bfloat16_and_gather_only_their_own_blocks(found):
         assert all("BTNH,BSNH->BNTS" in one["origin"] for one in wide)
     step = found["lit"]
     assert not [one for one in step["products"] if one["precision"]]
-    for one in of_towers(step["collectives"]):
-        assert one["kind"] in ("all-gather", "reduce-scatter", "all-reduce")
-        if one["kind"] == "all-gather":
-            assert one["axes"] == ["fsdp"]
+    axes = {"all-gather": [["fsdp"]], "all-to-all": [["expert"]]}
+    sums = [["data"], ["fsdp"], ["data", "fsdp"], ["data", "expert"]]  # of gradients
+    for case in ("lit", "classifier", "experts"):
+        moved = of_towers(found[case]["collectives"])
+        assert {one["kind"] for one in moved} >= ({"all-to-all"} if case == "experts" else {"all-gather"})
+        for one in moved:
+            assert one["axes"] in (sums if one["kind"] in ("reduce-scatter", "all-reduce") else axes[one["kind"]])
             assert {dtype for dtype, _ in one["shapes"]} == {"bf16"}
     # Gathers of the next kernels run beside the products of these.
     gathers = [one for one in of_towers(step["collectives"]) if one["kind"] == "all-gather"]
@@ -98,6 +122,25 @@ def test_an_evaluation_multiplies_in_bfloat16_and_moves_kernels_and_results_only
     moved = [(one["kind"], one["axes"], one["shapes"]) for one in probabilities["collectives"]]
     assert ("all-gather", ["data", "fsdp"], [["f32", [4, 16, 10]]]) in moved
     assert all(axes == ["fsdp"] for _, axes, shapes in moved if shapes != [["f32", [4, 16, 10]]])
+
+
+@pytest.mark.slow
+def test_with_libtpu_installed_a_training_on_cpus_says_only_its_progress(tmp_path):
+    data = tiny.write_data(tmp_path / "data")
+    config = tiny.classifier(lit_so400m_het_xl.get_config(), data, tmp_path / "run")
+    experiment.save(config, tmp_path / "small.json")
+    environment = {name: value for name, value in tiny.environment().items() if name != "JAX_PLATFORMS"}
+    command = ["train", "--config", str(tmp_path / "small.json"), "--run-dir", str(tmp_path / "run")]
+    run = subprocess.run(
+        [sys.executable, "-m", "lit_het", *command, "--data.threads", "0"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = re.split(r"[\n\r]+", run.stderr.strip())
+    assert [line for line in lines if not re.match(r"indexing: |run: |lit-het: .* a temperature needs ", line)] == []
+    assert any(line.startswith("run: 2/2 steps") for line in lines)
 
 
 @pytest.mark.slow
