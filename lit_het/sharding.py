@@ -121,7 +121,7 @@ def check_batch_size(batch_size: int, mesh: Mesh) -> None:
         below = batch_size - batch_size % shards
         raise UserError(
             f"batch size {batch_size} is not divisible by the {shards} devices that share it; "
-            f"use --data.batch-size {below or shards} or {below + shards}"
+            f"use --data.batch-size {f'{below} or ' if below else ''}{below + shards}"
         )
 
 

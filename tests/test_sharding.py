@@ -120,14 +120,12 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused_with_its_flags(config):
         config.build()
 
 
-@pytest.mark.parametrize(("size", "advice"), [(12, "8 and 16"), (5, "8 and 8"), (17, "16 and 24")])
+@pytest.mark.parametrize(("size", "advice"), [(12, "8 or 16"), (5, "8"), (17, "16 or 24")])
 def test_a_batch_that_the_devices_cannot_share_is_refused_with_the_sizes_that_work(size, advice):
     with pytest.raises(UserError) as error:
         sharding.check_batch_size(size, MESH)
-    assert str(error.value).startswith(f"batch size {size} is not divisible by the 8 devices that share it; ")
-    assert "--data.batch-size" in str(error.value)
-    for number in advice.split(" and "):
-        assert number in str(error.value).split("--data.batch-size")[1]
+    problem = f"batch size {size} is not divisible by the 8 devices that share it"
+    assert str(error.value) == f"{problem}; use --data.batch-size {advice}"
 
 
 @pytest.mark.parametrize("size", [8, 16, 256])

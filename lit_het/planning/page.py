@@ -152,7 +152,7 @@ def verdict(one: OnChips, topology: Topology) -> str:
     if one.roofline is None:
         return f"The step does not fit: it needs {sizes} of a device"
     seconds = one.roofline.seconds
-    return f"The step fits with {sizes} of a device and takes {1e3 * seconds:.1f} ms or longer"
+    return f"The step fits with {sizes} of a device and takes {1e3 * seconds:.2f} ms or longer"
 
 
 def _life(of: Life) -> tuple[Any, ...]:
@@ -160,12 +160,13 @@ def _life(of: Life) -> tuple[Any, ...]:
     stride = max(1, len(held) // _POINTS)
     # The largest of each group: a peak of one instruction is what must fit.
     points = range(0, len(held), stride)
-    line = figures.Line(list(points), [max(held[start : start + stride]) / GIB for start in points])
+    unit, size = ("GiB", GIB) if max(held, default=0) >= GIB else ("MiB", tables.MIB)
+    line = figures.Line(list(points), [max(held[start : start + stride]) / size for start in points])
     drawn = figures.plot(
         "Intermediate values over a step",
-        {"GiB": line},
+        {unit: line},
         "instruction of the program",
-        "GiB",
+        unit,
         caption="By the order of the instructions; the compiler's own sum is in the table below.",
     )
     return drawn, largest_buffers(of).html()
