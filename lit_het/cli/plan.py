@@ -79,8 +79,10 @@ def _check(options: argparse.Namespace) -> None:
     """Checks arguments that need each other."""
     if options.help:
         return
-    if options.config is None or (options.devices is None) == (options.topology is None):
+    if options.config is None or (options.devices is None and options.topology is None):
         raise UserError("plan needs --config FILE and --devices N or --topology T, see lit-het plan --help")
+    if options.devices is not None and options.topology is not None:
+        raise UserError("--devices is for CPUs and GPUs, --topology for TPUs: leave one out")
     if options.devices is not None and options.devices < 1:
         raise UserError(f"--devices {options.devices} must be at least 1")
     if options.slices < 1:
@@ -93,8 +95,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--memory-gib is for --devices; the memory of the chips of --topology is known")
     if options.memory_gib is not None and not 0 < options.memory_gib < math.inf:
         raise UserError(f"--memory-gib {options.memory_gib:g} must be above 0 and finite")
-    if options.output is not None:
-        _check_output(options.output)
 
 
 def _check_output(output: Path) -> None:
@@ -129,6 +129,8 @@ def _in_a_process(options: argparse.Namespace, flags: list[str]) -> None:
     from lit_het.planning import chips
 
     chips.parse(options.topology, options.slices)
+    if options.output is not None:
+        _check_output(options.output)
     chips.check_libtpu()
     given = ["--config", str(options.config), "--topology", options.topology, "--slices", str(options.slices)]
     given += ["--fit"] * options.fit + (["--output", str(options.output)] if options.output else [])
@@ -138,11 +140,15 @@ def _in_a_process(options: argparse.Namespace, flags: list[str]) -> None:
         command, env=chips.environment() | {_COMPILES: "1"}, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("lit-het:"):
-                print(line, end="", file=sys.stderr, flush=True)
-            else:
-                said.append(line)
+        try:
+            for line in process.stderr:
+                if line.startswith("lit-het:"):
+                    print(line, end="", file=sys.stderr, flush=True)
+                else:
+                    said.append(line)
+        except BaseException:
+            process.kill()  # the compiler hears no other signal, and would go on for minutes
+            raise
     if process.returncode < 0:
         # The compiler, in C++, says in many lines where it ended.
         raise UserError(f"the compiler for TPUs was stopped ({_reason(process.returncode, said)})")

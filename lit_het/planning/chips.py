@@ -70,6 +70,7 @@ class Chip:
 
 
 _FLAT = tuple(["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"])
+_MOST_CHIPS = 2**15  # several times the largest pods
 _CUBES = tuple(["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"])
 
 CHIPS = {
@@ -118,7 +119,10 @@ def parse(name: str, slices: int = 1) -> Topology:
         size = by_chips.get(int(size), "")
     if chip is None or not _is_sold(size, chip):
         raise _unknown(name)
-    return Topology(kind, size, slices)
+    topology = Topology(kind, size, slices)
+    if topology.num_chips > _MOST_CHIPS:
+        raise UserError(f"--topology {topology} has {topology.num_chips:,} chips; at most {_MOST_CHIPS:,} are planned")
+    return topology
 
 
 def _is_sold(size: str, chip: Chip) -> bool:

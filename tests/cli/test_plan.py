@@ -2,6 +2,8 @@ import dataclasses
 import functools
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -219,6 +221,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused_before_anything_is_com
     [
         ([], "plan needs --config FILE and --devices N"),
         (["--config", "x.py"], "plan needs --config FILE and --devices N"),
+        (["--config", "x.py", "--devices", "2", "--topology", "v5e:2x2"], "leave one out"),
         (["--config", "x.py", "--devices", "0"], "--devices 0 must be at least 1"),
         (["--config", "x.py", "--devices", "8", "--memory-gib", "0"], "--memory-gib 0"),
     ],
@@ -254,3 +257,22 @@ def test_a_page_that_cannot_be_written_is_refused_before_minutes_of_compiling(ou
 )
 def test_what_stopped_the_compiler_is_one_line(code, said, reason):
     assert re.fullmatch(f"{reason}[^\n]*", _reason(code, said))
+
+
+def test_a_stop_ends_the_compiler_too(monkeypatch):
+    command = "import sys, time; print('lit-het: compiling', file=sys.stderr, flush=True); time.sleep(600)"
+    started = []
+
+    class Compiler(subprocess.Popen):
+        def __init__(self, _, **options):
+            super().__init__([sys.executable, "-c", command], **options)
+            started.append(self)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Compiler)
+    monkeypatch.setattr("lit_het.cli.plan.print", stop, raising=False)
+    monkeypatch.setattr("lit_het.planning.chips.check_libtpu", lambda: None)
+    assert main(["plan", "--config", "quickstart_lit_het_xl", "--topology", "v5e:2x2"]) == 130
+    assert started[0].returncode == -signal.SIGKILL

@@ -36,6 +36,12 @@ def test_an_unknown_topology_lists_the_known_ones(name):
         chips.parse(name)
 
 
+@pytest.mark.parametrize(("name", "slices"), [("v5p:400x400x400", 1), ("v5e:16x16", 1_000_000)])
+def test_more_chips_than_there_are_is_refused(name, slices):
+    with pytest.raises(UserError, match=r"chips; at most 32,768 are planned"):
+        chips.parse(name, slices)
+
+
 def test_the_rates_of_chips_agree_with_each_other():
     for chip in CHIPS.values():
         assert chip.int8_tops is None or 0.99 < chip.int8_tops / chip.bf16_tflops < 2.01

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.abc
 import itertools
 import json
 import os
@@ -292,10 +293,14 @@ def test_scalars_reach_tensorboard_and_a_log_that_does_not_exist_is_empty(tmp_pa
 
 def test_a_log_leaves_pytorch_alone_where_it_is_installed(tmp_path, monkeypatch):
     asked = []
-    finder = mock.Mock(find_spec=lambda name, *_: asked.append(name))
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, *_):
+            asked.append(name)
+
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tensorboardX", "torch")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     monkeypatch.setattr(log, "_tensorboard", functools.cache(log._tensorboard.__wrapped__))
     MetricLog(tmp_path).close()
     assert "tensorboardX" in asked
