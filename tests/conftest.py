@@ -49,9 +49,8 @@ if not jaxtyping.config.jaxtyping_disable:
     modules = [source.removesuffix(".py").replace("/", ".") for source in with_shapes]
     jaxtyping.install_import_hook(modules, "beartype.beartype")
 
-# These import PyTorch wherever it is installed, which takes seconds; what is used of them here needs none.
+# It imports PyTorch wherever that is installed, which takes seconds; what is used of it here needs none.
 sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
-import tensorboardX  # noqa: F401
 import webdataset  # noqa: F401
 
 del sys.modules["torch"]

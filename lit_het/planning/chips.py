@@ -70,8 +70,8 @@ class Chip:
 
 
 _FLAT = tuple(["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"])
-_MOST_CHIPS = 2**15  # several times the largest pods
 _CUBES = tuple(["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"])
+_MOST_CHIPS = 2**15  # several times the largest pods
 
 CHIPS = {
     "v4": Chip(32, 275, 275, 1200, 300, None, _CUBES, cores=2, options=(("chip_config_name", "megacore"),)),
