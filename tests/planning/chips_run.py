@@ -101,15 +101,10 @@ def formulas() -> dict[str, int]:
 def main() -> None:
     topology = chips.parse("v5e:2x2")
     devices, found = chips.devices(topology), {}
+    others = {"meshes": meshes, "formulas": formulas, "evaluation": lambda: evaluation(small("lit"), devices)}
     for name in sys.argv[1:]:
-        if name == "meshes":
-            found[name] = meshes()
-            continue
-        if name == "formulas":
-            found[name] = formulas()
-            continue
-        if name == "evaluation":
-            found[name] = evaluation(small("lit"), devices)
+        if name in others:
+            found[name] = others[name]()
             continue
         config = small(name)
         made = plan(config, devices, name)
