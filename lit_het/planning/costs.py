@@ -34,12 +34,16 @@ class Intermediate:
     """Bytes of intermediate values on one device, without parameters and their gradient.
 
     Attributes:
-        saved: values that the forward pass saves for the backward pass.
-        working: further values at the peak, in the order of the traced operations.
+        saved: values that the forward pass saves for the backward pass, as many as there are rows.
+        kernels: what it saves besides: parameters in the type of computations, all of them, not split over devices.
+        forward: further values at the peak of the forward pass, in the order of the traced operations.
+        backward: further values at the peak of the backward pass.
     """
 
     saved: int
-    working: int
+    kernels: int
+    forward: int
+    backward: int
 
 
 def intermediate_bytes(loss: Callable[..., Any], params: Any, rest: Callable[[int], Any], rows: int) -> Intermediate:
@@ -53,27 +57,25 @@ def intermediate_bytes(loss: Callable[..., Any], params: Any, rest: Callable[[in
         rest: a number of rows to the shapes of other inputs.
         rows: rows of the batch on a device.
     """
-    # The difference of two batch sizes leaves out constants: kernels in another type, and gradients of parameters.
+    # The difference of two batch sizes leaves out constants, among them the gradients of parameters.
     few, many = (_memory(loss, params, rest(count)) for count in (rows, 2 * rows))
     saved, forward, backward = (max(0, more - less) for more, less in zip(many, few, strict=True))
-    return Intermediate(saved, max(forward, backward - saved))
+    return Intermediate(saved, max(0, few[0] - saved), forward, backward)
 
 
 def _memory(loss: Callable[..., Any], params: Any, rest: Any) -> tuple[int, int, int]:
-    """Returns bytes that the forward pass saves, and the peaks of the forward pass alone and of both passes."""
+    """Returns bytes that the forward pass saves, and the peaks of the forward and of the backward pass alone."""
     forward = jax.make_jaxpr(loss)(params, *rest)
 
-    def traced(params: Any, *rest: Any) -> Any:
+    def saving(params: Any, *rest: Any) -> Any:
         # The gradients of what is traced already: to trace the model again would take longer.
-        return core.jaxpr_as_fun(forward)(*jax.tree.leaves((params, *rest)))[0]
+        return jax.vjp(lambda params: core.jaxpr_as_fun(forward)(*jax.tree.leaves((params, *rest)))[0], params)[1]
 
-    residuals = jax.make_jaxpr(lambda params, *rest: jax.vjp(lambda p: traced(p, *rest), params)[1])(
-        params, *rest
-    ).jaxpr
-    inputs = set(map(id, residuals.invars)) | set(map(id, residuals.constvars))
-    saved = sum(_bytes(v.aval) for v in _distinct(residuals.outvars) if id(v) not in inputs)
-    both = jax.make_jaxpr(jax.grad(traced))(params, *rest).jaxpr
-    return saved, _peak(forward.jaxpr), _peak(both)
+    residuals, gradient = jax.make_jaxpr(saving, return_shape=True)(params, *rest)
+    inputs = {id(v) for v in (*residuals.jaxpr.invars, *residuals.jaxpr.constvars)}
+    saved = sum(_bytes(v.aval) for v in _distinct(residuals.jaxpr.outvars) if id(v) not in inputs)
+    backward = jax.make_jaxpr(lambda gradient, one: gradient(one))(gradient, forward.out_avals[0])
+    return saved, _peak(forward.jaxpr), _peak(backward.jaxpr)
 
 
 def tree_bytes(tree: Any) -> int:
@@ -137,6 +139,10 @@ def _peak(jaxpr: core.Jaxpr) -> int:
         inner = max(map(_peak, _inner(eqn)), default=0)
         # The values of one iteration of a scan exist beside its stacked results; other calls create results inside.
         need = sum(made.values()) + inner if eqn.primitive.name == "scan" else max(sum(made.values()), inner)
+        dead = [size for name, size in alive.items() if last_use.get(name, -1) <= number]
+        if dead and _is_elementwise(eqn):
+            # The result takes the place of an operand that nothing reads any more.
+            need -= min(need, max(dead))
         peak = max(peak, sum(alive.values()) + need)
         alive = {name: size for name, size in (alive | made).items() if last_use.get(name, -1) > number}
     return peak
@@ -148,8 +154,11 @@ def _merged(jaxpr: core.Jaxpr) -> set[int]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _READS_WHOLE or any(_inner(eqn)):
             read_whole |= {id(v) for v in eqn.invars}
-    elementwise = (eqn for eqn in jaxpr.eqns if not (eqn.primitive.name in _WRITES or any(_inner(eqn))))
-    return {id(v) for eqn in elementwise for v in eqn.outvars} - read_whole
+    return {id(v) for eqn in filter(_is_elementwise, jaxpr.eqns) for v in eqn.outvars} - read_whole
+
+
+def _is_elementwise(eqn: core.JaxprEqn) -> bool:
+    return not (eqn.primitive.name in _WRITES or any(_inner(eqn)))
 
 
 def _inner(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:

@@ -142,16 +142,20 @@ class Step:
         rows = self.config.data.batch_size // sharding.num_batch_shards(self.mesh)
         largest = self.config.task.largest_array(rows, self.config.data.batch_size)
         values = costs.intermediate_bytes(self._loss, params, lambda rows: (locked, self._batch(rows)), rows)
+        gradients, logits = _bytes_per_device(params), COPIES_OF_LOGITS * largest * jnp.dtype(jnp.float32).itemsize
         return {
             "trainable parameters": _bytes_per_device(params),
             "optimizer state": _bytes_per_device(dataclasses.replace(self.inputs.state, params={})),
             "locked parameters": _bytes_per_device(locked),
             "batch": _bytes_per_device(self.inputs.batch),
-            "gradients": _bytes_per_device(params),
+            "gradients": gradients,
             "saved for the backward pass": values.saved,
-            "peak of temporary values": values.working,
+            # They are split as the parameters are.
+            "saved kernels": values.kernels * gradients // max(1, costs.tree_bytes(params)),
+            # The peak of the forward pass is over when there are gradients.
+            "peak of temporary values": max(values.backward, values.forward - gradients - logits),
             "gathered kernels": _gathered(params, locked),
-            "logits and keys": COPIES_OF_LOGITS * largest * jnp.dtype(jnp.float32).itemsize,
+            "logits and keys": logits,
         }
 
     def compile(self) -> Compiled:

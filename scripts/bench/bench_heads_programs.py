@@ -87,7 +87,7 @@ class Head:
         # A block does not grow with the batch, so that it is not among the intermediate values.
         logits = logits_at_once(self._config.sampling, self._size.batch, self._size.classes)
         block = 0 if self._at_once else 4 * COPIES_OF_LOGITS * logits
-        return 2 * costs.tree_bytes((params, features)) + values.saved + values.working + block
+        return 2 * costs.tree_bytes((params, features)) + values.saved + max(values.forward, values.backward) + block
 
     def _inputs(self) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
         size = self._size

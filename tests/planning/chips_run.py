@@ -89,12 +89,22 @@ def meshes() -> list[dict[str, int]]:
     return [dict(MeshConfig(fsdp=8).build(chips.devices(chips.parse(*one))).shape) for one in SLICES]
 
 
-def formulas() -> dict[str, int]:
-    """Returns the bytes of a chip by formula, of the step of `lit_so400m_het_xl` as it is."""
-    config, found = lit_so400m_het_xl.get_config(), {}
-    for name in ("v5e-256", "v6e-64"):
+# Of `scripts.studies.plan_chips`, which compiled them.
+PLANNED = (
+    (lit_so400m_het_xl, "v5e-256"),
+    (lit_so400m_het_xl, "v6e-64"),
+    (imagenet21k_het_xl, "v5e-64"),
+    (lit_e3_b32_het_xl, "v5e-32"),
+)
+
+
+def formulas() -> list[tuple[str, str, int]]:
+    """Returns configurations as they are, slices, and the bytes of a chip by formula."""
+    found = []
+    for module, name in PLANNED:
+        config = module.get_config()
         mesh = config.mesh.build(chips.devices(chips.parse(name)))
-        found[name] = sum(Step(config, mesh).memory().values())
+        found.append((module.__name__.rpartition(".")[2], name, sum(Step(config, mesh).memory().values())))
     return found
 
 

@@ -87,13 +87,35 @@ def test_the_forward_pass_saves_the_values_of_the_remat_policy():
     assert of(jax.checkpoint_policies.dots_with_no_batch_dims_saveable) == 2 * DEPTH * row
 
 
-@pytest.mark.slow
+def test_kernels_in_another_type_are_saved_once_for_any_number_of_rows():
+    def narrow(kernels, x):
+        return loss(kernels.astype(jnp.bfloat16), x.astype(jnp.bfloat16)).astype(jnp.float32)
+
+    values = costs.intermediate_bytes(narrow, KERNELS, batch, ROWS)
+    assert values.kernels == DEPTH * WIDTH * WIDTH * 2
+    assert values.saved == 2 * DEPTH * ROWS * WIDTH * 2
+
+
 @pytest.mark.parametrize("depth", [1, 6])
 def test_peak_memory_is_that_of_one_layer_for_any_number_of_layers(depth):
     def wide(kernel, x):
         return jnp.sum(jax.lax.scan(lambda x, _: (jnp.tanh(x @ kernel) @ kernel.T, None), x, length=depth)[0])
 
+    row = ROWS * WIDTH * 4
     kernel = jax.ShapeDtypeStruct((WIDTH, 8 * WIDTH), jnp.float32)
-    working = costs.intermediate_bytes(lambda *a: wide(*jax.lax.stop_gradient(a)), kernel, batch, ROWS).working
-    # Hidden values before and behind tanh, and the rows of one layer.
-    assert working == (2 * 8 + 2) * ROWS * WIDTH * 4
+    values = costs.intermediate_bytes(wide, kernel, batch, ROWS)
+    # Hidden values, of which tanh is computed in their place, and the rows that a layer reads and writes.
+    assert values.forward == (8 + 2) * row
+    # Rows, tanh of hidden values and its slope are saved; their gradient is multiplied by the slope in its place.
+    assert values.saved == depth * (1 + 2 * 8) * row
+    assert values.backward == (8 + 2) * row
+
+
+@pytest.mark.parametrize(("reads", "rows"), [(1, 8 + 1), (2, 8 + 8 + 1)])
+def test_a_result_takes_the_place_of_an_operand_that_nothing_reads_later(reads, rows):
+    def loss(kernel, x):
+        hidden = x @ kernel
+        return sum(jnp.sum(value @ kernel.T) for value in (jnp.sin(hidden), hidden)[:reads])
+
+    kernel = jax.ShapeDtypeStruct((WIDTH, 8 * WIDTH), jnp.float32)
+    assert costs.intermediate_bytes(loss, kernel, batch, ROWS).forward == rows * ROWS * WIDTH * 4
