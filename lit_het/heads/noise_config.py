@@ -26,7 +26,8 @@ class CovarianceConfig:
         num_factors: r, the rank of the low-rank part; with 0 Σ is diagonal, whatever ``second_term`` is.
         form: "full" gives every example its own ``V(x) = reshape(C φ(x))``, O(d q r) parameters; "efficient"
             scales a shared ``J`` per coordinate, ``V(x) = J ∘ v(x)``, O(d q + q r) parameters.
-        second_term: "rank_one" or "diagonal", see the module's docstring.
+        second_term: beside the low-rank part, "rank_one" has one random number for all coordinates (the paper's),
+            "diagonal" one for each.
         initial_noise_norm: root mean square norm of the initial noise, half of its square from each term; None
             initializes ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
         learning_rate_factor: multiplies the learning rate of the parameters of Σ; None for `scaled_learning_rate`.
