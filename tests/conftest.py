@@ -91,6 +91,8 @@ def one_device() -> Iterator[None]:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     is_checked = item.get_closest_marker("slow") is None and item.path.parent.name != "cli"
     jaxtyping.config.update("jaxtyping_disable", not is_checked)
+    # To store a program takes a fifth of a second, and those of unit tests are asked for once in a run.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5 if is_checked else 0.1)
     with contextlib.nullcontext() if item.get_closest_marker("devices") else one_device():
         result = yield
     if nextitem is None or nextitem.path != item.path:

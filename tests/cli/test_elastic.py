@@ -128,7 +128,7 @@ def whole(data, upstream, tmp_path):
         data__crop=InceptionCrop(0.5),
         pretrained=PretrainedConfig(upstream),
         mesh=MeshConfig(fsdp=2),
-        cadence=Cadence(log_steps=1, save_steps=3, evaluate_steps=1),
+        cadence=Cadence(log_steps=1, save_steps=3, evaluate_steps=2),
         evaluations=(
             ZeroShotConfig(ImageSet("words", str(data / "train"), split="", batch_size=7, caption_words=True)),
             FewShotConfig(shapes, fit=FewShotOptions(shots=(2,), seeds=(0,), l2=(1.0,))),
@@ -143,7 +143,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     killed = changed(whole, run_dir=tmp_path / "killed")
     records = [tmp_path / f"killed-{process}.txt" for process in (0, 1)]
     pair = start_pair(killed, records, devices=2)
-    wait_for_steps(random.randrange(2, NUM_STEPS - 4), killed, pair)  # after the first evaluation
+    wait_for_steps(random.randrange(3, NUM_STEPS - 4), killed, pair)  # after the first evaluation
     kill(*pair)
     last = len(losses(killed))
     assert last < NUM_STEPS, "the kill came too late to show anything"
