@@ -385,9 +385,6 @@ def _svg(figure: Figure, alt: str) -> Html:
     buffer = io.StringIO()
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a name may hold dollars
-    if (layout := figure.get_layout_engine()) is not None:
-        layout.execute(figure)
-        figure.set_layout_engine(None)  # or matplotlib would draw all of it twice
     # "none" keeps text as text: small and selectable. The salt makes ids of clip paths differ between figures.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
         figure.savefig(
