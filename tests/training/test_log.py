@@ -93,6 +93,3 @@ def test_a_log_that_can_never_be_written_reports_lost_records(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert "metrics.jsonl cannot be written (File too large); its last records are lost" in capsys.readouterr().err
-
-
-# The warning when noise becomes isotropic.

@@ -251,6 +251,9 @@ def test_three_steps_saved_and_restored_and_three_more_are_six_steps_bit_by_bit(
     assert checksums.digest(opened) != checksums.digest(expected.params)
 
 
+# The warning when noise becomes isotropic.
+
+
 def record(norm, alignment):
     return {"train/image_noise_norm": norm, "train/image_noise_alignment": alignment, "train/loss": 1.0}
 
