@@ -78,10 +78,11 @@ def test_the_sharded_step_has_the_collectives_of_the_design_and_the_memory_and_o
     memory, compiled = planned(case).memory, planned(case).compiled
     state = sum(list(memory.values())[:4])
     assert state <= compiled.arguments <= state + 2000  # metrics, and a table of what is returned
+    # XLA for CPUs has no reduce-scatter: it sums whole gradients of the kernels that it gathers.
+    formula = sum(memory.values()) + memory["gathered kernels"]
     # Of experts the compiler holds more copies of the one-hot places than the formula.
-    # XLA for CPUs reuses less memory than the formula, which is that of accelerators.
-    tolerance = {"experts": 0.4, "classifier": 0.3}.get(case, 0.2)
-    assert sum(memory.values()) == pytest.approx(compiled.arguments + compiled.temporary, rel=tolerance)
+    tolerance = 0.35 if case == "experts" else 0.15
+    assert formula == pytest.approx(compiled.arguments + compiled.temporary, rel=tolerance)
     # In so small a model products of single rows, which the compiler takes for sums, are not few.
     assert compiled.program.product_flops * 8 == pytest.approx(planned(case).flops, rel=0.2)
 
