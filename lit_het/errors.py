@@ -115,6 +115,18 @@ def require_at_least(least: int, config: Any, *fields: str) -> None:
             raise FieldError(config, field, f"{value} must be at least {least}")
 
 
+def require_share(config: Any, *fields: str) -> None:
+    """Checks that fields of a configuration are in [0, 1).
+
+    Raises:
+        FieldError: a field is not.
+    """
+    for field in fields:
+        value = getattr(config, field)
+        if not isinstance(value, numbers.Real) or not 0 <= value < 1:  # pyright: ignore[reportOperatorIssue]
+            raise FieldError(config, field, f"{value} is not in [0, 1)")
+
+
 def require_choice(config: Any, *fields: str) -> None:
     """Checks that fields of a configuration have one of the values of their ``Literal`` annotation.
 

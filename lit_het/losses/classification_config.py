@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from lit_het.errors import FieldError
+from lit_het.errors import require_share
 from lit_het.mixtures import LabelMixture
 from lit_het.types import LogitSamples
 
@@ -31,8 +31,7 @@ class SoftmaxCrossEntropy:
     has_class_probabilities: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise FieldError(self, "label_smoothing", f"{self.label_smoothing} is not in [0, 1)")
+        require_share(self, "label_smoothing")
 
     def __call__(
         self,

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_het.errors import FieldError, UserError, require_at_least, require_choice
+from lit_het.errors import UserError, require_at_least, require_choice, require_share
 from lit_het.towers.encoder_config import EncoderConfig, layers_above
 from lit_het.types import Params
 
@@ -44,8 +44,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length")
         require_choice(self, "positions")
-        if not 0 <= self.dropout < 1:
-            raise FieldError(self, "dropout", f"{self.dropout} is not in [0, 1)")
+        require_share(self, "dropout")
         if not self.encoder.causal or self.encoder.experts is not None or self.encoder.layer_scale:
             raise UserError(
                 "a decoder needs encoder.causal = True, and has no experts and no layer_scale; leave these out"

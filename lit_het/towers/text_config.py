@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from lit_het.errors import FieldError, UserError, require_at_least, require_choice
+from lit_het.errors import FieldError, UserError, require_at_least, require_choice, require_share
 from lit_het.towers.base import TowerOptions
 from lit_het.towers.encoder_config import EncoderConfig
 
@@ -72,8 +72,7 @@ class TextConfig(TowerOptions):
             raise UserError("pooling = 'none' has no embedding; leave out uncertainty_token and layer_input")
         if self.layer_input and self.last_layer is None:
             raise FieldError(self, "layer_input", "True needs uncertainty_token = False")
-        if not 0 <= self.dropout < 1:
-            raise FieldError(self, "dropout", f"{self.dropout} is not in [0, 1)")
+        require_share(self, "dropout")
         if self.dropout and self.encoder.experts is not None:
             raise FieldError(self, "dropout", f"{self.dropout} must be 0 beside experts, which have their own")
         if self.encoder.num_members > 1:

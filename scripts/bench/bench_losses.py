@@ -50,6 +50,8 @@ RATIOS = (
     ("noisy softmax, blocks", "softmax, blocks", "at most 2.1"),
     ("noisy softmax, blocks", "noisy softmax, dense", ""),
     ("softmax, ring", "softmax, blocks", ""),
+    ("softmax with smoothing, blocks", "softmax, blocks", ""),
+    ("noisy softmax with smoothing, blocks", "noisy softmax, blocks", ""),
     ("sigmoid, blocks", "sigmoid, dense", ""),
 )
 
@@ -204,6 +206,8 @@ def _losses(block_sizes: list[int]) -> dict[str, Callable[[Inputs], Float[Array,
             f"softmax, blocks{suffix}": _loss(SoftmaxLoss("gather", size)),
             f"softmax, ring{suffix}": _loss(SoftmaxLoss("ring", size)),
             f"noisy softmax, blocks{suffix}": _loss(SoftmaxLoss("gather", size)),
+            f"softmax with smoothing, blocks{suffix}": _loss(SoftmaxLoss("gather", size, label_smoothing=0.1)),
+            f"noisy softmax with smoothing, blocks{suffix}": _loss(SoftmaxLoss("gather", size, label_smoothing=0.1)),
             f"sigmoid, blocks{suffix}": _loss(SigmoidLoss("gather", size)),
         }
     return losses

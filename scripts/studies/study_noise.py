@@ -40,7 +40,7 @@ from scripts.studies.noise import pairs as noise
 from scripts.studies.noise import sources
 from scripts.studies.noise.classifiers import FeatureClassifierConfig
 from scripts.studies.noise.pairs import PairSet
-from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig, SmoothedSoftmaxLoss
+from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig
 from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import NUM_EVAL_SAMPLES, Trained, auroc, figures, train
 
@@ -55,16 +55,20 @@ def _classifier(norm: float, learning_rate_factor: float | None = None, antithet
     return HetXLConfig(covariance, sampling=SamplingConfig(num_samples=16, antithetic=antithetic))
 
 
+def _smoothed(share: float) -> SoftmaxLoss:
+    return SoftmaxLoss(duplicates="negatives", label_smoothing=share)
+
+
 HEADS: Mapping[str, Mapping[str, Any]] = {
     "DET": {"head": DeterministicContrastiveConfig()},
     **{
-        f"smoothing {share}": {"head": DeterministicContrastiveConfig(), "loss": SmoothedSoftmaxLoss(share)}
+        f"smoothing {share}": {"head": DeterministicContrastiveConfig(), "loss": _smoothed(share)}
         for share in (0.05, 0.1, 0.2)
     },
     **{
         f"S16 smoothing {share}": {
             "head": HetXLContrastiveConfig(SMALL, num_samples=16),
-            "loss": SmoothedSoftmaxLoss(share),
+            "loss": _smoothed(share),
         }
         for share in (0.05, 0.1, 0.2)
     },

@@ -45,15 +45,17 @@ WEIGHT[[9, 13, 20]] = [0.0, 0.7, 0.0]
 OTHER = (np.arange(B) - 1) % B
 SHARE = np.where(VALID & VALID[OTHER] & (np.arange(B) % 4 != 1), np.linspace(0.5, 1, B), 1).astype(np.float32)
 MIXED = MixedImages(jnp.asarray(SHARE), jnp.asarray(OTHER), (jnp.asarray(np.asarray(IDS[0])[OTHER]),))
-ALPHA = 0.3
-# What is told of rows (ids, weights, mixed images), and the weight of pseudo-positives.
-ROWS: dict[str, tuple[Any, Any, Any, float]] = {
-    "plain": ((), None, None, 0.0),
-    "duplicates": (IDS, None, None, 0.0),
-    "weights": (IDS[:1], WEIGHT, None, 0.0),
-    "pseudo-positives": (IDS[:1], WEIGHT, None, ALPHA),
-    "mixed images": (IDS[:1], WEIGHT, MIXED, 0.0),
-    "both": (IDS[:1], WEIGHT, MIXED, ALPHA),
+PSEUDO, SMOOTHED = {"pseudo_positives": 0.3}, {"label_smoothing": 0.2}
+# What is told of rows (ids, weights, mixed images), and fields of the loss.
+ROWS: dict[str, tuple[Any, Any, Any, dict[str, float]]] = {
+    "plain": ((), None, None, {}),
+    "duplicates": (IDS, None, None, {}),
+    "weights": (IDS[:1], WEIGHT, None, {}),
+    "smoothed": (IDS[:1], WEIGHT, None, SMOOTHED),
+    "pseudo-positives": (IDS[:1], WEIGHT, None, PSEUDO),
+    "mixed images": (IDS[:1], WEIGHT, MIXED, {}),
+    "both": (IDS[:1], WEIGHT, MIXED, PSEUDO),
+    "both smoothed": (IDS[:1], WEIGHT, MIXED, {**PSEUDO, **SMOOTHED}),
 }
 
 
@@ -158,7 +160,7 @@ def numpy_fields(samples) -> dict[str, Any]:
     return arrays
 
 
-def reference(loss, arrays, valid, ids=(), weight=None, mixed=None, alpha=0.0):
+def reference(loss, arrays, valid, ids=(), weight=None, mixed=None, pseudo_positives=0.0, label_smoothing=0.0):
     """Returns the loss, query by query (HET-XL Eq. 6 and 8; SigLIP Eq. 1; MIL-NCE Eq. 1; PCME++ Sec. 2.3 and 2.4).
 
     Args:
@@ -168,7 +170,8 @@ def reference(loss, arrays, valid, ids=(), weight=None, mixed=None, alpha=0.0):
         ids: of images and of texts; rows that are equal in one of them are positives of each other.
         weight: of each row's own losses in the mean; None for equal weights.
         mixed: an image has its share in its own positives, and the rest in those of another one.
-        alpha: the weight of pseudo-positives: keys that fit a query better than its partner.
+        pseudo_positives: the weight of keys that fit a query better than its partner.
+        label_smoothing: share of the uniform distribution in the targets.
     """
     rows, y = np.flatnonzero(valid), np.eye(len(valid))
     for one in map(np.asarray, ids):
@@ -181,7 +184,7 @@ def reference(loss, arrays, valid, ids=(), weight=None, mixed=None, alpha=0.0):
         queries = queries_one_by_one(arrays, side)
         for place, n in enumerate(rows):
             logits = np.array(queries[n]) @ keys[rows].T / arrays["temperature"] + arrays.get("bias", 0.0)
-            losses[place] += _of_query(loss, logits, label[n, rows], place, alpha) / 2
+            losses[place] += _of_query(loss, logits, label[n, rows], place, pseudo_positives, label_smoothing) / 2
     return np.average(losses, weights=None if weight is None else np.asarray(weight, np.float64)[rows])
 
 
@@ -203,14 +206,20 @@ def queries_one_by_one(arrays, side):
     return queries
 
 
-def _of_query(loss, logits, y, place, alpha):
+def _of_query(loss, logits, y, place, pseudo_positives, smoothing):
     """Returns the loss of a query whose partner is at ``place``, from the logits of its samples ``[s m]``.
 
     Softmax: -log 1/S Σ_s Σ_m y_m exp(logit_sm) / Σ_i exp(logit_si). Sigmoid: Σ_m -y_m log p_m - (1 - y_m) log(1 - p_m)
-    with p_m = 1/S Σ_s σ(logit_sm), and α times that of pseudo-positives.
+    with p_m = 1/S Σ_s σ(logit_sm), and α times that of pseudo-positives. The uniform distribution is over keys, or
+    over both labels of a pair.
     """
     if loss is SoftmaxLoss:
-        return -np.log((np.exp(logits) @ y / np.exp(logits).sum(axis=1)).mean())
+        p = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).mean(axis=0)
+        return -(1 - smoothing) * np.log(p @ y) - smoothing * np.log(p).mean()
     log_p, log_not_p = (np.log(np.mean(1 / (1 + np.exp(-sign * logits)), axis=0)) for sign in (1, -1))
     raised = np.where(log_p >= log_p[place], np.maximum(y, y[place]), y)
-    return sum(-share * np.sum(label * log_p + (1 - label) * log_not_p) for share, label in ((1, y), (alpha, raised)))
+    total = 0.0
+    for share, label in ((1, y), (pseudo_positives, raised)):
+        label = (1 - smoothing) * label + smoothing * 0.5
+        total -= share * np.sum(label * log_p + (1 - label) * log_not_p)
+    return total

@@ -12,11 +12,12 @@ from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples, Queries
 from tests.losses.contrastive_cases import (
-    ALPHA,
     IDS,
     KINDS,
     MIXED,
+    PSEUDO,
     ROWS,
+    SMOOTHED,
     VALID,
     WEIGHT,
     B,
@@ -47,6 +48,8 @@ CASES = [
     (SigmoidLoss, "pseudo-positives"),
     (SigmoidLoss, "duplicates"),
     (SigmoidLoss, "mixed images"),
+    (SoftmaxLoss, "smoothed"),
+    (SigmoidLoss, "both smoothed"),
 ]
 # Weights have duplicates too, and "both" has either of the soft labels.
 OFTEN = [(SoftmaxLoss, "weights"), (SigmoidLoss, "both")]
@@ -96,25 +99,23 @@ def of_two_examples(loss, form, kind, rows="plain"):
 
 
 def with_rows(loss, form, block_size, rows):
-    alpha = ROWS[rows][3]
-    return loss(form, block_size, **({"pseudo_positives": alpha} if alpha else {}))
+    return loss(form, block_size, **ROWS[rows][3])
 
 
 @marked(
-    [(form, kind, *case) for case in OFTEN for kind in TWO_KINDS for form in ("dense", "gather", "ring")],
+    [(form, kind, *case) for case in OFTEN for kind in TWO_KINDS for form in ("dense", "gather", "ring")]
+    # Of columns, and of the shares of samples in keys.
+    + [(form, kind, SoftmaxLoss, "smoothed") for form, kind in (("gather", TWO_KINDS[0]), ("ring", TWO_KINDS[1]))],
     # The dense form, with which eight devices are compared below; the others of what is not compared there.
-    [
-        case
-        for case in taking_turns("dense", "gather", "ring", first=1)
-        if "dense" in case or "pseudo-positives" in case
-    ],
+    [case for case in taking_turns("dense", "gather", "ring", first=1) if "dense" in case or "pseudo-positives" in case]
+    + [(form, kind, SoftmaxLoss, "smoothed") for kind in KINDS for form in ("dense", "gather", "ring")],
 )
 def test_the_loss_and_its_gradient_are_those_of_the_numpy_reference(form, kind, loss, rows):
     """In blocks of six queries, of which 32 rows are no multiple; the gradient along a direction of all arrays."""
     samples, _, *told = arguments(kind, rows)
     value, gradient = compiled(with_rows(loss, form, 6, rows))(*arguments(kind, rows))
-    arrays, gradient, step, alpha = numpy_fields(samples), numpy_fields(gradient), 1e-5, ROWS[rows][3]
-    np.testing.assert_allclose(value, reference(loss, arrays, VALID, *told, alpha=alpha), rtol=1e-5)
+    arrays, gradient, step, fields = numpy_fields(samples), numpy_fields(gradient), 1e-5, ROWS[rows][3]
+    np.testing.assert_allclose(value, reference(loss, arrays, VALID, *told, **fields), rtol=1e-5)
     if rows in WITHOUT:
         ids, change = WITHOUT[rows]
         assert abs(value - reference(loss, arrays, VALID, ids)) > change
@@ -122,7 +123,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_numpy_reference(form, kind, 
     random = np.random.default_rng(1)
     direction = {name: random.normal(size=array.shape) for name, array in arrays.items()}
     ends = (
-        reference(loss, {name: x + amount * direction[name] for name, x in arrays.items()}, VALID, *told, alpha=alpha)
+        reference(loss, {name: x + amount * direction[name] for name, x in arrays.items()}, VALID, *told, **fields)
         for amount in (step, -step)
     )
     found = sum(np.vdot(gradient[name], direction[name]) for name in arrays)
@@ -242,6 +243,10 @@ def test_a_batch_of_three_copies_has_the_softmax_loss_of_one_copy(form, kind):
     once = reference(SoftmaxLoss, numpy_fields(samples), np.ones(8, bool))
     np.testing.assert_allclose(jax.jit(SoftmaxLoss(form))(*thrice), once, rtol=1e-5)
     assert jax.jit(SoftmaxLoss(form, duplicates="negatives"))(*thrice) > once + 0.9
+    # The uniform part is of single keys, each of which has a third of the probability.
+    smoothed = reference(SoftmaxLoss, numpy_fields(samples), np.ones(8, bool), **SMOOTHED)
+    found = jax.jit(SoftmaxLoss(form, **SMOOTHED))(*thrice)
+    np.testing.assert_allclose(found, smoothed + SMOOTHED["label_smoothing"] * np.log(3), rtol=1e-5)
 
 
 def test_two_examples_need_not_share_what_both_share_with_a_third():
@@ -335,7 +340,7 @@ def test_only_the_ratios_of_weights_matter_and_small_ones_approach_zero(form, lo
 
 @pytest.mark.parametrize("case", ["mixed images", "both"])
 def test_equal_weights_are_no_weights(case):
-    loss = compiled(SigmoidLoss("gather", 6, pseudo_positives=ROWS[case][3]))
+    loss = compiled(SigmoidLoss("gather", 6, **ROWS[case][3]))
     samples, valid, ids, _, *mixed = arguments("deterministic", case)
     equal, none = (loss(samples, valid, ids, weight, *mixed) for weight in (np.ones(B, np.float32), None))
     assert_equal(equal, none, 1e-6)
@@ -351,10 +356,10 @@ def test_images_of_which_all_is_their_own_have_the_plain_loss(kind):
 
 def test_duplicates_of_mixed_images_may_be_negatives():
     samples, valid, ids, weight, mixed = arguments("deterministic", "both")
-    of_negatives = SigmoidLoss("gather", 6, duplicates="negatives", pseudo_positives=ALPHA)
+    of_negatives = SigmoidLoss("gather", 6, duplicates="negatives", **PSEUDO)
     found = jax.jit(of_negatives)(samples, valid, ids, weight, mixed)
     without = dataclasses.replace(MIXED, ids=())
-    expected = reference(SigmoidLoss, numpy_fields(samples), VALID, (), weight, without, ALPHA)
+    expected = reference(SigmoidLoss, numpy_fields(samples), VALID, (), weight, without, **PSEUDO)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -371,19 +376,19 @@ def test_a_text_that_fits_better_than_the_partner_is_a_positive_of_the_second_lo
         sum(of_label(logits[n, m], n == m or (n, m) in more) for n in range(2) for m in range(2)) / 2
         for more in ([], [(0, 1)])
     )
-    expected = plain + ALPHA * (image_to_text + plain) / 2
-    np.testing.assert_allclose(jax.jit(SigmoidLoss(pseudo_positives=ALPHA))(samples), expected, rtol=1e-6)
+    expected = plain + 0.3 * (image_to_text + plain) / 2
+    np.testing.assert_allclose(jax.jit(SigmoidLoss(pseudo_positives=0.3))(samples), expected, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(SigmoidLoss())(samples), plain, rtol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["pseudo-positives", "mixed images", "both"])
+@pytest.mark.parametrize("case", ["pseudo-positives", "mixed images", "both smoothed"])
 def test_the_likelihood_without_samples_approaches_that_with_samples_as_noise_vanishes(case):
-    (samples, *rows), alpha = arguments("both sides noisy", case), ROWS[case][3]
+    (samples, *rows), fields = arguments("both sides noisy", case), ROWS[case][3]
     factors = jnp.asarray(1e-3 * np.random.default_rng(0).normal(size=(B, 2, samples.image.shape[1])), jnp.float32)
     queries = {f"{side}_queries": Queries(getattr(samples, side)[:, None], factors) for side in ("image", "text")}
     quiet, none = dataclasses.replace(samples, **queries), dataclasses.replace(samples, **dict.fromkeys(queries))
-    found = jax.jit(SigmoidLoss(likelihood="probit", pseudo_positives=alpha))(quiet, *rows)
-    expected = reference(SigmoidLoss, numpy_fields(none), *rows, alpha=alpha)
+    found = jax.jit(SigmoidLoss(likelihood="probit", **fields))(quiet, *rows)
+    expected = reference(SigmoidLoss, numpy_fields(none), *rows, **fields)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 

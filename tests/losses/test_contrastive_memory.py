@@ -15,9 +15,10 @@ pytestmark = pytest.mark.slow
 
 BLOCK = 16
 PSEUDO_POSITIVES = functools.partial(SigmoidLoss, pseudo_positives=0.1)
+SMOOTHED = functools.partial(SoftmaxLoss, label_smoothing=0.1)
 CASES = [
     (loss, kind)
-    for loss in (SoftmaxLoss, SigmoidLoss, PSEUDO_POSITIVES)
+    for loss in (SoftmaxLoss, SigmoidLoss, PSEUDO_POSITIVES, SMOOTHED)
     for kind in ("deterministic", "both sides noisy")
 ]
 
@@ -43,7 +44,10 @@ def largest_array(program):
         # Each pair of a form, a loss, a kind of queries and a number of devices.
         (form, num_devices, *case)
         for case, form, num_devices in zip(
-            CASES, ("gather", "ring", "ring", "gather", "ring", "gather"), (1, 8, 1, 8, 8, 1), strict=True
+            CASES,
+            ("gather", "ring", "ring", "gather", "ring", "gather", "gather", "ring"),
+            (1, 8, 1, 8, 8, 1, 1, 8),
+            strict=True,
         )
     ],
 )
@@ -84,6 +88,7 @@ def test_doubling_the_batch_doubles_the_memory_of_compiled_programs_but_of_the_d
         ("ring", SoftmaxLoss, "deterministic"),
         ("ring", SigmoidLoss, "both sides noisy"),
         ("ring", PSEUDO_POSITIVES, "both sides noisy"),
+        ("ring", SMOOTHED, "both sides noisy"),
         ("gather", SoftmaxLoss, "deterministic"),
         ("gather", SigmoidLoss, "both sides noisy"),
     ],

@@ -31,7 +31,6 @@ IDS = np.stack([np.arange(B), np.arange(B)], axis=1).astype(np.uint32)
 IDS[2], IDS[20] = IDS[1], IDS[8]
 
 every_kind = pytest.mark.parametrize("kind", NOISE)
-every_ids = pytest.mark.parametrize("ids", [(), (IDS,)], ids=["", "duplicates"])
 
 
 @functools.cache
@@ -48,8 +47,8 @@ def batch(kind):
     return dataclasses.replace(plain, image=draw(B, M, D), image_queries=queries, text_queries=text_queries, bias=None)
 
 
-def reference(kind, ids):
-    """Returns the loss, with the logit ``log 1/M Σ_m exp(t · α_m / τ)`` of a text and an image (loops over rows)."""
+def reference(kind, ids, smoothing):
+    """Returns the loss of texts and the keys of all members, of which those of an image are right (loops over rows)."""
     samples = batch(kind)
     image, text = (np.asarray(x, np.float64) for x in (samples.image, samples.text))
     queries, text_queries = samples.image_queries, samples.text_queries
@@ -58,18 +57,20 @@ def reference(kind, ids):
     tau, rows, losses = float(samples.temperature), np.flatnonzero(VALID), []
     for n in rows:
         right = [m == n or any((one[m] == one[n]).all() for one in ids) for m in rows]
-        of_image = np.exp(image_queries[n] @ text[rows].T / tau)  # [s m]
-        of_text = np.exp(np.einsum("sd,imd->sim", of_texts[n], image[rows]) / tau).mean(axis=2)
-        shares = [(x[:, right].sum(axis=1) / x.sum(axis=1)).mean() for x in (of_image, of_text)]
-        losses.append(-np.log(shares).mean())
+        of_image = np.exp(image_queries[n] @ text[rows].T / tau)[:, :, None]  # [s i one]
+        of_text = np.exp(np.einsum("sd,imd->sim", of_texts[n], image[rows]) / tau)
+        for x in (of_image, of_text):
+            p = (x / x.sum(axis=(1, 2), keepdims=True)).mean(axis=0)
+            losses.append(-(1 - smoothing) * np.log(p[right].sum()) - smoothing * np.log(p).mean())
     return np.mean(losses)
 
 
 @every_kind
-@every_ids
-def test_the_loss_is_that_of_the_mean_over_the_members_of_an_image(kind, ids):
-    found, _ = compiled(SoftmaxLoss("dense"))(batch(kind), jnp.asarray(VALID), tuple(map(jnp.asarray, ids)))
-    np.testing.assert_allclose(found, reference(kind, ids), rtol=1e-5)
+@pytest.mark.parametrize(("ids", "smoothing"), [((), 0.0), ((IDS,), 0.0), ((IDS,), 0.2)], ids=["", "ids", "smoothed"])
+def test_the_loss_is_that_of_the_mean_over_the_members_of_an_image(kind, ids, smoothing):
+    loss = compiled(SoftmaxLoss("dense", label_smoothing=smoothing))
+    found, _ = loss(batch(kind), jnp.asarray(VALID), tuple(map(jnp.asarray, ids)))
+    np.testing.assert_allclose(found, reference(kind, ids, smoothing), rtol=1e-5)
 
 
 def test_equal_members_are_one_key():
@@ -84,22 +85,22 @@ def test_equal_members_are_one_key():
 @pytest.mark.devices
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("form", "kind", "ids"),
+    ("form", "kind", "ids", "smoothing"),
     [
-        ("gather", "deterministic", ()),
-        ("gather", "both sides noisy", (IDS,)),
-        ("gather", "noisy texts", ()),
-        ("ring", "deterministic", (IDS,)),
-        ("ring", "both sides noisy", ()),
-        ("ring", "noisy texts", (IDS,)),
+        ("gather", "deterministic", (), 0.2),
+        ("gather", "both sides noisy", (IDS,), 0.0),
+        ("gather", "noisy texts", (), 0.0),
+        ("ring", "deterministic", (IDS,), 0.2),
+        ("ring", "both sides noisy", (), 0.0),
+        ("ring", "noisy texts", (IDS,), 0.2),
     ],
-    ids=lambda x: x if isinstance(x, str) else "duplicates" * len(x),
+    ids=lambda x: "duplicates" * len(x) if isinstance(x, tuple) else str(x),
 )
-def test_every_form_has_the_value_and_the_gradient_of_the_dense_one(form, kind, ids):
+def test_every_form_has_the_value_and_the_gradient_of_the_dense_one(form, kind, ids, smoothing):
     arguments = batch(kind), jnp.asarray(VALID), tuple(map(jnp.asarray, ids))
-    expected = compiled(SoftmaxLoss("dense"))(*arguments)
+    expected = compiled(SoftmaxLoss("dense", label_smoothing=smoothing))(*arguments)
     # Each of eight devices has four examples, in blocks of two.
-    found = on_devices(8, compiled(SoftmaxLoss(form, block_size=2 * M * S)), arguments)
+    found = on_devices(8, compiled(SoftmaxLoss(form, 2 * M * S, label_smoothing=smoothing)), arguments)
     assert_equal(found, expected, rtol=2e-5)
 
 

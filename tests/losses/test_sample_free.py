@@ -22,6 +22,8 @@ LOSSES = [
     SigmoidLoss(likelihood="probit"),
 ]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.likelihood)
+SMOOTHED = [dataclasses.replace(loss, label_smoothing=0.3) for loss in LOSSES if loss.likelihood != "pairwise_probit"]
+plain_and_smoothed = pytest.mark.parametrize("loss", LOSSES + SMOOTHED, ids=str)
 
 
 def make(scale=0.3, sides=("image", "text")):
@@ -60,7 +62,7 @@ def one_query(likelihood, n, u, g) -> float:
 def reference(loss, samples, weight=None):
     """The mean over valid queries of both directions, query by query."""
     weight = np.ones(B) if weight is None else weight
-    valid, total = np.flatnonzero(VALID), 0.0
+    valid, total, smoothing = np.flatnonzero(VALID), 0.0, loss.label_smoothing
     for mean, queries, keys in (
         (samples.image, samples.image_queries, samples.text),
         (samples.text, samples.text_queries, samples.image),
@@ -72,14 +74,16 @@ def reference(loss, samples, weight=None):
         for place, n in enumerate(valid):
             u, g = keys @ means[n] / TAU + BIAS, factors[n] @ keys.T / TAU
             if loss.likelihood == "probit":
-                z = np.where(np.arange(len(valid)) == place, 1, -1)
-                total -= weight[n] * np.log(expit(z * u / np.sqrt(1 + math.pi / 8 * (g**2).sum(axis=0)))).sum()
+                y = (1 - smoothing) * (np.arange(len(valid)) == place) + smoothing / 2
+                logits = u / np.sqrt(1 + math.pi / 8 * (g**2).sum(axis=0))
+                total -= weight[n] * (y * np.log(expit(logits)) + (1 - y) * np.log(expit(-logits))).sum()
             else:
-                total += weight[n] * one_query(loss.likelihood, place, u, g)
+                of_keys = [one_query(loss.likelihood, m, u, g) for m in range(len(valid))]
+                total += weight[n] * ((1 - smoothing) * of_keys[place] + smoothing * np.mean(of_keys))
     return total / weight[valid].sum() / 2
 
 
-@every_loss
+@plain_and_smoothed
 @pytest.mark.parametrize(
     ("sides", "weight"), [(("image", "text"), None), (("image",), WEIGHT)], ids=["both noisy", "image noisy"]
 )
@@ -90,7 +94,7 @@ def test_the_loss_equals_the_numpy_reference(loss, sides, weight):
         np.testing.assert_allclose(found, reference(loss, samples, weight), rtol=2e-5)
 
 
-@every_loss
+@plain_and_smoothed
 def test_gradients_agree_with_finite_differences_of_the_numpy_reference(loss):
     samples = make()
     _, gradient = compiled(loss)(samples, jnp.asarray(VALID), (), None)
@@ -157,15 +161,27 @@ def test_noise_that_all_logits_share_changes_only_the_mean_field():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "form"),
-    [*((loss, "gather") for loss in LOSSES), (LOSSES[-1], "ring")],
-    ids=lambda x: x if isinstance(x, str) else x.likelihood,
+    [*((loss, "gather") for loss in [*LOSSES, *SMOOTHED]), (LOSSES[-1], "ring"), (SMOOTHED[-1], "ring")],
+    ids=str,
 )
 def test_blocks_and_eight_devices_equal_the_dense_form(loss, form):
     arguments = make(), jnp.asarray(VALID), (), jnp.asarray(WEIGHT)
-    dense, in_blocks = (compiled(type(loss)(form, R + 2, likelihood=loss.likelihood)) for form in ("dense", form))
+    dense, in_blocks = (compiled(dataclasses.replace(loss, form=form, block_size=R + 2)) for form in ("dense", form))
     for devices in (1, 8):
         found = on_devices(devices, in_blocks, arguments)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, dense(*arguments))
+
+
+def test_smoothing_needs_the_probabilities_of_all_keys():
+    with pytest.raises(UserError, match="'pairwise_probit' has no probabilities of keys other than the partner"):
+        SoftmaxLoss(likelihood="pairwise_probit", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("loss", [SoftmaxLoss, SigmoidLoss])
+@pytest.mark.parametrize("share", [-0.1, 1.0, math.nan, math.inf])
+def test_a_share_of_smoothing_that_is_none_is_refused(loss, share):
+    with pytest.raises(UserError, match=rf"label_smoothing = {share} is not in \[0, 1\)"):
+        loss(label_smoothing=share)
 
 
 @pytest.mark.parametrize("likelihood", ["delta", "mean_field", "pairwise_probit"])

@@ -71,7 +71,7 @@ def sum_over_pairs(
         def block_sum(queries: Queries, query_constants: Any, key_constants: Any) -> tuple[Float[Array, ""], None]:
             query_examples, query_data = query_constants
             key_examples, key_data = key_constants
-            block = Pairs(queries, query_examples, keys, key_examples, pairs.temperature, pairs.bias)
+            block = pairs.block(queries, query_examples, keys, key_examples)
             return function(block, query_data, key_data), None
 
         size = layout.examples_per_block(queries)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lit_het.losses.contrastive.pairs import MASKED, Pairs
+from lit_het.losses.contrastive.pairs import MASKED, Examples, Pairs
 
 # (pairs, z) to -log E[σ(z u)] of the logit u of each pair, over the noise.
 PairLoss: TypeAlias = Callable[[Pairs, Float[Array, "#n #m"]], Float[Array, "n m"]]
@@ -26,12 +26,19 @@ def softmax(pairs: Pairs) -> Float[Array, ""]:
     positives of query n: its partner and, where duplicates count as positives, all keys with its image or its text.
     Their probabilities are summed inside the logarithm as in MIL-NCE (Miech et al. 2020, Eq. 1): any of them is a right
     answer, so the sum is the probability of being right, and a batch of exact copies has the loss of one copy of each.
+
+    With label smoothing α the target is uniform over the M valid keys for a share of α (Szegedy et al. 2016, Sec. 7):
+    ``-Σ_n w_n ((1 - α) log (1/S Σ_s Σ_{m ∈ P(n)} p_snm) + α/M Σ_m log (1/S Σ_s p_snm))``.
     """
     logits = pairs.masked_logits
     # log p as a difference of logarithms, and then the log of the mean over samples: exp(log p) may round to zero in
     # float32.
-    log_p = pairs.positive_logit(logits) - jax.nn.logsumexp(logits, axis=-1)
-    return -jnp.sum(pairs.query_examples.weight * jax.nn.logmeanexp(log_p, axis=1))
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    found = jax.nn.logmeanexp(pairs.positive_logit(logits) - normalizer, axis=1)
+    if pairs.smoothing:
+        log_p = jax.nn.logmeanexp(logits - normalizer[:, :, None], axis=1)
+        found = pairs.smoothed(found, mean_of_valid(log_p, pairs.key_examples))
+    return -jnp.sum(pairs.query_examples.weight * found)
 
 
 def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
@@ -44,9 +51,19 @@ def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     logits = pairs.masked_logits
     # Columns are sums over queries, so invalid queries are masked too. In rows they only need the weight 0.
     of_valid_queries = jnp.where(weight[:, None, None] > 0, logits, MASKED)
-    row = pairs.positive_logit(logits) - jax.nn.logsumexp(logits, axis=-1)
-    column = pairs.positive_logit(of_valid_queries, axis=(0, 1)) - jax.nn.logsumexp(of_valid_queries, axis=(0, 1))
-    return -jnp.sum(weight * (jax.nn.logmeanexp(row, axis=1) + column)) / 2
+    column = pairs.positive_logit(of_valid_queries, axis=(0, 1))
+    normalizer = jax.nn.logsumexp(of_valid_queries, axis=(0, 1))
+    found = column - normalizer
+    if pairs.smoothing:
+        log_p = jnp.mean(of_valid_queries - normalizer[None, None], axis=1)
+        found = pairs.smoothed(found, mean_of_valid(log_p.T, pairs.query_examples))
+    return (softmax(pairs) - jnp.sum(weight * found)) / 2
+
+
+def mean_of_valid(values: Float[Array, "n m"], examples: Examples) -> Float[Array, " n"]:
+    """Returns the mean over the examples that are valid; 0 if none is."""
+    is_valid = examples.weight > 0
+    return jnp.sum(values, axis=1, where=is_valid[None]) / jnp.maximum(jnp.sum(is_valid), 1)
 
 
 def sigmoid(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, ""]:
@@ -54,7 +71,8 @@ def sigmoid(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, ""]:
 
     Without noise and duplicates this is SigLIP Eq. 1 (also SoViT Table 7). Each pair is a classification of its own, so
     every positive has the label 1. A mixed image has the label y of each text: the loss is then ``Σ_n w_n Σ_m
-    -(y_nm log p_nm + (1 - y_nm) log (1 - p_nm))`` (PCME++ Sec. 2.4).
+    -(y_nm log p_nm + (1 - y_nm) log (1 - p_nm))`` (PCME++ Sec. 2.4). With label smoothing α every y is
+    ``(1 - α) y + α/2``.
     """
     return jnp.sum(pairs.query_examples.weight * jnp.sum(_binary_losses(pairs, pair_loss), axis=1))
 
@@ -84,7 +102,7 @@ def of_label(label: Float[Array, "n m"], right: Float[Array, "n m"], wrong: Floa
 
 def _binary_losses(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, "n m"]:
     """Returns the loss of each pair, 0 where the key is invalid."""
-    if pairs.mixed is None:
+    if pairs.mixed is None and not pairs.smoothing:
         losses = pair_loss(pairs, jnp.where(pairs.is_positive, 1.0, -1.0))
     else:
         one = jnp.ones((1, 1))

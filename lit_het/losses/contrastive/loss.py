@@ -126,14 +126,15 @@ def _mean(
         layout = Layout(loss.form, axes, loss.block_size)
         texts = Examples(weight, layout.global_index(weight.shape[0]), ids)
         images = dataclasses.replace(texts, mixed=mixed, members=image.shape[1] if image.ndim == 3 else 1)
-        image_to_text = Pairs(_queries(image, image_queries), images, text, texts, *shared)
+        queries = _queries(image, image_queries)
+        image_to_text = Pairs(queries, images, text, texts, *shared, smoothing=loss.label_smoothing)
         if is_noiseless:
             return both_directions(image_to_text, layout)
         total = directed(image_to_text, layout)
         # A matrix of its own: the noise is on the queries, so the logits of both directions differ (docs/paper_map.md,
         # 2).
         keys, key_examples = _flat(image, images)
-        text_to_image = Pairs(_queries(text, text_queries), texts, keys, key_examples, *shared)
+        text_to_image = image_to_text.block(_queries(text, text_queries), texts, keys, key_examples)
         return (total + directed(text_to_image, layout)) / 2
 
     valid = jnp.ones(len(samples.image), bool) if batch.valid is None else batch.valid

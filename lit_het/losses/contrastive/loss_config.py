@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from jaxtyping import Array, Bool, Float, UInt32
 
-from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.errors import UserError, require_at_least, require_choice, require_share
 from lit_het.mixtures import MixedImages
 from lit_het.types import EmbeddingSamples
 
@@ -30,16 +30,20 @@ class SoftmaxLoss:
             the covariance, see `lit_het.losses.contrastive.sample_free`, and need a head with ``num_samples = 0``.
         duplicates: whether examples of the batch with the same image or an equal text are "positives", as a right
             caption cannot also be a wrong answer; "negatives" is the loss of the papers.
+        label_smoothing: share α of the uniform distribution over all keys of the batch in the target (Szegedy et al.
+            2016, Sec. 7; `lit_het.losses.contrastive.dense.softmax`).
         has_class_probabilities: whether each pair has a probability of its own.
 
     Raises:
-        UserError: an unknown form or likelihood, a block without queries, or a ring without samples.
+        UserError: an unknown form or likelihood, a block without queries, a ring without samples, or smoothing outside
+            of [0, 1) or with "pairwise_probit".
     """
 
     form: Form = "gather"
     block_size: int = 1024
     likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit"] = "samples"
     duplicates: Duplicates = "positives"
+    label_smoothing: float = 0.0
 
     has_class_probabilities: ClassVar[bool] = False
 
@@ -55,6 +59,12 @@ class SoftmaxLoss:
             raise UserError(
                 f"SoftmaxLoss: likelihood = {self.likelihood!r} needs the keys of a whole batch at once; set form to "
                 "'gather'"
+            )
+        require_share(self, "label_smoothing")
+        if self.label_smoothing and self.likelihood == "pairwise_probit":
+            raise UserError(
+                "SoftmaxLoss: likelihood = 'pairwise_probit' has no probabilities of keys other than the partner; set "
+                "label_smoothing to 0, or likelihood to 'samples', 'delta' or 'mean_field'"
             )
 
     def __call__(
@@ -96,11 +106,14 @@ class SigmoidLoss:
         form, block_size: as in `SoftmaxLoss`; the ring needs no additional product.
         likelihood: "samples", or "probit" for `lit_het.losses.contrastive.sample_free.probit`.
         duplicates: as in `SoftmaxLoss`.
+        label_smoothing: share α of the uniform distribution over both labels in the target, of each pair: 1 becomes
+            ``1 - α/2``, and 0 becomes ``α/2``. A batch has b negatives of a query, so α counts b times.
         pseudo_positives: weight α of a second loss, whose positives are also all keys that fit a query at least as well
             as its partner (`lit_het.losses.contrastive.pseudo_positives`); PCME++ uses 0.1.
 
     Raises:
-        UserError: an unknown form or likelihood, a block without queries, or a negative weight.
+        UserError: an unknown form or likelihood, a block without queries, a negative weight, or smoothing outside of
+            [0, 1).
     """
 
     form: Form = "gather"
@@ -108,6 +121,7 @@ class SigmoidLoss:
     likelihood: Literal["samples", "probit"] = "samples"
     duplicates: Duplicates = "positives"
     pseudo_positives: float = 0.0
+    label_smoothing: float = 0.0
 
     takes_members: ClassVar[bool] = False
     has_class_probabilities: ClassVar[bool] = True
@@ -116,6 +130,7 @@ class SigmoidLoss:
         require_at_least(1, self, "block_size")
         require_at_least(0, self, "pseudo_positives")
         require_choice(self, "form", "likelihood", "duplicates")
+        require_share(self, "label_smoothing")
 
     def __call__(
         self,

@@ -36,6 +36,24 @@ class Normalizers:
     column_positive: Float[Array, " m"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """What the uniform part of the targets needs of this device's examples.
+
+    Attributes:
+        row: mean over all valid keys of ``log 1/S Σ_s p_snm``.
+        share: mean over all valid keys of a sample's share ``p_snm / Σ_s p_snm``.
+        column: mean over all valid queries of log p'_nm, for each key; of use without noise only.
+        per_key, per_query: one divided by the number of valid keys, and of vectors of valid queries.
+    """
+
+    row: Float[Array, " n"]
+    share: Float[Array, "n s"]
+    column: Float[Array, " m"]
+    per_key: Float[Array, ""]
+    per_query: Float[Array, ""]
+
+
 def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""]:
     """Returns `dense.softmax`, or `dense.symmetric_softmax` of queries without noise.
 
@@ -43,38 +61,105 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
     without duplicates is ``[n = m]``, the gradient is ``∂ loss / ∂ logit_snm = w_n r_sn (p_snm - t_snm)``, where the
     responsibility ``r_sn = p_sn / Σ_s p_sn`` is the share of sample s. The other direction, normalized over columns to
     p' and t', adds ``w_m (p'_nm - t'_nm)``.
+
+    With label smoothing α these are ``1 - α`` of the gradient. The uniform part adds ``α/M w_n (p_snm Σ_i r_sni -
+    r_snm)`` with each key's own responsibility ``r_snm = p_snm / Σ_s p_snm``, and ``α/N w_m (p'_nm - 1/N)`` for N
+    queries.
     """
     found = _normalizers(pairs, layout, columns=symmetric)
-    query_weight = pairs.query_examples.weight
+    query_weight, key_weight = pairs.query_examples.weight, pairs.key_examples.weight
     log_p = found.row_positive - found.row
-    value = -jnp.sum(query_weight * jax.nn.logmeanexp(log_p, axis=1))
+    row, column = jax.nn.logmeanexp(log_p, axis=1), found.column_positive - found.column
+    uniform = _uniform(pairs, layout, found) if pairs.smoothing else None
+    if uniform is not None:
+        row, column = pairs.smoothed(row, uniform.row), pairs.smoothed(column, uniform.column)
+    value = -jnp.sum(query_weight * row)
     if symmetric:
-        value = (value + jnp.sum(pairs.key_examples.weight * (found.column - found.column_positive))) / 2
+        value = (value - jnp.sum(key_weight * column)) / 2
 
     def block_sum(block: Pairs, query_data: Any, key_data: Any) -> Float[Array, ""]:
         """Returns the sum of logits times the loss's slopes, whose gradient is that of the loss."""
-        responsibility, row, row_positive = query_data
+        responsibility, row, row_positive, share = query_data
         logits = block.masked_logits
         # Each is at most 1, since it is divided by a sum that contains it: the exponentials cannot overflow.
         p = jnp.exp(logits - row[:, :, None])
         t = block.positive_share(logits - row_positive[:, :, None])
         slope = responsibility[:, :, None] * (p - t)
+        if uniform is not None:
+            is_key = block.key_examples.weight[None, None] > 0
+            of_keys = jnp.where(is_key, jax.nn.softmax(logits - row[:, :, None], axis=1) * uniform.per_key, 0.0)
+            weight = block.query_examples.weight[:, None, None]
+            slope = block.smoothed(slope, weight * (share[:, :, None] * p - of_keys))
         if symmetric:
             column, column_positive = key_data
             # An invalid query is not part of the column's sum: exp of its logit might overflow.
             is_query = block.query_examples.weight[:, None, None] > 0
             p = jnp.exp(jnp.where(is_query, logits - column[None, None], MASKED))
             t = block.positive_share(jnp.where(is_query, logits - column_positive[None, None], MASKED))
+            if uniform is not None:
+                t = block.smoothed(t, jnp.where(is_query, uniform.per_query, 0.0))
             slope = (slope + block.key_examples.weight[None, None] * (p - t)) / 2
         return jnp.sum(jax.lax.stop_gradient(slope) * logits)
 
     # p_sn / Σ_s p_sn is a softmax over samples of log p: no probability is formed that could round to zero.
     responsibility = query_weight[:, None] * jax.nn.softmax(log_p, axis=1)
-    query_data, key_data = (responsibility, found.row, found.row_positive), (found.column, found.column_positive)
-    slopes = sum_over_pairs(block_sum, pairs, layout, query_data, key_data)
+    query_data = responsibility, found.row, found.row_positive, None if uniform is None else uniform.share
+    slopes = sum_over_pairs(block_sum, pairs, layout, query_data, (found.column, found.column_positive))
     # The value comes from the normalizers: the bracket is exactly 0 and has only the gradient. A sum of slopes times
     # logits would lose the digits of a small loss.
     return value + (slopes - jax.lax.stop_gradient(slopes))
+
+
+def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> Uniform:
+    """Returns what the uniform part of the targets needs, without a gradient."""
+    pairs = jax.lax.stop_gradient(pairs)
+    is_query, is_key = pairs.query_examples.weight > 0, pairs.key_examples.weight > 0
+    vectors = pairs.queries.materialize()
+    sums = (
+        jnp.sum(pairs.keys, axis=0, where=is_key[:, None]),
+        jnp.sum(vectors, axis=(0, 1), where=is_query[:, None, None]),
+        jnp.sum(is_key),
+        jnp.sum(is_query) * vectors.shape[1],
+    )
+    key_sum, query_sum, num_keys, num_vectors = jax.lax.psum(sums, layout.axes) if layout.axes else sums
+    per_key, per_query = 1 / jnp.maximum(num_keys, 1), 1 / jnp.maximum(num_vectors, 1)
+    # Means of logits are logits with the mean of all keys, and of all queries.
+    column = pairs.keys @ (query_sum * per_query) / pairs.temperature + pairs.bias - found.column
+    if vectors.shape[1] == 1:
+        row = (vectors @ (key_sum * per_key) / pairs.temperature + pairs.bias - found.row)[:, 0]
+        return Uniform(row, jnp.ones_like(found.row), column, per_key, per_query)
+    row, share = _uniform_rows(pairs, layout, found.row)
+    return Uniform(row * per_key, share * per_key, column, per_key, per_query)
+
+
+def _uniform_rows(
+    pairs: Pairs, layout: Layout, normalizer: Float[Array, "n s"]
+) -> tuple[Float[Array, " n"], Float[Array, "n s"]]:
+    """Returns sums over valid keys, of the log of the mean probability and of the shares of samples in it."""
+
+    def of_chunk(chunk: tuple[Array, Examples]) -> tuple[Array, Array]:
+        keys, key_examples = chunk
+        is_key = key_examples.weight > 0
+
+        def of_block(_: None, rows: tuple[Queries, Examples, Array]) -> tuple[None, tuple[Array, Array]]:
+            queries, query_examples, normalizer = rows
+            log_p = pairs.block(queries, query_examples, keys, key_examples).logits - normalizer[:, :, None]
+            found = jnp.sum(jax.nn.logmeanexp(log_p, axis=1), axis=1, where=is_key[None])
+            return None, (found, jnp.sum(jax.nn.softmax(log_p, axis=1), axis=2, where=is_key[None, None]))
+
+        rows = (pairs.queries, pairs.query_examples, normalizer)
+        return blocks.scan_examples(of_block, None, rows, layout.examples_per_block(pairs.queries))[1]
+
+    chunk = (pairs.keys, pairs.key_examples)
+    if layout.form != "ring":
+        return of_chunk(layout.gather(chunk))
+
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        chunk, sums = carry
+        return (ring.rotate(chunk, layout.axes), jax.tree.map(jnp.add, sums, of_chunk(chunk))), None
+
+    start = (chunk, (jnp.zeros(len(normalizer)), jnp.zeros_like(normalizer)))
+    return jax.lax.scan(step, start, length=ring.num_devices(layout.axes))[0][1]
 
 
 def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
@@ -88,7 +173,7 @@ def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
 
         def scan_block(column: _Sums, rows: tuple[Queries, Examples]) -> tuple[_Sums, _Sums]:
             queries, query_examples = rows
-            block = Pairs(queries, query_examples, keys, key_examples, pairs.temperature, pairs.bias)
+            block = pairs.block(queries, query_examples, keys, key_examples)
             logits = block.masked_logits
             if columns:
                 of_valid_queries = jnp.where(query_examples.weight[:, None, None] > 0, logits, MASKED)

@@ -46,6 +46,7 @@ class Pairs:
         key_examples: of the keys.
         temperature: τ.
         bias: added to logits.
+        smoothing: α, the share of the uniform distribution in the targets.
     """
 
     queries: Queries
@@ -54,6 +55,13 @@ class Pairs:
     key_examples: Examples
     temperature: Float[Array, ""]
     bias: Float[Array, ""]
+    smoothing: float = dataclasses.field(default=0.0, metadata={"static": True})
+
+    def block(
+        self, queries: Queries, query_examples: Examples, keys: Float[Array, "m d"], key_examples: Examples
+    ) -> "Pairs":
+        """Returns pairs of other queries and keys of the same loss."""
+        return Pairs(queries, query_examples, keys, key_examples, self.temperature, self.bias, self.smoothing)
 
     @property
     def logits(self) -> Float[Array, "n s m"]:
@@ -91,15 +99,22 @@ class Pairs:
 
     @property
     def label(self) -> Float[Array, "n m"]:
-        """The probability that a query and a key belong together: of a mixed image the shares of its positives."""
+        """The probability that a query and a key belong together: of a mixed image the shares of its positives.
+
+        It is smoothed between both labels.
+        """
         query, key = self.query_examples, self.key_examples
         if query.mixed is not None:
             share, other = query.mixed.share[:, None], _belong(query.mixed, key)
         elif key.mixed is not None:
             share, other = key.mixed.share[None], _belong(query, key.mixed)
         else:
-            return self.is_positive.astype(jnp.float32)
-        return share * self.is_positive + (1 - share) * other
+            return self.smoothed(self.is_positive.astype(jnp.float32), 0.5)
+        return self.smoothed(share * self.is_positive + (1 - share) * other, 0.5)
+
+    def smoothed(self, one: Float[Array, "..."], uniform: Float[Array, "..."] | float) -> Float[Array, "..."]:
+        """Returns ``(1 - α) one + α uniform``, of the target's own part and of the uniform distribution."""
+        return (1 - self.smoothing) * one + self.smoothing * uniform
 
     @property
     def has_one_positive(self) -> bool:

@@ -66,7 +66,7 @@ def _partners(pairs: Pairs, pair_loss: PairLoss) -> _Partners:
 
     def of_row(row: tuple[Queries, Examples, Array, Examples]) -> _Partners:
         queries, query_examples, keys, key_examples = jax.tree.map(lambda x: x[None], row)
-        one = Pairs(queries, query_examples, keys, key_examples, pairs.temperature, pairs.bias)
+        one = pairs.block(queries, query_examples, keys, key_examples)
         return _Partners(pair_loss(one, jnp.ones((1, 1)))[0, 0], one.label[0, 0])
 
     return jax.vmap(of_row)((pairs.queries, pairs.query_examples, pairs.keys, pairs.key_examples))

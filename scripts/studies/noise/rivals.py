@@ -1,14 +1,12 @@
-"""What the library does not offer: label smoothing, a temperature for every input, and an amplitude of the noise."""
+"""What the library does not offer: a temperature for every input, and an amplitude of the noise."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key, UInt32
+from jaxtyping import Array, Float, Key
 
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.covariance import Covariance
@@ -16,51 +14,7 @@ from lit_het.heads.noise_config import CovarianceConfig
 from lit_het.heads.options import ContrastiveOptions
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.heads.temperature_config import LogTemperature, TemperatureConfig
-from lit_het.losses.base import weights
-from lit_het.losses.contrastive.pairs import MASKED
 from lit_het.types import EmbeddingSamples, LogitSamples, Queries
-
-
-@dataclasses.dataclass(frozen=True)
-class SmoothedSoftmaxLoss:
-    """The softmax loss with smoothed labels (Szegedy et al. 2016, Sec. 7), for queries with or without noise.
-
-    The target of a query is its partner with probability ``1 - smoothing``, plus ``smoothing`` times a uniform
-    distribution over all keys of the batch; its cross-entropy is taken with the mean probability over S samples.
-
-    Attributes:
-        smoothing: probability that is spread over all keys.
-    """
-
-    smoothing: float = 0.1
-
-    likelihood: ClassVar[str] = "samples"
-
-    def __call__(
-        self,
-        samples: EmbeddingSamples,
-        valid: Bool[Array, " b"],
-        ids: Sequence[UInt32[Array, "b 2"]] = (),
-        weight: Float[Array, " b"] | None = None,
-    ) -> Float[Array, ""]:
-        """Returns the weighted mean over valid examples of half the sum of both directions; ``ids`` are unused."""
-        sides = (
-            (samples.image, samples.image_queries, samples.text),
-            (samples.text, samples.text_queries, samples.image),
-        )
-        losses = [
-            self._losses((Queries(own[:, None]) if queries is None else queries).products(keys), samples, valid)
-            for own, queries, keys in sides
-        ]
-        return jnp.sum(weights(valid, weight) * sum(losses)) / 2
-
-    def _losses(
-        self, products: Float[Array, "b s b"], samples: EmbeddingSamples, valid: Bool[Array, " b"]
-    ) -> Float[Array, " b"]:
-        logits = jnp.where(valid[None, None], products / samples.temperature, MASKED)
-        log_p = jax.nn.logmeanexp(jax.nn.log_softmax(logits, axis=2), axis=1)
-        mean = jnp.mean(log_p, axis=1, where=valid[None])
-        return -(1 - self.smoothing) * jnp.diagonal(log_p) - self.smoothing * mean
 
 
 @dataclasses.dataclass(frozen=True)
