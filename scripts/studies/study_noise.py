@@ -40,7 +40,7 @@ from scripts.studies.noise import pairs as noise
 from scripts.studies.noise import sources
 from scripts.studies.noise.classifiers import FeatureClassifierConfig
 from scripts.studies.noise.pairs import PairSet
-from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig
+from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig, NoiseSmoothedSoftmaxLoss
 from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import NUM_EVAL_SAMPLES, Trained, auroc, figures, train
 
@@ -71,6 +71,10 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
             "loss": _smoothed(share),
         }
         for share in (0.05, 0.1, 0.2)
+    },
+    "S16 smoothing by noise": {
+        "head": HetXLContrastiveConfig(SMALL, num_samples=16),
+        "loss": NoiseSmoothedSoftmaxLoss(0.1),
     },
     "input temperature": {"head": InputTemperatureConfig()},
     "paper S1": {"head": HetXLContrastiveConfig(PAPER, num_samples=1)},

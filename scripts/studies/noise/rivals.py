@@ -1,12 +1,14 @@
-"""What the library does not offer: a temperature for every input, and an amplitude of the noise."""
+"""What the library does not offer: smoothing by the noise, a temperature for every input, and an amplitude."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key, UInt32
 
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.covariance import Covariance
@@ -14,7 +16,51 @@ from lit_het.heads.noise_config import CovarianceConfig
 from lit_het.heads.options import ContrastiveOptions
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.heads.temperature_config import LogTemperature, TemperatureConfig
+from lit_het.losses.base import weights
+from lit_het.losses.contrastive.pairs import MASKED
 from lit_het.types import EmbeddingSamples, LogitSamples, Queries
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseSmoothedSoftmaxLoss:
+    """The softmax loss with a share of smoothing that is proportional to the noise norm of the query.
+
+    Where Σ(x) is large, captions were unreliable in training. The share ``α_n = α |σ_n| / mean |σ|``, at most 1/2, has
+    no gradient, or noise would grow to smooth more.
+
+    Attributes:
+        smoothing: α, the mean share.
+    """
+
+    smoothing: float = 0.1
+
+    likelihood: ClassVar[str] = "samples"
+
+    def __call__(
+        self,
+        samples: EmbeddingSamples,
+        valid: Bool[Array, " b"],
+        ids: Sequence[UInt32[Array, "b 2"]] = (),
+        weight: Float[Array, " b"] | None = None,
+    ) -> Float[Array, ""]:
+        """Returns the weighted mean over valid examples of half the sum of both directions; ``ids`` are unused."""
+        sides = ((samples.image_queries, samples.text), (samples.text_queries, samples.image))
+        losses = [self._losses(queries, keys, samples, valid) for queries, keys in sides]
+        return jnp.sum(weights(valid, weight) * sum(losses)) / 2
+
+    def _losses(
+        self, queries: Queries | None, keys: Float[Array, "b d"], samples: EmbeddingSamples, valid: Bool[Array, " b"]
+    ) -> Float[Array, " b"]:
+        assert queries is not None, "both sides have noise"
+        logits = jnp.where(valid[None, None], queries.products(keys) / samples.temperature, MASKED)
+        log_p = jax.nn.logmeanexp(jax.nn.log_softmax(logits, axis=2), axis=1)
+        share = self.shares(queries, valid)
+        return -(1 - share) * jnp.diagonal(log_p) - share * jnp.mean(log_p, axis=1, where=valid[None])
+
+    def shares(self, queries: Queries, valid: Bool[Array, " b"]) -> Float[Array, " b"]:
+        """Returns α_n of each query."""
+        norm = jnp.sqrt(jnp.sum(jnp.var(jax.lax.stop_gradient(queries.materialize()), axis=1), axis=1))
+        return jnp.minimum(self.smoothing * norm / jnp.mean(norm, where=valid), 0.5)
 
 
 @dataclasses.dataclass(frozen=True)

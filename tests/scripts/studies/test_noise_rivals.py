@@ -12,7 +12,8 @@ from flax import nnx
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.covariance import Covariance, CovarianceConfig
 from lit_het.losses.contrastive import SoftmaxLoss
-from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig
+from lit_het.types import EmbeddingSamples, Queries
+from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig, NoiseSmoothedSoftmaxLoss
 
 VALID = np.array([True, True, False, True, True])
 
@@ -31,6 +32,21 @@ def samples_of(config):
 @jax.jit
 def loss_of(samples):
     return SoftmaxLoss(form="dense")(samples, jnp.asarray(VALID))
+
+
+def test_equal_noise_smooths_all_equally_and_twice_the_noise_twice_as_much():
+    image, text = embeddings()
+    loss, valid = NoiseSmoothedSoftmaxLoss(0.2), jnp.asarray(VALID)
+
+    def queries(mean, sizes):
+        steps = np.array([-1.0, 1.0], np.float32)[None, :, None] * np.asarray(sizes, np.float32)[:, None, None]
+        return Queries(mean[:, None] + steps)
+
+    equal = EmbeddingSamples(image, text, queries(image, np.ones(5)), queries(text, np.ones(5)), jnp.float32(0.7))
+    expected = jax.jit(SoftmaxLoss("dense", duplicates="negatives", label_smoothing=0.2))(equal, valid)
+    assert jax.jit(loss)(equal, valid) == pytest.approx(float(expected), rel=1e-5)
+    shares = jax.jit(loss.shares)(queries(image, [1, 2, 9, 1, 20]), valid)
+    np.testing.assert_allclose(shares, [1 / 30, 2 / 30, 0.3, 1 / 30, 0.5], rtol=1e-5)
 
 
 def test_a_temperature_for_every_input_starts_as_one_temperature_and_then_scales_rows():
