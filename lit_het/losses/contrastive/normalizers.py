@@ -62,8 +62,8 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
     responsibility ``r_sn = p_sn / Σ_s p_sn`` is the share of sample s. The other direction, normalized over columns to
     p' and t', adds ``w_m (p'_nm - t'_nm)``.
 
-    With label smoothing α these are ``1 - α`` of the gradient. The uniform part adds ``α/M w_n (p_snm Σ_i r_sni -
-    r_snm)`` with each key's own responsibility ``r_snm = p_snm / Σ_s p_snm``, and ``α/N w_m (p'_nm - 1/N)`` for N
+    With label smoothing α these have the factor ``1 - α``. The uniform part adds ``α/M w_n (p_snm Σ_i r_sni - r_snm)``,
+    where ``r_snm = p_snm / Σ_s p_snm`` is the responsibility for each of M keys, and ``α w_m (p'_nm - 1/N)`` for N
     queries.
     """
     found = _normalizers(pairs, layout, columns=symmetric)
@@ -114,7 +114,7 @@ def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> Uniform:
     """Returns what the uniform part of the targets needs, without a gradient."""
     pairs = jax.lax.stop_gradient(pairs)
     is_query, is_key = pairs.query_examples.weight > 0, pairs.key_examples.weight > 0
-    vectors = pairs.queries.materialize()
+    vectors = pairs.queries.samples  # without noise these are the queries
     sums = (
         jnp.sum(pairs.keys, axis=0, where=is_key[:, None]),
         jnp.sum(vectors, axis=(0, 1), where=is_query[:, None, None]),
@@ -125,9 +125,9 @@ def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> Uniform:
     per_key, per_query = 1 / jnp.maximum(num_keys, 1), 1 / jnp.maximum(num_vectors, 1)
     # Means of logits are logits with the mean of all keys, and of all queries.
     column = pairs.keys @ (query_sum * per_query) / pairs.temperature + pairs.bias - found.column
-    if vectors.shape[1] == 1:
-        row = (vectors @ (key_sum * per_key) / pairs.temperature + pairs.bias - found.row)[:, 0]
-        return Uniform(row, jnp.ones_like(found.row), column, per_key, per_query)
+    if pairs.queries.num_samples == 1:
+        row = pairs.queries.materialize() @ (key_sum * per_key) / pairs.temperature + pairs.bias - found.row
+        return Uniform(row[:, 0], jnp.ones_like(found.row), column, per_key, per_query)
     row, share = _uniform_rows(pairs, layout, found.row)
     return Uniform(row * per_key, share * per_key, column, per_key, per_query)
 
