@@ -1,37 +1,24 @@
-"""Figures as inline SVG in the colours of the page, for light and dark mode."""
+"""Figures of reports: curves, lines, points with errors, reliability diagrams and distributions."""
 
 import dataclasses
-import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from lit_het.eval.metrics.calibration import ReliabilityCurve
 from lit_het.eval.metrics.significance import Estimate
-from lit_het.eval.report.page import NOTHING, NUM_COLOURS, Html, escaped, legend, side_by_side
+from lit_het.eval.report.canvas import INK, LINE, MUTED, SERIES, WIDTH_INCHES, canvas, framed, stacked_canvas
+from lit_het.eval.report.page import NUM_COLOURS, Html, legend, side_by_side
 
-# Placeholders: matplotlib needs hexadecimal colours, which are replaced by variables of the style sheet in the SVG.
-_INK, _MUTED, _LINE = "#0a0a01", "#0a0a02", "#0a0a03"
-_SERIES = tuple(f"#0a0a1{number}" for number in range(NUM_COLOURS))
-_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _LINE: "--line"} | {
-    colour: f"--series-{number}" for number, colour in enumerate(_SERIES)
-}
 # Bins of reliability diagrams with so few examples are faded: their accuracy says little.
 _FEW, _FADED = 2, 0.3
 # Characters of a name beside a figure.
 _LONGEST_NAME = 36
-# Narrow, so that text is still readable when a phone shrinks the figure.
-_WIDTH_INCHES = 4.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +90,7 @@ def curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], charts: Sequenc
 
 
 def _curve_chart(histories: Mapping[str, Sequence[Mapping[str, Any]]], chart: Chart) -> Html:
-    figure, axes = _canvas(2.5)
+    figure, axes = canvas(2.5)
     finals = []
     for number, (name, records) in enumerate(histories.items()):
         points = [(record["step"], record[chart.metric]) for record in records if record.get(chart.metric) is not None]
@@ -113,11 +100,11 @@ def _curve_chart(histories: Mapping[str, Sequence[Mapping[str, Any]]], chart: Ch
             axes.plot(steps, values, **_stroke(number), linewidth=1.6, marker=marker)
             finals.append(f"{name} ends at {values[-1]:.4g}")
     if not finals:
-        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=_MUTED)
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=MUTED)
     if chart.logarithmic:
         _make_logarithmic(axes)
     axes.set_xlabel("step")
-    return _figure(chart.title, figure, "; ".join(finals))
+    return framed(chart.title, figure, "; ".join(finals))
 
 
 def plot(
@@ -143,9 +130,9 @@ def plot(
         logarithmic: whether the vertical axis is logarithmic.
         caption: plain text below the plot.
     """
-    figure, axes = _canvas(2.9)
+    figure, axes = canvas(2.9)
     for line in lines.values():
-        stroke = {"color": _MUTED, "linestyle": ":"} if line.colour is None else _stroke(line.colour)
+        stroke = {"color": MUTED, "linestyle": ":"} if line.colour is None else _stroke(line.colour)
         width = 2.6 if line.bold else 1.3
         has_dots = not line.joined or (line.colour is not None and len(line.x) < 12)
         marker = {"marker": "o", "markersize": 4 if line.bold else 3} if has_dots else {}
@@ -164,7 +151,7 @@ def plot(
     if as_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(xlabel=x_label, ylabel=y_label)
-    return _figure(title, figure, caption, legend({name: line.colour for name, line in lines.items()}))
+    return framed(title, figure, caption, legend({name: line.colour for name, line in lines.items()}))
 
 
 def dots(title: str, values: Mapping[str, Estimate], *, chance: float | None = None, as_share: bool = False) -> Html:
@@ -176,21 +163,21 @@ def dots(title: str, values: Mapping[str, Estimate], *, chance: float | None = N
         chance: value of a guess, a dotted line; None for none.
         as_share: whether values are fractions, shown in per cent.
     """
-    figure, axes = _canvas(0.8 + 0.28 * len(values), 1.2 * _WIDTH_INCHES)
+    figure, axes = canvas(0.8 + 0.28 * len(values), 1.2 * WIDTH_INCHES)
     for number, value in enumerate(values.values()):
         error = value.error if math.isfinite(value.error) else None
-        axes.errorbar(value.mean, number, xerr=error, marker="o", color=_SERIES[number % NUM_COLOURS], capsize=3)
+        axes.errorbar(value.mean, number, xerr=error, marker="o", color=SERIES[number % NUM_COLOURS], capsize=3)
     if chance is not None:
-        axes.axvline(chance, color=_MUTED, linewidth=1, linestyle=":")
+        axes.axvline(chance, color=MUTED, linewidth=1, linestyle=":")
     # Longer names would leave no room; the beginning is what runs share.
     names = [name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}" for name in values]
-    axes.set_yticks(range(len(values)), names, color=_INK)
+    axes.set_yticks(range(len(values)), names, color=INK)
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color=_LINE, linewidth=0.6)
+    axes.grid(axis="x", color=LINE, linewidth=0.6)
     if as_share:
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    return _figure(title, figure, "Bars: one standard error." + (" Dotted: chance." if chance is not None else ""))
+    return framed(title, figure, "Bars: one standard error." + (" Dotted: chance." if chance is not None else ""))
 
 
 def scatter(
@@ -215,7 +202,7 @@ def scatter(
         higher_is_better: whether larger y is better.
     """
     # Names take the half of the width.
-    figure, axes = _canvas(1.5 + 0.22 * max(4, len(points)), 1.7 * _WIDTH_INCHES)
+    figure, axes = canvas(1.5 + 0.22 * max(4, len(points)), 1.7 * WIDTH_INCHES)
     errors = {name: error for name, error in (errors or {}).items() if math.isfinite(error)}
     sign = -1 if higher_is_better else 1
     front = [(x, sign * y) for x, y in pareto_front([(x, sign * y) for x, y in points.values()])]
@@ -226,18 +213,18 @@ def scatter(
     # Names stand in a column beside the points, in the order of y, so that none covers another.
     by_height = sorted(points.items(), key=lambda item: item[1][1])
     for number, (name, (x, y)) in enumerate(by_height):
-        colour = _SERIES[1] if (x, y) in front else _SERIES[0]
+        colour = SERIES[1] if (x, y) in front else SERIES[0]
         axes.errorbar(x, y, errors.get(name), marker="o", markersize=4, color=colour, elinewidth=1.2, capsize=2.5)
         place = (1.03, 0.02 + 0.96 * number / max(1, len(points) - 1))
-        style = {"arrowstyle": "-", "color": _LINE, "linewidth": 0.6, "relpos": (0, 0.5)}
+        style = {"arrowstyle": "-", "color": LINE, "linewidth": 0.6, "relpos": (0, 0.5)}
         axes.annotate(
-            name, (x, y), place, textcoords="axes fraction", va="center", fontsize=8, color=_INK, arrowprops=style
+            name, (x, y), place, textcoords="axes fraction", va="center", fontsize=8, color=INK, arrowprops=style
         )
     low = min(y - errors.get(name, 0.0) for name, (_, y) in points.items())
     high = max(y + errors.get(name, 0.0) for name, (_, y) in points.items())
     margin = 0.08 * (high - low) or 0.1
     axes.set(xlabel=x_label, ylabel=y_label, ylim=(low - margin, high + margin))
-    return _figure(title, figure, caption)
+    return framed(title, figure, caption)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -252,9 +239,9 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 def _draw_front(axes: Axes, front: Sequence[tuple[float, float]], errors: Sequence[float]) -> None:
     """Draws the best value that each cost reaches, from point to point, with a band of one standard error."""
     x, y = (np.array(values) for values in zip(*front, strict=True))
-    axes.step(x, y, where="post", color=_MUTED, linestyle=":", linewidth=1.2)
+    axes.step(x, y, where="post", color=MUTED, linestyle=":", linewidth=1.2)
     if any(errors):
-        axes.fill_between(x, y - errors, y + errors, step="post", color=_MUTED, alpha=0.15, linewidth=0)
+        axes.fill_between(x, y - errors, y + errors, step="post", color=MUTED, alpha=0.15, linewidth=0)
 
 
 def _spread_costs(axes: Axes, costs: Sequence[float]) -> None:
@@ -279,7 +266,7 @@ def _make_logarithmic(axes: Axes) -> None:
 
 def _stroke(number: int) -> dict[str, Any]:
     """Returns the line style of a series; series beyond the palette reuse its colours, dashed."""
-    return {"color": _SERIES[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
+    return {"color": SERIES[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
 
 
 def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve], examples: str = "images") -> Html:
@@ -294,10 +281,10 @@ def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve], examples
 
 
 def _reliability(name: str, curve: ReliabilityCurve, number: int, examples: str) -> Html:
-    figure, axes, counts = _stacked_canvas(4.2)
+    figure, axes, counts = stacked_canvas(4.2)
     is_few = (curve.count > 0) & (curve.count <= _FEW)
-    width, colour = np.diff(curve.edges), _SERIES[number]
-    axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=":")
+    width, colour = np.diff(curve.edges), SERIES[number]
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=":")
     for bins, alpha, line in ((curve.count > _FEW, 1.0, "-"), (is_few, _FADED, "none")):
         heights = curve.accuracy[bins]
         axes.bar(curve.edges[:-1][bins], heights, width[bins], align="edge", color=colour, alpha=0.22 * alpha, lw=0)
@@ -311,7 +298,7 @@ def _reliability(name: str, curve: ReliabilityCurve, number: int, examples: str)
         "points under the dotted line are overconfident."
         f"{f' Faded: bins of at most {_FEW} {examples}.' if is_few.any() else ''}"
     )
-    return _figure(name, figure, caption)
+    return framed(name, figure, caption)
 
 
 def distribution(
@@ -327,74 +314,17 @@ def distribution(
         caption: plain text below the figure, such as the result of a test.
         bins: number of bins of equal width over the range of all values.
     """
-    figure, axes = _canvas(2.9)
+    figure, axes = canvas(2.9)
     edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=bins)
     palette = [1, 0, *range(2, NUM_COLOURS)][: len(groups)]
     for number, values in zip(palette, groups.values(), strict=True):
         shares = np.histogram(values, edges)[0] / values.size
-        axes.stairs(shares, edges, color=_SERIES[number], fill=True, alpha=0.25, linewidth=0)
-        axes.stairs(shares, edges, color=_SERIES[number], linewidth=1.4)
-        axes.axvline(float(np.median(values)), color=_SERIES[number], linewidth=1.4, linestyle="--")
+        axes.stairs(shares, edges, color=SERIES[number], fill=True, alpha=0.25, linewidth=0)
+        axes.stairs(shares, edges, color=SERIES[number], linewidth=1.4)
+        axes.axvline(float(np.median(values)), color=SERIES[number], linewidth=1.4, linestyle="--")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set(xlabel=x_label, ylabel="share of its group")
     axes.set_ylim(bottom=0)
     names = (f"{name} (n = {values.size:,})" for name, values in groups.items())
     caption = f"{caption} Dashed lines: medians.".strip()
-    return _figure(title, figure, caption, legend(dict(zip(names, palette, strict=True))))
-
-
-def _canvas(height: float, width: float = _WIDTH_INCHES) -> tuple[Figure, Axes]:
-    """Returns a figure and its axes, without the global state of pyplot."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.subplots()
-    _tidy(axes)
-    return figure, axes
-
-
-def _stacked_canvas(height: float) -> tuple[Figure, Axes, Axes]:
-    """Returns a figure with a tall panel above a flat panel, on one horizontal axis."""
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
-    _tidy(upper)
-    _tidy(lower)
-    return figure, upper, lower
-
-
-def _tidy(axes: Axes) -> None:
-    """Styles axes: two spines, a faint horizontal grid, and text in the colours of the page."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_LINE)
-    axes.tick_params(which="both", color=_LINE, labelcolor=_MUTED, labelsize=9)
-    axes.grid(axis="y", color=_LINE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(color=_MUTED, size=9)
-
-
-def _figure(title: str, figure: Figure, caption: str, key: Html = NOTHING) -> Html:
-    """Returns a figure with heading, legend and caption, as markup."""
-    shown = f"<figcaption>{escaped(caption)}</figcaption>" if caption else ""
-    drawing = _svg(figure, f"{title}. {caption}")
-    return Html(f'<figure class="plot"><h3>{escaped(title)}</h3>{key}{drawing}{shown}</figure>')
-
-
-def _svg(figure: Figure, alt: str) -> Html:
-    """Returns the figure as inline SVG with the fonts and colours of the page, a description and unique ids."""
-    buffer = io.StringIO()
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)  # a name may hold dollars
-    # "none" keeps text as text: small and selectable. The salt makes ids of clip paths differ between figures.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
-        figure.savefig(
-            buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
-    body = buffer.getvalue().partition("<svg")[2].partition(">")[2]
-    body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)
-    body = re.sub(r' id="[a-zA-Z0-9.]+_[0-9]+"', "", body)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    for colour, variable in _VARIABLES.items():
-        body = body.replace(colour, f"var({variable})")
-    width, height = (72 * side for side in figure.get_size_inches())
-    return Html(f'<svg role="img" aria-label="{escaped(alt)}" viewBox="0 0 {width:g} {height:g}">{body}')
+    return framed(title, figure, caption, legend(dict(zip(names, palette, strict=True))))

@@ -207,11 +207,10 @@ def test_the_time_left_follows_the_machine_and_then_its_stages(tmp_path, monkeyp
 def report_without_drawings(*arguments):
     """Leaves out the plots that every report has, and no plot of the quickstart itself: those are drawn before."""
     drawing = mock.MagicMock()
-    with mock.patch.multiple(
-        "lit_het.eval.report.figures",
-        _canvas=lambda *_, **__: (drawing, drawing),
-        _stacked_canvas=lambda *_: (drawing, drawing, drawing),
-        _svg=lambda *_: NOTHING,
+    canvases = {"canvas": lambda *_, **__: (drawing, drawing), "stacked_canvas": lambda *_: (drawing, drawing, drawing)}
+    with (
+        mock.patch.multiple("lit_het.eval.report.figures", **canvases),
+        mock.patch("lit_het.eval.report.canvas._svg", lambda *_: NOTHING),
     ):
         report(*arguments)
 

@@ -66,7 +66,7 @@ def page(full: Path) -> str:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch):
     """Figures have their headings only: to draw one takes a tenth of a second."""
-    monkeypatch.setattr("lit_het.eval.report.figures._svg", lambda *_: NOTHING)
+    monkeypatch.setattr("lit_het.eval.report.canvas._svg", lambda *_: NOTHING)
 
 
 @pytest.fixture(scope="module")
