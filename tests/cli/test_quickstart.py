@@ -208,10 +208,8 @@ def report_without_drawings(*arguments):
     """Leaves out the plots that every report has, and no plot of the quickstart itself: those are drawn before."""
     drawing = mock.MagicMock()
     canvases = {"canvas": lambda *_, **__: (drawing, drawing), "stacked_canvas": lambda *_: (drawing, drawing, drawing)}
-    with (
-        mock.patch.multiple("lit_het.eval.report.figures", **canvases),
-        mock.patch("lit_het.eval.report.canvas._svg", lambda *_: NOTHING),
-    ):
+    of_canvases = mock.patch.multiple("lit_het.eval.report.figures", **canvases)
+    with of_canvases, mock.patch("lit_het.eval.report.canvas._svg", return_value=NOTHING):
         report(*arguments)
 
 

@@ -45,9 +45,10 @@ WEIGHT[[9, 13, 20]] = [0.0, 0.7, 0.0]
 OTHER = (np.arange(B) - 1) % B
 SHARE = np.where(VALID & VALID[OTHER] & (np.arange(B) % 4 != 1), np.linspace(0.5, 1, B), 1).astype(np.float32)
 MIXED = MixedImages(jnp.asarray(SHARE), jnp.asarray(OTHER), (jnp.asarray(np.asarray(IDS[0])[OTHER]),))
-PSEUDO, SMOOTHED = {"pseudo_positives": 0.3}, {"label_smoothing": 0.2}
+PSEUDO: dict[str, Any] = {"pseudo_positives": 0.3}
+SMOOTHED: dict[str, Any] = {"label_smoothing": 0.2}
 # What is told of rows (ids, weights, mixed images), and fields of the loss.
-ROWS: dict[str, tuple[Any, Any, Any, dict[str, float]]] = {
+ROWS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "plain": ((), None, None, {}),
     "duplicates": (IDS, None, None, {}),
     "weights": (IDS[:1], WEIGHT, None, {}),

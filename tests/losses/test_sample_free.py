@@ -22,7 +22,9 @@ LOSSES = [
     SigmoidLoss(likelihood="probit"),
 ]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.likelihood)
-SMOOTHED = [dataclasses.replace(loss, label_smoothing=0.3) for loss in LOSSES if loss.likelihood != "pairwise_probit"]
+SMOOTHED = [
+    dataclasses.replace(loss, label_smoothing=0.3) for loss in LOSSES if loss.likelihood in ("mean_field", "probit")
+]
 plain_and_smoothed = pytest.mark.parametrize("loss", LOSSES + SMOOTHED, ids=str)
 
 
@@ -172,9 +174,10 @@ def test_blocks_and_eight_devices_equal_the_dense_form(loss, form):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, dense(*arguments))
 
 
-def test_smoothing_needs_the_probabilities_of_all_keys():
-    with pytest.raises(UserError, match="'pairwise_probit' has no probabilities of keys other than the partner"):
-        SoftmaxLoss(likelihood="pairwise_probit", label_smoothing=0.1)
+@pytest.mark.parametrize("likelihood", ["delta", "pairwise_probit"])
+def test_smoothing_needs_probabilities_of_all_keys(likelihood):
+    with pytest.raises(UserError, match=f"'{likelihood}' has no probabilities of all keys that sum to 1"):
+        SoftmaxLoss(likelihood=likelihood, label_smoothing=0.1)
 
 
 @pytest.mark.parametrize("loss", [SoftmaxLoss, SigmoidLoss])

@@ -30,15 +30,7 @@ def softmax(pairs: Pairs) -> Float[Array, ""]:
     With label smoothing α the target is uniform over the M valid keys for a share of α (Szegedy et al. 2016, Sec. 7):
     ``-Σ_n w_n ((1 - α) log (1/S Σ_s Σ_{m ∈ P(n)} p_snm) + α/M Σ_m log (1/S Σ_s p_snm))``.
     """
-    logits = pairs.masked_logits
-    # log p as a difference of logarithms, and then the log of the mean over samples: exp(log p) may round to zero in
-    # float32.
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    found = jax.nn.logmeanexp(pairs.positive_logit(logits) - normalizer, axis=1)
-    if pairs.smoothing:
-        log_p = jax.nn.logmeanexp(logits - normalizer[:, :, None], axis=1)
-        found = pairs.smoothed(found, mean_of_valid(log_p, pairs.key_examples))
-    return -jnp.sum(pairs.query_examples.weight * found)
+    return -jnp.sum(pairs.query_examples.weight * _log_likelihood(pairs, pairs.masked_logits))
 
 
 def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
@@ -51,13 +43,24 @@ def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     logits = pairs.masked_logits
     # Columns are sums over queries, so invalid queries are masked too. In rows they only need the weight 0.
     of_valid_queries = jnp.where(weight[:, None, None] > 0, logits, MASKED)
-    column = pairs.positive_logit(of_valid_queries, axis=(0, 1))
     normalizer = jax.nn.logsumexp(of_valid_queries, axis=(0, 1))
-    found = column - normalizer
+    column = pairs.positive_logit(of_valid_queries, axis=(0, 1)) - normalizer
     if pairs.smoothing:
-        log_p = jnp.mean(of_valid_queries - normalizer[None, None], axis=1)
-        found = pairs.smoothed(found, mean_of_valid(log_p.T, pairs.query_examples))
-    return (softmax(pairs) - jnp.sum(weight * found)) / 2
+        log_p = jnp.mean(of_valid_queries, axis=1) - normalizer[None]
+        column = pairs.smoothed(column, mean_of_valid(log_p.T, pairs.query_examples))
+    return -jnp.sum(weight * (_log_likelihood(pairs, logits) + column)) / 2
+
+
+def _log_likelihood(pairs: Pairs, logits: Float[Array, "n s m"]) -> Float[Array, " n"]:
+    """Returns what `softmax` sums over queries, from masked logits."""
+    # log p as a difference of logarithms, and then the log of the mean over samples: exp(log p) may round to zero in
+    # float32.
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    found = jax.nn.logmeanexp(pairs.positive_logit(logits) - normalizer, axis=1)
+    if not pairs.smoothing:
+        return found
+    log_p = jax.nn.logmeanexp(logits - normalizer[:, :, None], axis=1)
+    return pairs.smoothed(found, mean_of_valid(log_p, pairs.key_examples))
 
 
 def mean_of_valid(values: Float[Array, "n m"], examples: Examples) -> Float[Array, " n"]:

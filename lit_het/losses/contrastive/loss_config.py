@@ -36,7 +36,7 @@ class SoftmaxLoss:
 
     Raises:
         UserError: an unknown form or likelihood, a block without queries, a ring without samples, or smoothing outside
-            of [0, 1) or with "pairwise_probit".
+            of [0, 1), or with "delta" or "pairwise_probit".
     """
 
     form: Form = "gather"
@@ -61,10 +61,11 @@ class SoftmaxLoss:
                 "'gather'"
             )
         require_share(self, "label_smoothing")
-        if self.label_smoothing and self.likelihood == "pairwise_probit":
+        # Bounded key by key, those of "delta" could all approach 1: unlimited noise would have the lowest loss.
+        if self.label_smoothing and self.likelihood in ("delta", "pairwise_probit"):
             raise UserError(
-                "SoftmaxLoss: likelihood = 'pairwise_probit' has no probabilities of keys other than the partner; set "
-                "label_smoothing to 0, or likelihood to 'samples', 'delta' or 'mean_field'"
+                f"SoftmaxLoss: likelihood = {self.likelihood!r} has no probabilities of all keys that sum to 1; set "
+                "label_smoothing to 0, or likelihood to 'samples' or 'mean_field'"
             )
 
     def __call__(

@@ -37,7 +37,7 @@ class Normalizers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class _Uniform:
     """What the uniform part of the targets needs of this device's examples.
 
     Attributes:
@@ -79,26 +79,10 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
 
     def block_sum(block: Pairs, query_data: Any, key_data: Any) -> Float[Array, ""]:
         """Returns the sum of logits times the loss's slopes, whose gradient is that of the loss."""
-        responsibility, row, row_positive, share = query_data
         logits = block.masked_logits
-        # Each is at most 1, since it is divided by a sum that contains it: the exponentials cannot overflow.
-        p = jnp.exp(logits - row[:, :, None])
-        t = block.positive_share(logits - row_positive[:, :, None])
-        slope = responsibility[:, :, None] * (p - t)
-        if uniform is not None:
-            is_key = block.key_examples.weight[None, None] > 0
-            of_keys = jnp.where(is_key, jax.nn.softmax(logits - row[:, :, None], axis=1) * uniform.per_key, 0.0)
-            weight = block.query_examples.weight[:, None, None]
-            slope = block.smoothed(slope, weight * (share[:, :, None] * p - of_keys))
+        slope = _row_slopes(block, logits, uniform, *query_data)
         if symmetric:
-            column, column_positive = key_data
-            # An invalid query is not part of the column's sum: exp of its logit might overflow.
-            is_query = block.query_examples.weight[:, None, None] > 0
-            p = jnp.exp(jnp.where(is_query, logits - column[None, None], MASKED))
-            t = block.positive_share(jnp.where(is_query, logits - column_positive[None, None], MASKED))
-            if uniform is not None:
-                t = block.smoothed(t, jnp.where(is_query, uniform.per_query, 0.0))
-            slope = (slope + block.key_examples.weight[None, None] * (p - t)) / 2
+            slope = (slope + _column_slopes(block, logits, uniform, *key_data)) / 2
         return jnp.sum(jax.lax.stop_gradient(slope) * logits)
 
     # p_sn / Σ_s p_sn is a softmax over samples of log p: no probability is formed that could round to zero.
@@ -110,7 +94,44 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
     return value + (slopes - jax.lax.stop_gradient(slopes))
 
 
-def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> Uniform:
+def _row_slopes(
+    block: Pairs,
+    logits: Float[Array, "n s m"],
+    uniform: _Uniform | None,
+    responsibility: Float[Array, "n s"],
+    row: Float[Array, "n s"],
+    row_positive: Float[Array, "n s"],
+    share: Float[Array, "n s"] | None,
+) -> Float[Array, "n s m"]:
+    # Each is at most 1, since it is divided by a sum that contains it: the exponentials cannot overflow.
+    p = jnp.exp(logits - row[:, :, None])
+    t = block.positive_share(logits - row_positive[:, :, None])
+    slope = responsibility[:, :, None] * (p - t)
+    if uniform is None or share is None:
+        return slope
+    is_key = block.key_examples.weight[None, None] > 0
+    of_keys = jnp.where(is_key, jax.nn.softmax(logits - row[:, :, None], axis=1) * uniform.per_key, 0.0)
+    weight = block.query_examples.weight[:, None, None]
+    return block.smoothed(slope, weight * (share[:, :, None] * p - of_keys))
+
+
+def _column_slopes(
+    block: Pairs,
+    logits: Float[Array, "n s m"],
+    uniform: _Uniform | None,
+    column: Float[Array, " m"],
+    column_positive: Float[Array, " m"],
+) -> Float[Array, "n s m"]:
+    # An invalid query is not part of the column's sum: exp of its logit might overflow.
+    is_query = block.query_examples.weight[:, None, None] > 0
+    p = jnp.exp(jnp.where(is_query, logits - column[None, None], MASKED))
+    t = block.positive_share(jnp.where(is_query, logits - column_positive[None, None], MASKED))
+    if uniform is not None:
+        t = block.smoothed(t, jnp.where(is_query, uniform.per_query, 0.0))
+    return block.key_examples.weight[None, None] * (p - t)
+
+
+def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> _Uniform:
     """Returns what the uniform part of the targets needs, without a gradient."""
     pairs = jax.lax.stop_gradient(pairs)
     is_query, is_key = pairs.query_examples.weight > 0, pairs.key_examples.weight > 0
@@ -127,9 +148,9 @@ def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> Uniform:
     column = pairs.keys @ (query_sum * per_query) / pairs.temperature + pairs.bias - found.column
     if pairs.queries.num_samples == 1:
         row = pairs.queries.materialize() @ (key_sum * per_key) / pairs.temperature + pairs.bias - found.row
-        return Uniform(row[:, 0], jnp.ones_like(found.row), column, per_key, per_query)
+        return _Uniform(row[:, 0], jnp.ones_like(found.row), column, per_key, per_query)
     row, share = _uniform_rows(pairs, layout, found.row)
-    return Uniform(row * per_key, share * per_key, column, per_key, per_query)
+    return _Uniform(row * per_key, share * per_key, column, per_key, per_query)
 
 
 def _uniform_rows(

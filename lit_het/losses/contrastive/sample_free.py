@@ -27,29 +27,20 @@ def delta(pairs: Pairs) -> Float[Array, ""]:
     t is 1), where h(x) = x / 2 to first order. For x > 0 it is ``log(1 + x / 2)``, from E[p_P] ≈ p_P (1 + x / 2), but
     at most -log p_P, as E[p_P] is at most 1: x / 2 itself would reward unlimited noise wherever residuals exceed the
     model's own variance. (A smooth bound that is felt earlier lets noise take the place of learning: nothing is learned
-    from a query whose loss is near 0.) With label smoothing every key m has ``log E[p_m]`` in the same way, the only
-    one of its P.
+    from a query whose loss is near 0.)
     """
     logits, factors = pairs.masked_logits[:, 0], pairs.factor_logits
     p = jax.nn.softmax(logits, axis=-1)
     mean = jnp.einsum("nm,nrm->nr", p, factors)
     variance = jnp.einsum("nm,nrm->n", p, factors**2) - jnp.sum(mean**2, axis=1)
-    spread = jnp.sum((factors - mean[:, :, None]) ** 2, axis=1)
     share = jax.nn.softmax(pairs.of_positives(logits[:, None])[:, 0], axis=-1)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    log_p = pairs.positive_logit(logits[:, None])[:, 0] - normalizer
-    found = _to_second_order(log_p, jnp.sum(share * spread, axis=1) - variance)
-    if pairs.smoothing:
-        of_keys = _to_second_order(logits - normalizer[:, None], spread - variance[:, None])
-        found = pairs.smoothed(found, mean_of_valid(of_keys, pairs.key_examples))
-    return -jnp.sum(pairs.query_examples.weight * found)
-
-
-def _to_second_order(log_p: Float[Array, "*n"], x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns ``log E[p] ≈ log p + h(x)``, see `delta`."""
+    residual = jnp.einsum("nm,nrm->n", share, (factors - mean[:, :, None]) ** 2)
+    x = residual - variance
+    log_p = pairs.positive_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
     # The logarithm of the other branch's values could be NaN, and then its gradient would be.
     gain = jnp.minimum(jnp.log1p(jnp.maximum(x, 0.0) / 2), -log_p)
-    return log_p + jnp.where(x > 0, gain, x / 2)
+    change = jnp.where(x > 0, gain, x / 2)
+    return -jnp.sum(pairs.query_examples.weight * (log_p + change))
 
 
 def mean_field(pairs: Pairs) -> Float[Array, ""]:

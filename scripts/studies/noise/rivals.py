@@ -29,7 +29,7 @@ class NoiseSmoothedSoftmaxLoss:
     no gradient, or noise would grow to smooth more.
 
     Attributes:
-        smoothing: α, the mean share.
+        smoothing: α, the mean share where none is at its bound.
     """
 
     smoothing: float = 0.1
@@ -60,7 +60,9 @@ class NoiseSmoothedSoftmaxLoss:
     def shares(self, queries: Queries, valid: Bool[Array, " b"]) -> Float[Array, " b"]:
         """Returns α_n of each query."""
         norm = jnp.sqrt(jnp.sum(jnp.var(jax.lax.stop_gradient(queries.materialize()), axis=1), axis=1))
-        return jnp.minimum(self.smoothing * norm / jnp.mean(norm, where=valid), 0.5)
+        return jnp.minimum(
+            self.smoothing * norm / (jnp.sum(norm, where=valid) / jnp.maximum(jnp.sum(valid), 1) + 1e-12), 0.5
+        )
 
 
 @dataclasses.dataclass(frozen=True)
