@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -35,7 +35,7 @@ class Intermediate:
 
     Attributes:
         saved: values that the forward pass saves for the backward pass, as many as there are rows.
-        kernels: what it saves besides: parameters in the type of computations, all of them, not split over devices.
+        kernels: what it saves for any number of rows: parameters in the type of computations, not split over devices.
         forward: further values at the peak of the forward pass, in the order of the traced operations.
         backward: further values at the peak of the backward pass.
     """
@@ -57,14 +57,24 @@ def intermediate_bytes(loss: Callable[..., Any], params: Any, rest: Callable[[in
         rest: a number of rows to the shapes of other inputs.
         rows: rows of the batch on a device.
     """
-    # The difference of two batch sizes leaves out constants, among them the gradients of parameters.
-    few, many = (_memory(loss, params, rest(count)) for count in (rows, 2 * rows))
-    saved, forward, backward = (max(0, more - less) for more, less in zip(many, few, strict=True))
-    return Intermediate(saved, max(0, few[0] - saved), forward, backward)
+    # What is larger for twice the rows grows with the batch; constants, such as gradients of parameters, do not.
+    few, many = (_traced(loss, params, rest(count)) for count in (rows, 2 * rows))
+    saved = max(0, many.saved - few.saved)
+    forward, backward = (
+        _growing_peak(one, other) for one, other in ((few.forward, many.forward), (few.backward, many.backward))
+    )
+    return Intermediate(saved, max(0, few.saved - saved), forward, backward)
 
 
-def _memory(loss: Callable[..., Any], params: Any, rest: Any) -> tuple[int, int, int]:
-    """Returns bytes that the forward pass saves, and the peaks of the forward and of the backward pass alone."""
+class _Traced(NamedTuple):
+    """Bytes that the forward pass saves, the forward pass, and the backward pass alone."""
+
+    saved: int
+    forward: core.Jaxpr
+    backward: core.Jaxpr
+
+
+def _traced(loss: Callable[..., Any], params: Any, rest: Any) -> _Traced:
     forward = jax.make_jaxpr(loss)(params, *rest)
 
     def saving(params: Any, *rest: Any) -> Any:
@@ -75,7 +85,30 @@ def _memory(loss: Callable[..., Any], params: Any, rest: Any) -> tuple[int, int,
     inputs = {id(v) for v in (*residuals.jaxpr.invars, *residuals.jaxpr.constvars)}
     saved = sum(_bytes(v.aval) for v in _distinct(residuals.jaxpr.outvars) if id(v) not in inputs)
     backward = jax.make_jaxpr(lambda gradient, one: gradient(one))(gradient, forward.out_avals[0])
-    return saved, _peak(forward.jaxpr), _peak(backward.jaxpr)
+    return _Traced(saved, forward.jaxpr, backward.jaxpr)
+
+
+def _growing_peak(few: core.Jaxpr, many: core.Jaxpr) -> int:
+    """Returns the peak of what is larger in the second of two programs, which differ in the rows of their batch."""
+    sizes: dict[int, int] = {}
+    if _compare(few, many, sizes):
+        return _peak(few, sizes)
+    # More rows may need a loop over blocks, and then values have no partners: the peaks may be at different places.
+    whole = dict[int, int]()
+    return max(0, _peak(many, whole) - _peak(few, whole))
+
+
+def _compare(few: core.Jaxpr, many: core.Jaxpr, sizes: dict[int, int]) -> bool:
+    """Adds by how many bytes each value of the second program is larger; False if they have other operations."""
+    if [eqn.primitive for eqn in few.eqns] != [eqn.primitive for eqn in many.eqns]:
+        return False
+    for one, other in zip(few.eqns, many.eqns, strict=True):
+        for v, w in zip(one.outvars, other.outvars, strict=True):
+            sizes[id(v)] = max(0, _bytes(w.aval) - _bytes(v.aval))
+        inner = list(_inner(one)), list(_inner(other))
+        if len(inner[0]) != len(inner[1]) or not all(_compare(*pair, sizes) for pair in zip(*inner, strict=True)):
+            return False
+    return True
 
 
 def tree_bytes(tree: Any) -> int:
@@ -122,8 +155,8 @@ def _own_flops(eqn: core.JaxprEqn) -> int:
             return 0
 
 
-def _peak(jaxpr: core.Jaxpr) -> int:
-    """Returns the peak of live bytes, without inputs of the program."""
+def _peak(jaxpr: core.Jaxpr, sizes: Mapping[int, int]) -> int:
+    """Returns the peak of live bytes, without inputs of the program; ``sizes`` of values count instead of their own."""
     merged = _merged(jaxpr)
     last_use = {id(v): len(jaxpr.eqns) for v in jaxpr.outvars}
     for number, eqn in reversed(list(enumerate(jaxpr.eqns))):
@@ -135,14 +168,19 @@ def _peak(jaxpr: core.Jaxpr) -> int:
     alive: dict[int, int] = {}
     peak = 0
     for number, eqn in enumerate(jaxpr.eqns):
-        made = {id(v): _bytes(v.aval) for v in eqn.outvars if id(v) not in merged}
-        inner = max(map(_peak, _inner(eqn)), default=0)
+        made = {id(v): sizes.get(id(v), _bytes(v.aval)) for v in eqn.outvars if id(v) not in merged}
+        inner = max((_peak(one, sizes) for one in _inner(eqn)), default=0)
         # The values of one iteration of a scan exist beside its stacked results; other calls create results inside.
         need = sum(made.values()) + inner if eqn.primitive.name == "scan" else max(sum(made.values()), inner)
-        dead = [size for name, size in alive.items() if last_use.get(name, -1) <= number]
+        dead = {name: size for name, size in alive.items() if last_use.get(name, -1) <= number}
         if dead and _is_elementwise(eqn):
             # The result takes the place of an operand that nothing reads any more.
-            need -= min(need, max(dead))
+            need -= min(need, max(dead.values()))
+        if eqn.primitive.name == "scan":
+            # So does what a loop carries.
+            start = eqn.params["num_consts"]
+            carried = {id(v) for v in eqn.invars[start : start + eqn.params["num_carry"]]}
+            need -= min(need, sum(dead[name] for name in carried & dead.keys()))
         peak = max(peak, sum(alive.values()) + need)
         alive = {name: size for name, size in (alive | made).items() if last_use.get(name, -1) > number}
     return peak

@@ -148,14 +148,13 @@ class Step:
             "optimizer state": _bytes_per_device(dataclasses.replace(self.inputs.state, params={})),
             "locked parameters": _bytes_per_device(locked),
             "batch": _bytes_per_device(self.inputs.batch),
-            "gradients": gradients,
             "saved for the backward pass": values.saved,
-            # They are split as the parameters are.
+            # In proportion to the parameters, which are split over devices.
             "saved kernels": values.kernels * gradients // max(1, costs.tree_bytes(params)),
-            # The peak of the forward pass is over when there are gradients.
-            "peak of temporary values": max(values.backward, values.forward - gradients - logits),
             "gathered kernels": _gathered(params, locked),
-            "logits and keys": logits,
+            "gradients": gradients,
+            # One after the other: the peak of the forward pass, the logits, and gradients beside the backward pass.
+            "further temporary values": max(values.backward + gradients, values.forward, logits) - gradients,
         }
 
     def compile(self) -> Compiled:

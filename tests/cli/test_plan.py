@@ -78,10 +78,11 @@ def test_the_sharded_step_has_the_collectives_of_the_design_and_the_memory_and_o
     memory, compiled = planned(case).memory, planned(case).compiled
     state = sum(list(memory.values())[:4])
     assert state <= compiled.arguments <= state + 2000  # metrics, and a table of what is returned
-    # XLA for CPUs has no reduce-scatter: it sums whole gradients of the kernels that it gathers.
-    formula = sum(memory.values()) + memory["gathered kernels"]
+    # XLA for CPUs has no reduce-scatter: of the kernels that it gathers it sums whole gradients, not a device's share.
+    share = 1 / planned(case).mesh.shape["fsdp"]
+    formula = sum(memory.values()) + (1 - share) * memory["gathered kernels"]
     # Of experts the compiler holds more copies of the one-hot places than the formula.
-    tolerance = 0.35 if case == "experts" else 0.15
+    tolerance = 0.4 if case == "experts" else 0.15
     assert formula == pytest.approx(compiled.arguments + compiled.temporary, rel=tolerance)
     # In so small a model products of single rows, which the compiler takes for sums, are not few.
     assert compiled.program.product_flops * 8 == pytest.approx(planned(case).flops, rel=0.2)

@@ -40,7 +40,7 @@ class Formula(NamedTuple):
             "locked parameters": state,
             "batch": 1000 * rows,
             "saved for the backward pass": saved,
-            "logits and keys": 12 * logits,
+            "further temporary values": 12 * logits,
         }
 
 
@@ -91,7 +91,7 @@ def test_changes_that_fit_alone_are_compiled_and_one_of_several_where_none_does(
     (together,) = slices.fitting(config, made, TOPOLOGY)
     assert len(together.name.split(" --")) > 1
     assert together.fits
-    assert together.plan.memory["logits and keys"] < made.memory["logits and keys"]
+    assert together.plan.memory["further temporary values"] < made.memory["further temporary values"]
 
 
 def test_a_step_that_does_not_fit_names_flags_and_shows_nothing_of_a_program(config, compiles, capsys, monkeypatch):

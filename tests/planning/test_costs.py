@@ -111,6 +111,20 @@ def test_peak_memory_is_that_of_one_layer_for_any_number_of_layers(depth):
     assert values.backward == (8 + 2) * row
 
 
+def test_gradients_of_large_kernels_do_not_hide_the_peak_of_few_rows():
+    def loss(kernels, x):
+        for kernel in kernels:
+            x = jnp.sin(x @ kernel) @ kernel.T
+        return jnp.sum(x)
+
+    kernels = [jax.ShapeDtypeStruct((WIDTH, width * WIDTH), jnp.float32) for width in (2, 64)]
+    for rows in (4, 64):
+        values = costs.intermediate_bytes(loss, kernels, batch, rows)
+        # Of the larger kernel: hidden values, and the rows before or after them.
+        assert values.forward == (64 + 1) * rows * WIDTH * 4
+        assert values.backward == (64 + 1) * rows * WIDTH * 4
+
+
 @pytest.mark.parametrize(("reads", "rows"), [(1, 8 + 1), (2, 8 + 8 + 1)])
 def test_a_result_takes_the_place_of_an_operand_that_nothing_reads_later(reads, rows):
     def loss(kernel, x):
