@@ -369,7 +369,7 @@ def _check(batch: int = 48, size: int = 16) -> None:
     inputs = _inputs(batch, size)
     reference: dict[str, Any] = {}
     for name, loss in _losses([16, 5]).items():
-        kind = name.split()[0] if name.startswith(("noisy", "sigmoid")) else "softmax"
+        kind = name.split(",")[0] if name.startswith(("noisy", "sigmoid")) or "smoothing" in name else "softmax"
         arguments = {key: value for key, value in inputs.items() if key in _inputs_of(name)}
         results = jax.jit(jax.value_and_grad(loss))(arguments)
         for found, wanted in zip(*map(jax.tree.leaves, (results, reference.setdefault(kind, results))), strict=True):
