@@ -94,8 +94,7 @@ def _growing_peak(few: core.Jaxpr, many: core.Jaxpr) -> int:
     if _compare(few, many, sizes):
         return _peak(few, sizes)
     # More rows may need a loop over blocks, and then values have no partners: the peaks may be at different places.
-    whole = dict[int, int]()
-    return max(0, _peak(many, whole) - _peak(few, whole))
+    return max(0, _peak(many, {}) - _peak(few, {}))
 
 
 def _compare(few: core.Jaxpr, many: core.Jaxpr, sizes: dict[int, int]) -> bool:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import optimize, special
 
 from lit_het.console import Bar
-from lit_het.eval.metrics.calibration import correctness, reliability_of_confidence
+from lit_het.eval.metrics.scores import figures as figures_of
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.report.tables import markdown_table
 from lit_het.heads.temperature_config import LogTemperature
@@ -148,11 +148,10 @@ def nll(log_p: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float
     return -float(log_p[np.arange(len(labels)), labels].mean())
 
 
-def figures(log_p: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> dict[str, float]:
-    """Returns top-1, NLL and ECE."""
-    correct = correctness(log_p, labels)
-    curve = reliability_of_confidence(np.exp(log_p.max(axis=1)), correct)
-    return {"top1": float(correct.mean()), "nll": nll(log_p, labels), "ece": curve.expected_calibration_error}
+def figures(predictions: Predictions, log_p: Float[np.ndarray, "n k"]) -> dict[str, float]:
+    """Returns top-1, NLL and ECE of other log-probabilities."""
+    values, _ = figures_of(dataclasses.replace(predictions, log_probabilities=log_p))
+    return {name: values[name] for name in ("top1", "nll", "ece")}
 
 
 def seen_against_new(known: Predictions, new: Predictions, names: Names) -> float:
@@ -195,7 +194,7 @@ def measure(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"], left_out
     for name, way in WAYS.items():
         numbers = fit(way, known, new, names)
         found |= {f"{name}/numbers/{place}": value for place, value in enumerate(numbers)}
-        of_sets = {key: figures(scores(way, one, names, numbers), one.labels) for key, one in sets.items()}
+        of_sets = {key: figures(one, scores(way, one, names, numbers)) for key, one in sets.items()}
         found |= {f"{name}/{key}/{figure}": value for key, of in of_sets.items() for figure, value in of.items()}
         one, other = of_sets["known"]["top1"], of_sets["new"]["top1"]
         found[f"{name}/harmonic"] = 2 * one * other / (one + other) if one + other else 0.0
