@@ -13,7 +13,7 @@ from lit_het.eval.evaluation import Record
 from lit_het.eval.metrics.conformal import prediction_sets
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.sets.prompts import BARE_TEMPLATE
-from lit_het.eval.sets.recognition import embed_class_names, require_head
+from lit_het.eval.sets.recognition import embed_class_names, require_head, seen_names
 from lit_het.tasks import quantities
 from lit_het.texts import SourceTexts
 from lit_het.types import EvaluatedModel, ImageFeatures
@@ -103,7 +103,8 @@ def label_predictor(
     """Returns a predictor over labels; for a classifier, the labels name its classes, in order."""
     require_distinct_labels(labels)
     if model.text is not None:
-        return Predictor(model, len(labels), embed_class_names(model, labels, templates))
+        embeddings = embed_class_names(model, labels, templates)
+        return Predictor(model, len(labels), embeddings, seen=seen_names(model, labels, templates))
     require_head(model)
     if len(labels) != model.num_classes:
         raise UserError(

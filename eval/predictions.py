@@ -8,15 +8,16 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lit_het import arguments
 from lit_het.console import Bar, message
 from lit_het.errors import UserError
 from lit_het.eval.features import Features
-from lit_het.eval.metrics.calibration import ReliabilityCurve, check_labels, reliability_of_confidence, scaled
+from lit_het.eval.metrics.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
 from lit_het.eval.metrics.classes import merge_candidates
 from lit_het.eval.metrics.ensembles import mean_prediction
+from lit_het.eval.metrics.names import calibrated
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import Quantity
 from lit_het.texts import TextWriter
@@ -36,6 +37,7 @@ class Predictor:
         class_embeddings: unit embeddings of the candidates of an image-text model; None for a classifier.
         samples: S; 0 leaves the noise out.
         groups: the candidates that count as each class; None if every candidate is a class.
+        seen: the classes whose names training captions had; None if that is unknown.
     """
 
     model: EvaluatedModel
@@ -43,6 +45,14 @@ class Predictor:
     class_embeddings: Float[np.ndarray, "candidates d"] | None = None
     samples: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
+    seen: Bool[np.ndarray, " k"] | None = None
+
+    @property
+    def new_names(self) -> str:
+        """How many names training captions did not have, in words; empty if that is unknown."""
+        if self.seen is None:
+            return ""
+        return f"{(~self.seen).sum():,} of {len(self.seen):,} names were not in the training captions"
 
     @property
     def probabilities(self) -> Quantity:
@@ -84,12 +94,11 @@ class Predictor:
         return self.calibrated(mean_prediction(members))
 
     def calibrated(self, log_probabilities: Float[np.ndarray, "*rows k"]) -> Float[np.ndarray, "*rows k"]:
-        """Returns log-probabilities scaled by the model's fitted temperature, or as they are if it has none."""
+        """Returns log-probabilities scaled by the model's fitted temperatures, or as they are if it has none."""
         if self.model.calibration is None:
             return log_probabilities
-        temperature = self.model.calibration.fitted(self.samples).temperature
-        rows = scaled(log_probabilities.reshape(-1, self.num_classes), temperature)
-        return rows.reshape(log_probabilities.shape)
+        rows = log_probabilities.reshape(-1, self.num_classes)
+        return calibrated(self.model.calibration, rows, self.seen, self.samples).reshape(log_probabilities.shape)
 
     def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
         """Returns the score of each class without noise, independent of the other classes."""

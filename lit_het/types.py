@@ -12,8 +12,7 @@ Dimension letters, everywhere in the project:
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
+from lit_het.calibrations import Calibration
 from lit_het.mixtures import LabelMixture, MixedImages
 from lit_het.texts import TextWriter
 from lit_het.trees import tree_of_arrays
@@ -244,6 +244,10 @@ class ImageFeatures:
     mean_size: int | None = None
 
 
+Knows: TypeAlias = Callable[[Sequence[str], Sequence[str]], Bool[np.ndarray, " k"]]
+"""Which names training captions had, given prompts with the placeholder ``{c}``."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
     """The texts' side of an image-text model, as evaluators see it.
@@ -254,6 +258,7 @@ class TextEncoder:
         join: embeddings of the t prompts of each class name to that of the name.
         tower: equal for models that embed texts alike; empty while the text tower is trained.
         variances: of embeddings of texts, for Gaussian ones.
+        knows: which names training captions had; None if that is unknown.
     """
 
     embed: Callable[[np.ndarray], np.ndarray]
@@ -261,61 +266,7 @@ class TextEncoder:
     join: Callable[[Float[np.ndarray, "k t d"]], Float[np.ndarray, "k d"]]
     tower: str = ""
     variances: Callable[[Float[np.ndarray, "*n d"]], Float[np.ndarray, "*n"]] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class FittedTemperature:
-    """A temperature T that was fitted to predictions, which become ``softmax(log p / T)``.
-
-    Attributes:
-        temperature: T; above 1 where the model was overconfident.
-        standard_error: of T over images.
-        nll_before, nll_after: mean negative log-likelihood of the images that T was fitted on, in nats.
-    """
-
-    temperature: float
-    standard_error: float
-    nll_before: float
-    nll_after: float
-
-    def __str__(self) -> str:
-        # Two digits of the error, and as many decimals of the temperature.
-        decimals = max(0, 1 - math.floor(math.log10(max(self.standard_error, 1e-9))))
-        return f"{self.temperature:.{decimals}f} ± {self.standard_error:.{decimals}f}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """The temperatures of a model, fitted on images that it was not trained on.
-
-    Attributes:
-        data: the shards of the images.
-        portion: the part of their samples.
-        digest: identifies the samples of the shards.
-        num_images: how many images were used.
-        num_candidates: among how many captions or classes the model chose.
-        num_samples: S of ``monte_carlo``; 0 without noise.
-        noiseless: T of predictions without noise.
-        monte_carlo: T of the mean probability over S noise samples; None for a head without noise.
-    """
-
-    data: tuple[str, ...]
-    portion: str
-    digest: str
-    num_images: int
-    num_candidates: int
-    num_samples: int
-    noiseless: FittedTemperature
-    monte_carlo: FittedTemperature | None = None
-
-    def fitted(self, num_samples: int) -> FittedTemperature:
-        """Returns the temperature of predictions with S noise samples; 0 for those without noise."""
-        return self.monte_carlo if num_samples and self.monte_carlo is not None else self.noiseless
-
-    def __str__(self) -> str:
-        where = " ".join(self.data) + ("" if self.portion == "0%:100%" else f" ({self.portion})")
-        noisy = "" if self.monte_carlo is None else f", mean of {self.num_samples} samples {self.monte_carlo}"
-        return f"calibrated on {self.num_images:,} images of {where} (T = {self.noiseless}{noisy})"
+    knows: Knows | None = None
 
 
 @runtime_checkable

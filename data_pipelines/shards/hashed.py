@@ -1,7 +1,6 @@
 """Which samples of shards belong to a portion by a hash of their names, keys or captions."""
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +12,8 @@ from lit_het.data_pipelines.texts.captions import captions_in
 from lit_het.data_pipelines.texts.captions_config import TextPlace
 
 _CAPTIONS_PER_READ = 1024
+_IDENTITIES: Mapping[str, tuple[str, ...]] = {"name": ("caption", "sample")}
+"""What the rule of a portion goes by, where it is more than one thing."""
 
 
 def marked(
@@ -29,13 +30,13 @@ def marked(
     """
     parts, start = list[Marked](), sum(index.counts[: shards.start])
     for shard in shards:
-        identities = index.keys(shard)
-        if portion.by == "sample":
-            name = index.names[shard]
-            identities = [b"%s %s" % (name, key) for key in identities]
-        elif portion.by == "caption":
-            identities = _captions(index, range(start, start + len(identities)), place, identities)
-        marks = portion.marks(identities)
+        keys, name = index.keys(shard), index.names[shard]
+        identities = {"key": keys}
+        if portion.by in ("sample", "name"):
+            identities["sample"] = [b"%s %s" % (name, key) for key in keys]
+        if portion.by in ("caption", "name"):
+            identities["caption"] = _first_captions(index, range(start, start + len(keys)), place, keys)
+        marks = portion.marks(*(identities[one] for one in _IDENTITIES.get(portion.by, (portion.by,))))
         first, end = np.searchsorted(left_out, [start, start + len(marks)])
         marks[np.asarray(left_out[first:end], int) - start] = False
         parts.append(Marked(start, marks))
@@ -43,13 +44,17 @@ def marked(
     return parts
 
 
-def _captions(index: ShardIndex, samples: range, place: TextPlace, keys: Sequence[bytes]) -> list[bytes]:
-    """Returns the first caption of each sample of a shard, or its key where no caption can be read."""
-    found = list(keys)
+def captions_of(index: ShardIndex, samples: Sequence[int], place: TextPlace) -> Iterator[list[str]]:
+    """Yields the captions of each sample, without its image; none where no caption can be read."""
     for start in range(0, len(samples), _CAPTIONS_PER_READ):
-        block = samples[start : start + _CAPTIONS_PER_READ]
-        for number, (content,) in enumerate(index.read(block, [place.member]), start):
-            with contextlib.suppress(Unreadable):
-                text = text_of(content_or_raise(content))
-                found[number] = captions_in(text, place.place, place.unit)[0].encode()
-    return found
+        for (content,) in index.read(samples[start : start + _CAPTIONS_PER_READ], [place.member]):
+            try:
+                yield captions_in(text_of(content_or_raise(content)), place.place, place.unit)
+            except Unreadable:
+                yield []
+
+
+def _first_captions(index: ShardIndex, samples: range, place: TextPlace, keys: Sequence[bytes]) -> list[bytes]:
+    """Returns the first caption of each sample of a shard, or its key where no caption can be read."""
+    found = captions_of(index, samples, place)
+    return [texts[0].encode() if texts else key for texts, key in zip(found, keys, strict=True)]

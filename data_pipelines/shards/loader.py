@@ -134,7 +134,7 @@ class Loader:
     def digest(self) -> str:
         """Identifies the samples: equal for two loaders of the same shards with the same suspects."""
         others = self._suspects.tobytes()
-        if self.config.portion.by == "sample":  # shards of other names have other samples in the portion
+        if self.config.portion.by in ("sample", "name"):  # shards of other names have other samples in the portion
             others += b"/".join(self.index.names)
         return hashlib.sha256(self.index.digest.encode() + others).hexdigest()[:16] if others else self.index.digest
 

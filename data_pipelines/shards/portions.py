@@ -15,8 +15,9 @@ from jaxtyping import Bool
 
 from lit_het.errors import FieldError, require_choice
 
-Rule: TypeAlias = Literal["order", "sample", "key", "caption"]
-"""What a portion goes by: the order of the shards, or a hash of a sample's shard and key, its key, or its caption."""
+Rule: TypeAlias = Literal["order", "sample", "key", "caption", "name"]
+"""What a portion goes by: the order of the shards, or a hash of a sample's shard and key, its key, its caption, or of
+caption and sample."""
 
 _BLOCK = 2**14
 
@@ -31,7 +32,8 @@ class Portion:
     Attributes:
         start, end: percent of the samples.
         by: the rule. By "sample", the name of the shard counts, without its folder, so that keys may begin anew in
-            every shard; by "key", equal keys are on one side; by "caption", equal captions, or keys where none is.
+            every shard; by "key", equal keys are on one side; by "caption", equal captions, or keys where none is; by
+            "name", the end holds all samples of some captions, and as many of the others.
     """
 
     start: int | float = 0
@@ -50,7 +52,9 @@ class Portion:
         Raises:
             ValueError: the text is not a portion.
         """
-        match = re.fullmatch(r"(?:([0-9.]+)%)?:(?:([0-9.]+)%)?(?:by(order|sample|key|caption))?", text.replace(" ", ""))
+        match = re.fullmatch(
+            r"(?:([0-9.]+)%)?:(?:([0-9.]+)%)?(?:by(order|sample|key|caption|name))?", text.replace(" ", "")
+        )
         if match is None:
             raise ValueError(
                 f"{text!r} is not a portion; write a start and an end in percent, such as ':98%' or '98%:100%'"
@@ -75,14 +79,16 @@ class Portion:
         start, end = (math.floor(Fraction(str(part)) * num_samples / 100) for part in (self.start, self.end))
         return range(start, end)
 
-    def marks(self, identities: Sequence[bytes]) -> Bool[np.ndarray, " n"]:
-        """Returns which samples belong to a portion by a hash, given what the rule goes by.
+    def marks(self, *identities: Sequence[bytes]) -> Bool[np.ndarray, " n"]:
+        """Returns which samples belong to a portion by a hash, given what the rule goes by: one list, or two.
 
-        Saved portions depend on this rule: the first 8 bytes of BLAKE2b as a fraction of 2^64.
+        Saved portions depend on this rule: the first 8 bytes of BLAKE2b as a fraction of 2^64. Of two fractions u and v
+        the place is ``max(u, v)²``, which is as evenly spread: the last p of the samples are those with ``u`` or ``v``
+        above ``sqrt(1 - p)``, half of them for either reason.
         """
-        chosen = self.sample_range(2**64)
-        hashes = (hashlib.blake2b(content, digest_size=8).digest() for content in identities)
-        return np.fromiter((int.from_bytes(one, "big") in chosen for one in hashes), bool, len(identities))
+        chosen, count = self.sample_range(2**64), len(identities)
+        found = (max(map(_hash, contents)) ** count >> 64 * (count - 1) for contents in zip(*identities, strict=True))
+        return np.fromiter((place in chosen for place in found), bool, len(identities[0]))
 
     def counts_per_shard(self, counts: Sequence[int]) -> list[int]:
         """Returns how many samples of each shard belong to the portion."""
@@ -95,6 +101,10 @@ class Portion:
 
 
 ALL = Portion()
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
 def without(samples: range, left_out: Sequence[int]) -> list[range]:

@@ -11,10 +11,10 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
+from lit_het.calibrations import FittedTemperature
 from lit_het.errors import UserError
 from lit_het.eval.metrics.rows import row_blocks
 from lit_het.eval.metrics.significance import bootstrap_error
-from lit_het.types import FittedTemperature
 
 DEFAULT_BINS = 15
 # Beyond these bounds a fitted temperature only says "all predictions are correct" or "no better than chance".

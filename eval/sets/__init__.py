@@ -50,7 +50,7 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")
-        if self.portion.by == "caption":
+        if self.portion.by in ("caption", "name"):
             # A set does not know which member of its samples holds the captions of a training.
             raise UserError(
                 f"{self.name}: portion {self.portion}: a set has portions by sample, by key or in order; give one"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lit_het import untrusted
 from lit_het.console import Bar, message
@@ -121,8 +121,10 @@ class Recognition:
         embeddings = None
         if model.text is not None:
             embeddings = embed_class_names(model, self.candidates, self.templates, self.certain_prompts)
-        groups = self._groups_of(model)
-        return [Predictor(model, len(self.class_names), embeddings, count, groups) for count in samples]
+        groups, seen = self._groups_of(model), seen_names(model, self.candidates, self.templates)
+        if seen is not None and groups is not None:  # a class is seen if one of its candidates is
+            seen = np.array([seen[list(group)].any() for group in groups])
+        return [Predictor(model, len(self.class_names), embeddings, count, groups, seen) for count in samples]
 
     def _groups_of(self, model: EvaluatedModel) -> tuple[tuple[int, ...], ...] | None:
         """Returns the classes of a model that count as each class; None if they are the candidates."""
@@ -158,6 +160,11 @@ def require_head(model: EvaluatedModel) -> None:
             "an image tower that was imported alone has no head, and a decoder has no classes: evaluate "
             "features of images with few-shot or linear-probe, and texts with captioning"
         )
+
+
+def seen_names(model: EvaluatedModel, names: Sequence[str], templates: Sequence[str]) -> Bool[np.ndarray, " k"] | None:
+    """Returns which names training captions had; None of a classifier, or where that is unknown."""
+    return None if model.text is None or model.text.knows is None else model.text.knows(names, templates)
 
 
 def embed_class_names(

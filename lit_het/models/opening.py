@@ -1,7 +1,8 @@
 """Opens trained runs from their directories.
 
 A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``manifest.json`` with their SHA-256,
-``weights/``, ``metrics.jsonl`` and ``tensorboard/``; after ``lit-het calibrate`` also ``calibration.json``.
+``weights/``, ``metrics.jsonl`` and ``tensorboard/``; after ``lit-het calibrate`` also ``calibration.json`` and,
+of an image-text model, ``familiarity.npz``.
 """
 
 import dataclasses
@@ -14,19 +15,21 @@ from typing import Any
 from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
+from lit_het.calibrations import Calibration, Prior
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.models.calibration.saved import read_calibration
+from lit_het.models.calibration.seen_names import knows, read_familiarity
 from lit_het.models.predictor import Programs
 from lit_het.models.pretrained import abstract_params, locked_params
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.base import AnyTask
 from lit_het.training.directory import check_chain, checkpoint_dir, load_config, tokenizer_path
-from lit_het.types import Calibration, EvaluatedModel, Params
+from lit_het.types import EvaluatedModel, Knows, Params
 from lit_het.weights import portable
 from lit_het.weights.native import checksums
 from lit_het.weights.native.saving import Checkpoints
@@ -52,12 +55,40 @@ class Run:
     tokenizer: Tokenizer | None
     step: int
 
-    def model(self, *, calibrated: bool = True, mesh: Mesh | None = None) -> EvaluatedModel:
-        """Returns the model for evaluators on all devices, by default with temperatures of ``lit-het calibrate``."""
+    def model(self, *, calibrated: bool = True, mesh: Mesh | None = None, prior: Prior | None = None) -> EvaluatedModel:
+        """Returns the model for evaluators on all devices, by default with temperatures of ``lit-het calibrate``.
+
+        Args:
+            calibrated: whether it has these temperatures, if there are any.
+            mesh: the devices; None for all.
+            prior: the right answers that are expected, of a run that was calibrated by names; None for "seen".
+        """
         mesh = mesh or MeshConfig().build()
         placed = sharding.place(self.params, sharding.tree_shardings(self.params, mesh))
         programs = Programs(self.task, mesh, self.tokenizer, self.config.data.prompts)
-        return programs.model(placed, self.tower, self._text_tower(), self.calibration if calibrated else None)
+        calibration = self._expecting(prior, calibrated)
+        return programs.model(placed, self.tower, self._text_tower(), calibration, self._knows())
+
+    def _expecting(self, prior: Prior | None, calibrated: bool) -> Calibration | None:
+        """Returns the temperatures with a prior."""
+        if prior is None:
+            return self.calibration if calibrated else None
+        if not calibrated:
+            raise UserError("a prior (--prior) is part of the calibration; leave out --uncalibrated (calibrated=False)")
+        if self.calibration is None or self.calibration.names is None:
+            raise UserError(
+                f"--prior needs temperatures of names that training never had, which {self.run_dir} does not have: "
+                f"run lit-het calibrate {self.run_dir} with images of 100 such names and 100 images of others"
+            )
+        return dataclasses.replace(self.calibration, prior=prior)
+
+    def _knows(self) -> Knows | None:
+        """Returns what tells names that training captions had; None without them."""
+        found = read_familiarity(self.run_dir, self.data_digest) if self.config.task.embeds_texts else None
+        if found is None:
+            return None
+        by_names = None if self.calibration is None else self.calibration.names
+        return functools.partial(knows, found, "words" if by_names is None else by_names.rule)
 
     def sets(self) -> Sets:
         """Returns what opens sets of images, or of texts to translate, for evaluations of this model."""
@@ -68,6 +99,14 @@ class Run:
     def calibration(self) -> Calibration | None:
         """The temperatures that were fitted to this checkpoint; a message tells of those of another one."""
         return read_calibration(self.run_dir, self.step)
+
+    @functools.cached_property
+    def data_digest(self) -> str | None:
+        """Identifies the samples that it was trained on; None if they are unknown."""
+        if portable.is_portable(self.run_dir):
+            return None
+        with Checkpoints(checkpoint_dir(self.run_dir), read_only=True) as checkpoints:
+            return checkpoints.at(self.step).read_info()[0].get("data_digest")
 
     @functools.cached_property
     def tower(self) -> str:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from lit_het import distributed, sharding
+from lit_het.calibrations import Calibration
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.sampling import in_pairs
@@ -18,7 +19,7 @@ from lit_het.programs import shared
 from lit_het.tasks.base import AnyTask
 from lit_het.tasks.quantities import Quantity
 from lit_het.texts import SourceTexts
-from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
+from lit_het.types import ImageFeatures, Knows, Params, TextEncoder
 
 # Of a function; each has its own program.
 _MOST_SHAPES = 16
@@ -50,7 +51,12 @@ class Programs:
         self._decoder = None if beside is None else Programs(beside.build(), mesh, tokenizer, prompts)
 
     def model(
-        self, params: Params, tower: str, text_tower: str = "", calibration: Calibration | None = None
+        self,
+        params: Params,
+        tower: str,
+        text_tower: str = "",
+        calibration: Calibration | None = None,
+        knows: Knows | None = None,
     ) -> "Model":
         """Returns the model with these parameters.
 
@@ -59,8 +65,9 @@ class Programs:
             tower: key of the image tower; equal for equal towers.
             text_tower: key of everything that embeds texts; empty during training.
             calibration: fitted temperatures; None during training.
+            knows: names of training captions; None if they are unknown.
         """
-        features, text = self._features(params, tower), self._text_encoder(params, text_tower)
+        features, text = self._features(params, tower), self._text_encoder(params, text_tower, knows)
         return Model(self, params, features, text, calibration)
 
     def quantity(
@@ -145,7 +152,7 @@ class Programs:
         num_members, mean_size = (1, None) if of_tower is None else (of_tower.num_members, of_tower.mean_size)
         return ImageFeatures(extract, num_members, shards, tower, mean_size)
 
-    def _text_encoder(self, params: Params, tower: str) -> TextEncoder | None:
+    def _text_encoder(self, params: Params, tower: str, knows: Knows | None) -> TextEncoder | None:
         if not self.task.config.embeds_texts:
             return None
         encode_text, mean_text_key = self.task.encode_text, self.task.mean_text_key
@@ -157,7 +164,7 @@ class Programs:
             return np.asarray(self._call("prompts", mean_text_key, params, self._split(prompts)))
 
         variances = self.task.config.head.text_variances
-        return TextEncoder(embed, self._tokenizer or _no_tokenizer, join, tower, variances)
+        return TextEncoder(embed, self._tokenizer or _no_tokenizer, join, tower, variances, knows)
 
     def _split(self, rows: Any) -> Any:
         shards = sharding.num_batch_shards(self._mesh)

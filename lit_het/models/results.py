@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from jaxtyping import Float
 
+from lit_het.calibrations import Calibration
 from lit_het.errors import UserError, pluralize
 from lit_het.eval.answers import Answer, NoiseRank, axis_end
 from lit_het.models.candidates import Candidates
 from lit_het.models.drawing import Drawing
-from lit_het.types import Calibration
 
 if TYPE_CHECKING:
     import pandas

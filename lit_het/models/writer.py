@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Key, Real
 
 from lit_het import arguments
+from lit_het.calibrations import Calibration
 from lit_het.data_pipelines.texts.captions_config import QUESTION
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
@@ -24,7 +25,7 @@ from lit_het.tasks.given_texts import (
 )
 from lit_het.tasks.writing import WritingTask
 from lit_het.texts import GenerationConfig, SourceTexts, TokenPredictions, Written
-from lit_het.types import Calibration, ImageFeatures, Params
+from lit_het.types import ImageFeatures, Params
 
 # Answers that are ranked at a time.
 _ANSWERS = 64

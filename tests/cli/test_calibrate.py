@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 from scipy import special
 
+from lit_het.calibrations import Calibration
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.shards.loader import Loader
@@ -30,7 +31,6 @@ from lit_het.training.cadence import Cadence
 from lit_het.training.directory import load_config
 from lit_het.training.durations import Duration
 from lit_het.training.train import train
-from lit_het.types import Calibration
 from tests import tiny
 from tests.cli.conftest import changed, printed, refusal, run_command
 from tests.cli.tiny_decoder import NAMES

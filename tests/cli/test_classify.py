@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_het.calibrations import Calibration, FittedTemperature
 from lit_het.cli.main import main
 from lit_het.eval.metrics.conformal import ConformalThresholds
 from lit_het.models.calibration.saved import calibration_path, write_calibration
 from lit_het.models.opening import open_run
 from lit_het.training.directory import checkpoint_dir
-from lit_het.types import Calibration, FittedTemperature
 from lit_het.weights.native.saving import Checkpoints
 from tests.cli.conftest import last_line, refusal
 from tests.cli.tiny_decoder import NAMES

@@ -17,8 +17,8 @@ from PIL import Image
 
 from lit_het.apps.demo import model as demo_model
 from lit_het.apps.demo import server as demo
+from lit_het.calibrations import Calibration, FittedTemperature
 from lit_het.eval.answers import answer, label_predictor
-from lit_het.types import Calibration, FittedTemperature
 from tests.cli.browser import assert_fits_and_contacts_no_other_machine, browser, served
 from tests.cli.conftest import refusal
 from tests.cli.tiny_decoder import NAMES

@@ -69,6 +69,7 @@ def test_a_tenth_of_a_percent_is_exact_where_floats_are_not():
         (":", ALL),
         ("98%: by key", Portion(98, by="key")),
         ("98%: by sample", Portion(98, by="sample")),
+        ("98%: by name", Portion(98, by="name")),
     ],
 )
 def test_a_portion_is_written_as_a_start_and_an_end_in_percent(text, portion):
@@ -106,6 +107,7 @@ HELD_OUT = {
     "sample": ["006", "008", "010", "012", "013"],
     "key": ["001", "004", "008", "010", "011"],
     "caption": ["000", "001", "002", "003", "004"],
+    "name": ["000", "001", "002", "003", "008"],
 }
 SORTED = [(f"{number:03}", f"{kind} {number // 4}") for number, kind in enumerate(["cat"] * 150 + ["dog"] * 150)]
 
@@ -120,7 +122,7 @@ def sorted_shards(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("rule", ["sample", "key", "caption"])
+@pytest.mark.parametrize("rule", ["sample", "key", "caption", "name"])
 @pytest.mark.parametrize("changes", [{}, {"shuffle": False}, {"window": 1}], ids=["shuffled", "in turn", "windows"])
 def test_a_hash_splits_sorted_samples_evenly_and_completely(sorted_shards, rule, changes):
     whole = Loader(LoaderConfig((str(sorted_shards),), 8, 4, portion=Portion(0, 50, rule), threads=0, **changes))
@@ -135,6 +137,22 @@ def test_a_hash_splits_sorted_samples_evenly_and_completely(sorted_shards, rule,
     assert sorted(drawn) == sorted(key for key, _ in first)
     # The rule of saved runs: another one would train on what they held out.
     assert [key for key, _ in SORTED if key not in drawn][:5] == HELD_OUT[rule]
+
+
+def test_by_name_half_of_what_is_held_out_are_all_samples_of_some_captions(tmp_path):
+    captions = [f"name {number // 20}" for number in range(4_000)]
+    write_tar(
+        tmp_path / "0.tar",
+        [{"__key__": f"{number:04}", "jpg": b"x", "txt": caption} for number, caption in enumerate(captions)],
+    )
+    config = LoaderConfig((str(tmp_path),), 8, 4, portion=Portion(80, by="name"), threads=0)
+    held_out, trained = Loader(config), Loader(dataclasses.replace(config, portion=Portion(0, 80, "name")))
+    in_training = {captions[number] for number in trained.numbers}
+    new = [number for number in held_out.numbers if captions[number] not in in_training]
+    assert len(new) == 20 * len({captions[number] for number in new})
+    # A caption is held out with probability 1 - sqrt(0.8) = 10.6 %, and a sample of another one: 21 ± 4 and 378 ± 20.
+    assert (len(new) // 20, len(held_out.numbers) - len(new)) == (17, 384)
+    assert len(held_out.numbers) + len(trained.numbers) == 4_000
 
 
 def test_every_data_set_of_a_mixture_has_its_own_portion(shards):

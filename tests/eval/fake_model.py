@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from lit_het.calibrations import Calibration
 from lit_het.heads.sampling import in_pairs
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import Quantity
 from lit_het.texts import TextWriter
-from lit_het.types import Calibration, ImageFeatures, TextEncoder
+from lit_het.types import ImageFeatures, TextEncoder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy import special, stats
 from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_score
 
+from lit_het.calibrations import Calibration, FittedTemperature
 from lit_het.eval.features import Features
 from lit_het.eval.metrics import scores
 from lit_het.eval.metrics.calibration import HIGHEST_TEMPERATURE
 from lit_het.eval.predictions import Predictions, Predictor, highest, log_probabilities, member_blocks, predict
-from lit_het.types import Calibration, FittedTemperature
 from tests.eval import plain
 from tests.refusals import assert_refused
 

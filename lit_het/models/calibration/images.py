@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 
+from lit_het.calibrations import Calibration, FittedTemperature, NameCalibration
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels_config import ClassIndex
@@ -16,6 +17,7 @@ from lit_het.data_pipelines.shards.index import ShardSummary
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion
 from lit_het.data_pipelines.texts.captions import Tokenizer
+from lit_het.data_pipelines.texts.familiarity import Familiarity
 from lit_het.errors import UserError, pluralize, require_at_least
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.metrics.calibration import fit, scaled
@@ -24,13 +26,15 @@ from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results
 from lit_het.eval.sets.recognition import distinct_captions, embed_texts, report_equal
+from lit_het.models.calibration.by_names import OneTemperature, fit_by_names
 from lit_het.models.calibration.saved import calibration_path, write_calibration
+from lit_het.models.calibration.seen_names import require_familiarity, training_loader
 from lit_het.models.calibration.split import LEAST_IMAGES, MOST_IMAGES, split_samples
 from lit_het.models.calibration.tokens import read_tokens
 from lit_het.models.opening import Run, open_run
 from lit_het.models.writer import Writer
 from lit_het.training.directory import checkpoint_dir, find_pretrained, load_config
-from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
+from lit_het.types import Batch, EvaluatedModel
 from lit_het.weights.native.saving import Checkpoints
 
 _BATCH_SIZE = 64  # images per device, as in evaluations
@@ -89,7 +93,11 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     loader = _open(run, model, options, captions)
     _require_enough(loader.num_samples, options)
     _check_unseen(run, loader, pretrained)
-    fits = _fit_images(model, loader, options) if writer is None else _fit_tokens(writer, loader, options)
+    if writer is None:
+        familiarity = None if model.text is None else _familiarity(run)
+        fits = _fit_images(model, loader, options, captions, familiarity)
+    else:
+        fits = _fit_tokens(writer, loader, options)
     report_equal("caption", sorted(captions.items()))
     found = Calibration(
         data=options.shards,
@@ -100,6 +108,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
         num_samples=max(fits.by_samples),
         noiseless=fits.by_samples[0],
         monte_carlo=fits.by_samples[max(fits.by_samples)] if len(fits.by_samples) > 1 else None,
+        names=fits.names,
     )
     write_calibration(run_dir, run.step, found, fits.conformal)
     print_results(_table(found, fits))
@@ -116,6 +125,7 @@ class _Fits:
         num_images: that they were fitted on.
         num_candidates: among how many captions, classes or tokens the model chose.
         conformal: thresholds of prediction sets; None for a decoder.
+        names: how predictions of names that training had and of new ones differ; None where one temperature is for all.
         num_tokens: that they were fitted on; None where each image has one prediction.
         token_errors: calibration errors of tokens before and after, by the number of noise samples.
     """
@@ -124,30 +134,77 @@ class _Fits:
     num_images: int
     num_candidates: int
     conformal: ConformalThresholds | None = None
+    names: NameCalibration | None = None
     num_tokens: int | None = None
     token_errors: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
-def _fit_images(model: EvaluatedModel, loader: Loader, options: CalibrateOptions) -> _Fits:
+def _familiarity(run: Run) -> Familiarity | None:
+    """Returns the table of the run's training captions; None, with a message, if there can be none."""
+    try:
+        return require_familiarity(run.run_dir, run.config, run.task, run.data_digest)
+    except UserError as error:
+        message(f"names that {run.run_dir} was trained on are not told from new ones: {error}")
+        return None
+
+
+def _fit_images(
+    model: EvaluatedModel,
+    loader: Loader,
+    options: CalibrateOptions,
+    captions: dict[str, np.ndarray],
+    familiarity: Familiarity | None,
+) -> _Fits:
     """Fits the choice among captions or classes."""
     features, tokens = _read(model, loader, " ".join(options.shards))
     _require_enough(len(features.labels), options)
-    candidates, num_candidates = None, model.num_classes or 0
+    candidates, num_candidates, texts = None, model.num_classes or 0, list[list[str]]()
     if tokens is not None:
         first, labels = distinct_captions(tokens, " ".join(options.shards))
         features, num_candidates = dataclasses.replace(features, labels=labels), len(first)
+        texts = _texts_of(tokens[first], captions)
         with Bar("embedding captions", num_candidates, "captions") as bar:
             candidates = embed_texts(model, tokens[first], bar.advance)
     log_p = {
         count: predict(Predictor(model, num_candidates, candidates, count), features).log_probabilities
         for count in sorted({0, options.samples if model.has_noise else 0})
     }
-    fitted = {count: fit(values, features.labels) for count, values in log_p.items()}
+    names, chosen = _fit_names(log_p, features.labels, texts, familiarity)
+    log_p, labels = {count: values[chosen] for count, values in log_p.items()}, features.labels[chosen]
+    fitted = {count: fit(values, labels) for count, values in log_p.items()}
     # A single temperature depends so little on any one image that the images stay exchangeable with new ones.
-    conformal = fit_conformal(scaled(log_p[0], fitted[0].temperature), features.labels)
+    conformal = fit_conformal(scaled(log_p[0], fitted[0].temperature), labels)
     if tokens is not None:
         conformal = dataclasses.replace(conformal, candidates=candidates_digest(tokens))
-    return _Fits(fitted, len(features.labels), num_candidates, conformal)
+    return _Fits(fitted, len(features.labels), num_candidates, conformal, names)
+
+
+def _fit_names(
+    log_p: Mapping[int, np.ndarray],
+    labels: Int[np.ndarray, " n"],
+    texts: Sequence[Sequence[str]],
+    familiarity: Familiarity | None,
+) -> tuple[NameCalibration | None, Bool[np.ndarray, " n"]]:
+    """Returns how predictions of seen and new names differ, and the images that the temperature of all is fitted on.
+
+    These are the images of seen names, as without held-out names; or all where one temperature is for both.
+    """
+    everything = np.ones(len(labels), bool)
+    if familiarity is None:
+        return None, everything
+    try:
+        return fit_by_names(log_p, labels, texts, familiarity)
+    except OneTemperature as reason:
+        message(f"one temperature for all names: {reason}")
+        return None, everything
+
+
+def _texts_of(tokens: Int[np.ndarray, "k l"], captions: Mapping[str, np.ndarray]) -> list[list[str]]:
+    """Returns the captions that have each row of tokens."""
+    by_tokens: dict[bytes, list[str]] = {}
+    for text, row in captions.items():
+        by_tokens.setdefault(row.tobytes(), []).append(text)
+    return [by_tokens.get(row.tobytes(), []) for row in tokens]
 
 
 def _fit_tokens(writer: Writer, loader: Loader, options: CalibrateOptions) -> _Fits:
@@ -172,6 +229,15 @@ def _table(calibration: Calibration, fits: _Fits) -> Table:
         name = f"mean of {pluralize(count, 'sample')}" if count else "no noise"
         values = (fitted.nll_before, fitted.nll_after, *fits.token_errors.get(count, ()))
         rows.append((name, str(fitted), *(f"{value:.4f}" for value in values)))
+        if (names := calibration.fitted_names(count)) is not None:
+            rows.append(
+                (
+                    f"{name}, new names",
+                    str(names.alone),
+                    f"{names.alone.nll_before:.4f}",
+                    f"{names.alone.nll_after:.4f}",
+                )
+            )
     return plain_table(title, ("T ± standard error", *columns), rows)
 
 
@@ -298,13 +364,7 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
     try:
         if config.data.stream is not None:
             raise UserError("it was trained on a stream, which has no index")
-        # Prompts need the tokenizer of a decoder, and change no sample.
-        mixture = tuple(dataclasses.replace(one, prompt=None) for one in config.data.mixture)
-        others = {"embeddings": None, "text_embeddings": None, "suspects": None}
-        data = dataclasses.replace(config.data, prompt=None, mixture=mixture, **others)
-        # The loader requires captions only with a tokenizer; any tokenizer will do.
-        loader = Loader(data, config.tokenizer and (lambda texts: np.zeros((len(texts), 1), np.int32)))
-        return _shared(images, split_samples(config, loader)[0])
+        return _shared(images, training_loader(config, has_suspects=False))
     except UserError as error:
         with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
             info, _ = checkpoints.at(checkpoints.newest_step()).read_info()

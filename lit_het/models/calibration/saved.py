@@ -4,15 +4,16 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lit_het import untrusted
+from lit_het.calibrations import Calibration, FittedNames, FittedTemperature, NameCalibration
 from lit_het.console import message
+from lit_het.data_pipelines.texts.familiarity import rules
 from lit_het.errors import UserError
 from lit_het.eval.metrics.calibration import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
 from lit_het.eval.metrics.conformal import ConformalThresholds
 from lit_het.files import write_atomically
-from lit_het.types import Calibration, FittedTemperature
 
 
 def calibration_path(run_dir: Path) -> Path:
@@ -27,6 +28,7 @@ def write_calibration(
     path = calibration_path(run_dir)
     try:
         content = {"step": step, **dataclasses.asdict(calibration)}
+        del content["prior"]  # of whom predicts
         if conformal is not None:
             content["conformal"] = conformal.to_json()
         write_atomically(path, json.dumps(content, indent=1) + "\n")
@@ -76,9 +78,34 @@ def _parsed(content: dict[str, Any]) -> Calibration:
             raise TypeError(f"{field} is not an integer")
     if not isinstance(content["portion"], str) or not isinstance(content["digest"], str):
         raise TypeError("portion or digest is not a string")
+    names = content.pop("names", None)  # calibrations of earlier versions have none
     return Calibration(
-        data=data, noiseless=noiseless, monte_carlo=None if monte_carlo is None else _fitted(monte_carlo), **content
+        data=data,
+        noiseless=noiseless,
+        monte_carlo=None if monte_carlo is None else _fitted(monte_carlo),
+        names=None if names is None else _by_names(names),
+        **content,
     )
+
+
+def _by_names(content: dict[str, Any]) -> NameCalibration:
+    if content["rule"] not in rules() or not all(type(content[name]) is int for name in ("num_seen", "num_new")):
+        raise ValueError("names have another rule, or counts that are no integers")
+    noiseless, monte_carlo = _fitted_names(content.pop("noiseless")), content.pop("monte_carlo")
+    noisy = None if monte_carlo is None else _fitted_names(monte_carlo)
+    return NameCalibration(noiseless=noiseless, monte_carlo=noisy, **content)
+
+
+def _fitted_names(content: dict[str, Any]) -> FittedNames:
+    alone, errors = _fitted(content.pop("alone")), tuple(map(float, content.pop("errors")))
+    numbers = {name: float(value) for name, value in content.items()}
+    fitted = FittedNames(errors=cast(Any, errors), alone=alone, **numbers)
+    temperatures = (
+        LOWEST_TEMPERATURE <= min(fitted.seen, fitted.new) <= max(fitted.seen, fitted.new) <= HIGHEST_TEMPERATURE
+    )
+    if len(errors) != 3 or not all(map(math.isfinite, (fitted.offset, *errors))) or not temperatures:
+        raise ValueError(f"temperatures of names of {fitted}")
+    return fitted
 
 
 def _fitted(content: dict[str, Any]) -> FittedTemperature:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from lit_het.calibrations import FittedTemperature
 from lit_het.console import Bar
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.errors import UserError
 from lit_het.eval.metrics.calibration import correctness, fit, reliability_of_confidence, scaled
 from lit_het.models.calibration.split import MOST_IMAGES
 from lit_het.models.writer import Writer
-from lit_het.types import Batch, FittedTemperature
+from lit_het.types import Batch
 
 _MOST_ENTRIES = 2**28
 """The log-probabilities that are held (1 GiB); of more tokens every second, fourth, ... is kept."""

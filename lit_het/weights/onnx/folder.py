@@ -23,6 +23,7 @@ import onnx
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
+from lit_het.calibrations import Calibration
 from lit_het.console import message
 from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
@@ -34,7 +35,7 @@ from lit_het.tasks import quantities
 from lit_het.tasks.base import AnyTask
 from lit_het.tasks.classifier import ClassificationTask
 from lit_het.tasks.two_towers import ContrastiveTask
-from lit_het.types import Calibration, Params
+from lit_het.types import Params
 from lit_het.weights.onnx.graph import save
 from lit_het.weights.onnx.tracing import convert
 

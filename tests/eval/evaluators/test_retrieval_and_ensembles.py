@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import special
 
+from lit_het.calibrations import Calibration, FittedTemperature
 from lit_het.eval.metrics.ensembles import score_ensemble
 from lit_het.eval.metrics.multi_label import ensemble_figures
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
-from lit_het.types import Calibration, FittedTemperature
 from tests.eval.fake_model import FakeModel
 from tests.refusals import assert_refused
 

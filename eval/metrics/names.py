@@ -1,0 +1,218 @@
+"""Calibration among names of which training captions had some: temperatures of both kinds, and an offset between them.
+
+NumPy functions on log-probabilities ``[n k]``, class indices ``[n]`` and which of the names are seen ``[k]``.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float, Int
+
+from lit_het.calibrations import Calibration, FittedNames, Prior
+from lit_het.errors import UserError
+from lit_het.eval.metrics.calibration import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    check_labels,
+    check_log_probabilities,
+    fit,
+    scaled,
+)
+from lit_het.eval.metrics.rows import row_blocks
+
+BALANCED = 0.5
+
+
+class NoFit(Exception):
+    """Images of seen and new names that no temperatures fit."""
+
+
+def parse_prior(text: str) -> Prior:
+    """Returns the prior of a text: "seen", "new", "balanced", or a share of new names such as "0.2".
+
+    Raises:
+        UserError: the text is not a prior.
+    """
+    if text in ("seen", "new"):
+        return text
+    try:
+        share = BALANCED if text == "balanced" else float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise UserError(
+            f"--prior {text}: give seen, new, balanced, or the share of right answers that are new names, between 0 "
+            "and 1"
+        )
+    return share
+
+
+def calibrated(
+    calibration: Calibration, log_p: Float[np.ndarray, "n k"], seen: Bool[np.ndarray, " k"] | None, samples: int
+) -> Float[np.ndarray, "n k"]:
+    """Returns the log-probabilities of candidates as a calibration with its prior has them.
+
+    With the priors "seen" and "new" no ranking changes.
+
+    Args:
+        calibration: of the model.
+        log_p: as trained.
+        seen: the candidates that training captions had; None if that is unknown.
+        samples: S, the noise samples of the predictions; 0 without noise.
+    """
+    names, prior = calibration.fitted_names(samples), calibration.prior
+    if names is None or seen is None or seen.all() or (prior == "seen" and seen.any()):
+        return scaled(log_p, calibration.fitted(samples).temperature)
+    if not seen.any():
+        return scaled(log_p, names.new)
+    if isinstance(prior, str):
+        return scaled(log_p, names.alone.temperature)
+    return with_offset(log_p, seen, names, prior)
+
+
+def with_offset(
+    log_p: Float[np.ndarray, "n k"], seen: Bool[np.ndarray, " k"], names: FittedNames, share: float = BALANCED
+) -> Float[np.ndarray, "n k"]:
+    """Returns log-probabilities of `FittedNames` where a share of the right answers are new names, in float32.
+
+    The offset is fitted to as many images of either kind. By Bayes' rule that of another share has the logarithm of
+    the odds beside: ``offset + log((1 - share) / share)``.
+    """
+    check_log_probabilities(log_p)
+    result, offset = np.empty(log_p.shape, np.float32), names.offset + math.log((1 - share) / share)
+    numbers = np.array([1 / names.seen, 1 / names.new, offset])
+    for rows, gaps in _gaps(log_p):
+        result[rows] = scipy.special.log_softmax(_logits(gaps, seen, numbers), axis=1)
+    return result
+
+
+def fit_names(
+    log_p: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"], seen: Bool[np.ndarray, " k"]
+) -> FittedNames:
+    """Returns the temperatures and the offset of the highest likelihood, images of either kind having half the weight.
+
+    In 1/T and the offset the logits are linear, so that the loss is convex. The errors are the sandwich of Huber, as
+    in `lit_het.eval.metrics.calibration.fit`, over the names of each kind: images of one name depend on one another.
+
+    Raises:
+        NoFit: there is no minimum between the bounds of temperatures.
+    """
+    check_labels(labels, log_p.shape[1])
+    is_seen = seen[labels]
+    weight = np.where(is_seen, 0.5 / max(1, is_seen.sum()), 0.5 / max(1, (~is_seen).sum()))
+
+    def loss(numbers: np.ndarray) -> tuple[float, np.ndarray]:
+        values, slopes, _ = _derivatives(log_p, labels, seen, numbers, weight)
+        return float(values.sum()), slopes.sum(axis=0)
+
+    def curvature(numbers: np.ndarray) -> np.ndarray:
+        return _derivatives(log_p, labels, seen, numbers, weight)[2]
+
+    found = scipy.optimize.minimize(
+        loss, np.array([1.0, 1.0, 0.0]), jac=True, hess=curvature, method="trust-exact", options={"maxiter": 100}
+    ).x
+    inside = found[:2].min() > 1 / HIGHEST_TEMPERATURE and found[:2].max() < 1 / LOWEST_TEMPERATURE
+    _, slopes, hessian = _derivatives(log_p, labels, seen, found, weight)
+    if not inside or np.abs(slopes.sum(axis=0)).max() > 1e-3 or not np.linalg.eigvalsh(hessian).min() > 0:
+        raise NoFit("no temperatures of seen and new names fit")
+    # How many images either kind has is given, so that only what differs within a kind varies.
+    for kind in (is_seen, ~is_seen):
+        slopes[kind] -= slopes[kind].mean(axis=0)
+    by_name = np.stack([np.bincount(labels, column) for column in slopes.T], axis=1)
+    inverse = np.linalg.inv(hessian)
+    by_seen, by_new, of_offset = np.sqrt(np.diag(inverse @ (by_name.T @ by_name) @ inverse)).tolist()
+    seen_t, new_t = (1 / found[:2]).tolist()
+    alone = fit(log_p[~is_seen], labels[~is_seen], np.unique(labels[~is_seen], return_inverse=True)[1])
+    # By the delta method the error of T is T² times that of 1/T.
+    return FittedNames(seen_t, new_t, float(found[2]), (seen_t**2 * by_seen, new_t**2 * by_new, of_offset), alone)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenAgainstNew:
+    """Top-1 of images of seen names against that of new names, as the offset between them moves.
+
+    Attributes:
+        seen, new: points of the curve, from an offset of minus infinity on.
+    """
+
+    seen: Float[np.ndarray, " p"]
+    new: Float[np.ndarray, " p"]
+
+    @property
+    def area(self) -> float:
+        """The area under the curve (AUSUC, Chao et al. 2016)."""
+        return float(np.trapezoid(self.new, self.seen))
+
+
+def seen_against_new(
+    log_p: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"], seen: Bool[np.ndarray, " k"]
+) -> SeenAgainstNew:
+    """Returns the curve of an evaluation with images of both kinds."""
+    is_seen = seen[labels]
+    of_seen, of_new = (np.where(kind, log_p.astype(np.float64), -np.inf) for kind in (seen, ~seen))
+    right = np.where(is_seen, of_seen.argmax(axis=1), of_new.argmax(axis=1)) == labels
+    # The offset of seen names from which on the prediction is one of them.
+    turns = of_new.max(axis=1) - of_seen.max(axis=1)
+    offsets = np.unique(turns)
+    # An image of a seen name is right from its turn on, one of a new name before.
+    at = [np.searchsorted(np.sort(turns[right & kind]), offsets, "right") for kind in (is_seen, ~is_seen)]
+    seen_top1 = np.concatenate([[0], at[0]]) / is_seen.sum()
+    new_top1 = ((right & ~is_seen).sum() - np.concatenate([[0], at[1]])) / (~is_seen).sum()
+    return SeenAgainstNew(seen_top1, new_top1)
+
+
+def harmonic_mean(one: float, other: float) -> float:
+    """Returns the harmonic mean of two accuracies; 0 if both are."""
+    return 2 * one * other / (one + other) if one + other else 0.0
+
+
+def _gaps(log_p: Float[np.ndarray, "n k"]) -> Iterator[tuple[slice, Float[np.ndarray, "b k"]]]:
+    """Yields ``log p - max log p`` in blocks of rows, finite."""
+    for rows in row_blocks(*log_p.shape):
+        block = log_p[rows].astype(np.float64)
+        # A probability of zero stays one at any temperature.
+        yield rows, np.maximum(block - block.max(axis=1, keepdims=True), -1e6)
+
+
+def _logits(
+    gaps: Float[np.ndarray, "b k"], seen: Bool[np.ndarray, " k"], numbers: Float[np.ndarray, " three"]
+) -> Float[np.ndarray, "b k"]:
+    """Returns the logits of 1/T of seen names, 1/T of new ones, and the offset."""
+    return gaps * np.where(seen, *numbers[:2]) + numbers[2] * seen
+
+
+def _derivatives(
+    log_p: Float[np.ndarray, "n k"],
+    labels: Int[np.ndarray, " n"],
+    seen: Bool[np.ndarray, " k"],
+    numbers: Float[np.ndarray, " three"],
+    weight: Float[np.ndarray, " n"],
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n three"], Float[np.ndarray, "three three"]]:
+    """Returns the weighted loss of each image, its slopes by the three numbers, and the sum of the second derivatives.
+
+    With the features ``φ_j = (gap_j [seen], gap_j [new], [seen])`` of candidate j, they are ``E[φ] - φ(label)`` and the
+    covariance of φ under the scaled probabilities.
+    """
+    values, slopes, hessian = np.empty(len(labels)), np.empty((len(labels), 3)), np.zeros((3, 3))
+    for rows, gaps in _gaps(log_p):
+        label, many = labels[rows], np.arange(len(gaps))
+        log_q = scipy.special.log_softmax(_logits(gaps, seen, numbers), axis=1)
+        q = np.exp(log_q)
+        moved, squared = q * gaps, q * gaps**2
+        mean = np.stack([moved[:, seen].sum(axis=1), moved[:, ~seen].sum(axis=1), q[:, seen].sum(axis=1)], axis=1)
+        second = np.zeros((len(gaps), 3, 3))
+        second[:, 0, 0], second[:, 1, 1], second[:, 2, 2] = (
+            squared[:, seen].sum(1),
+            squared[:, ~seen].sum(1),
+            mean[:, 2],
+        )
+        second[:, 0, 2] = second[:, 2, 0] = mean[:, 0]
+        gap, is_seen = gaps[many, label], seen[label]
+        features = np.stack([gap * is_seen, gap * ~is_seen, is_seen], axis=1)
+        values[rows] = -weight[rows] * log_q[many, label]
+        slopes[rows] = weight[rows, None] * (mean - features)
+        hessian += (weight[rows, None, None] * (second - mean[:, :, None] * mean[:, None, :])).sum(axis=0)
+    return values, slopes, hessian

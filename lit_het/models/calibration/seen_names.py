@@ -1,0 +1,126 @@
+"""Which names the training captions of a run had: ``RUN/familiarity.npz``, written when the run is calibrated."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool
+
+from lit_het import parameters
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.shards.hashed import captions_of
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.texts.captions_config import TextPlace
+from lit_het.data_pipelines.texts.familiarity import Familiarity, Rule
+from lit_het.errors import UserError
+from lit_het.eval.sets.prompts import fill_template
+from lit_het.models.calibration.split import split_samples
+from lit_het.tasks.base import AnyTask
+
+FAMILIARITY = "familiarity.npz"
+MOST_SAMPLES = 1_000_000
+"""Samples whose captions are read; of more, so many are taken, evenly spread."""
+
+
+def familiarity_path(run_dir: Path) -> Path:
+    """Returns the path of the table of a run's training captions."""
+    return run_dir / FAMILIARITY
+
+
+def read_familiarity(run_dir: Path, digest: str | None) -> Familiarity | None:
+    """Returns the table of a run's training captions; None if there is none.
+
+    Args:
+        run_dir: the run.
+        digest: of the data that it was trained on; None if that is unknown.
+    """
+    found = Familiarity.load(path := familiarity_path(run_dir))
+    if found is not None and digest is not None and found.digest != digest:
+        message(f"{path} has the captions of another run: ignored; delete it, and run lit-het calibrate {run_dir}")
+        return None
+    return found
+
+
+def copy_familiarity(source: Path, run_dir: Path) -> None:
+    """Copies the table of a run's training captions, if there is one."""
+    if familiarity_path(source).is_file():
+        shutil.copyfile(familiarity_path(source), familiarity_path(run_dir))
+
+
+def require_familiarity(run_dir: Path, config: ExperimentConfig, task: AnyTask, digest: str | None) -> Familiarity:
+    """Returns the table of a run's training captions, which are read and counted where it has none.
+
+    Args:
+        run_dir: the run.
+        config: of its training.
+        task: of its configuration.
+        digest: of the data that it was trained on; None if that is unknown.
+
+    Raises:
+        UserError: the text tower learned from other captions, or they cannot be read.
+    """
+    if (found := read_familiarity(run_dir, digest)) is not None:
+        return found
+    _, trainable = parameters.partition(task.shapes, config.task.locked)
+    if not config.data.shards or "text_tower" not in trainable:
+        raise UserError("its text tower learned from other captions than those of its configuration")
+    if config.data.stream is not None:
+        raise UserError("it was trained on a stream, whose captions are not read again")
+    loader = training_loader(config)
+    if digest is not None and loader.digest != digest:
+        raise UserError("the shards of its training have changed")
+    count = min(loader.num_samples, MOST_SAMPLES)
+    with Bar("reading captions of training", count, "samples") as bar:
+        found = Familiarity.of(_captions(loader, count, bar.advance), loader.num_samples, loader.digest)
+    found.save(familiarity_path(run_dir))
+    return found
+
+
+def training_loader(config: ExperimentConfig, *, has_suspects: bool = True) -> Loader:
+    """Returns a loader of the samples that a run was trained on, for their captions and keys.
+
+    Args:
+        config: of the run.
+        has_suspects: False counts the suspects among the samples, also where they were left out.
+    """
+    # Prompts need the tokenizer of a decoder, and change no sample.
+    mixture = tuple(dataclasses.replace(one, prompt=None) for one in config.data.mixture)
+    others = {"embeddings": None, "text_embeddings": None} | ({} if has_suspects else {"suspects": None})
+    data = dataclasses.replace(config.data, prompt=None, mixture=mixture, **others)
+    # The loader requires captions only with a tokenizer; any tokenizer will do.
+    loader = Loader(data, config.tokenizer and (lambda texts: np.zeros((len(texts), 1), np.int32)))
+    return split_samples(config, loader)[0]
+
+
+def knows(
+    familiarity: Familiarity, rule: Rule, names: Sequence[str], templates: Sequence[str]
+) -> Bool[np.ndarray, " k"]:
+    """Returns which names training captions had: without a prompt or, as whole captions, also in one."""
+    found = familiarity.knows(names, rule)
+    for template in templates if rule == "caption" else ():
+        found |= familiarity.knows([fill_template(template, name) for name in names], rule)
+    return found
+
+
+def _captions(loader: Loader, count: int, advance: Callable[[int], object]) -> Iterator[str]:
+    """Yields the captions of so many samples, evenly spread."""
+    first, total = 0, loader.num_samples
+    done = 0
+    for summary, place in zip(loader.index.summaries, _places(loader), strict=True):
+        numbers = first + np.flatnonzero(loader.numbers.marks(range(first, first + summary.count)))
+        ranks = done + np.arange(len(numbers))
+        # The ranks that are a multiple of total / count, rounded down.
+        chosen = numbers[-(-ranks * count // total) * total // count == ranks]
+        for captions in captions_of(loader.index, chosen.tolist(), place):
+            yield from captions
+            advance(1)
+        first, done = first + summary.count, done + len(numbers)
+
+
+def _places(loader: Loader) -> list[TextPlace]:
+    """Returns where the captions of each shard are."""
+    data_sets = zip(loader.config.texts, loader.config.data_sets(), strict=True)
+    return [place for place, shards in data_sets for _ in shards]
