@@ -38,6 +38,7 @@ class Predictor:
         samples: S; 0 leaves the noise out.
         groups: the candidates that count as each class; None if every candidate is a class.
         seen: the classes whose names training captions had; None if that is unknown.
+        as_trained: whether predictions are not calibrated, also if the model is.
     """
 
     model: EvaluatedModel
@@ -46,6 +47,7 @@ class Predictor:
     samples: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
     seen: Bool[np.ndarray, " k"] | None = None
+    as_trained: bool = False
 
     @property
     def new_names(self) -> str:
@@ -95,7 +97,7 @@ class Predictor:
 
     def calibrated(self, log_probabilities: Float[np.ndarray, "*rows k"]) -> Float[np.ndarray, "*rows k"]:
         """Returns log-probabilities scaled by the model's fitted temperatures, or as they are if it has none."""
-        if self.model.calibration is None:
+        if self.model.calibration is None or self.as_trained:
             return log_probabilities
         rows = log_probabilities.reshape(-1, self.num_classes)
         return calibrated(self.model.calibration, rows, self.seen, self.samples).reshape(log_probabilities.shape)

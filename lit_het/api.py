@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lit_het import arguments
 from lit_het.configs.experiment import ExperimentConfig
@@ -9,6 +10,7 @@ from lit_het.configs.parsing import parse_config, parse_tower
 from lit_het.data_pipelines.embeddings import Precision
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.metrics.names import calibrated_by
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.models.model import Model, load
 from lit_het.models.results import Classification, Classifications
@@ -54,6 +56,7 @@ def evaluate(
     pretrained: str | Path | None = None,
     output: str | Path | None = None,
     calibrated: bool = True,
+    prior: str | float | None = None,
 ) -> list[Evaluation]:
     """Evaluates a run, prints tables, saves the results in the run's folder for reports, and returns them.
 
@@ -64,6 +67,7 @@ def evaluate(
         pretrained: current path of the run or file with the locked parameters, if it was moved.
         output: JSON file for the metrics.
         calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
+        prior: what right answers are expected to be, as of `load`.
 
     Returns:
         An `Evaluation` for each configuration, and for the mean over several few-shot sets, with ``figures``, their
@@ -77,17 +81,17 @@ def evaluate(
     runs = [member for one in given for member in runs_in(Path(one))]
     places = {"pretrained": pretrained, "output": output}
     weights, file = (None if place is None else Path(arguments.path(place, name)) for name, place in places.items())
-    arguments.flag(calibrated, "calibrated")
+    how: Any = {"pretrained": weights, "output": file, "calibrated": calibrated_by(calibrated, prior)}
     path = locate_config(Path(evaluations), "get_evaluations") if isinstance(evaluations, str | Path) else None
     from lit_het.models import evaluation
 
     if evaluations is None or path is not None:
-        return evaluation.evaluate_suite(runs, path, pretrained=weights, output=file, calibrated=calibrated)
+        return evaluation.evaluate_suite(runs, path, **how)
     configs = arguments.listed(evaluations, "evaluations", "configurations")
     for number, one in enumerate(configs):
         kinds = tuple(EVALUATIONS.values())
         arguments.instance(one, f"evaluations[{number}]", kinds, "a configuration of lit_het.eval.suite")
-    return evaluation.evaluate(runs, configs, pretrained=weights, output=file, calibrated=calibrated)
+    return evaluation.evaluate(runs, configs, **how)
 
 
 def embed(

@@ -29,6 +29,9 @@ class FittedTemperature:
 Prior: TypeAlias = Literal["seen", "new"] | float
 """Which right answers a user expects: names of training captions, new ones, or this share of new ones."""
 
+Calibrated: TypeAlias = bool | Prior
+"""Whether fitted temperatures are applied; a prior applies them with these right answers, True those of seen names."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FittedNames:

@@ -11,7 +11,8 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
-from lit_het.calibrations import Calibration, FittedNames, Prior
+from lit_het import arguments
+from lit_het.calibrations import Calibrated, Calibration, FittedNames, Prior
 from lit_het.errors import UserError
 from lit_het.eval.metrics.calibration import (
     HIGHEST_TEMPERATURE,
@@ -22,6 +23,7 @@ from lit_het.eval.metrics.calibration import (
     scaled,
 )
 from lit_het.eval.metrics.rows import row_blocks
+from lit_het.eval.metrics.significance import standard_error
 
 BALANCED = 0.5
 
@@ -48,6 +50,18 @@ def parse_prior(text: str) -> Prior:
             "and 1"
         )
     return share
+
+
+def calibrated_by(calibrated: bool, prior: str | float | None) -> Calibrated:
+    """Returns the two arguments of functions for users as one; raises a `UserError` if they do not fit."""
+    arguments.flag(calibrated, "calibrated")
+    if prior is None:
+        return calibrated
+    if not calibrated:
+        raise UserError(
+            "--prior is part of the calibration, which --uncalibrated (calibrated=False) leaves out; give one of them"
+        )
+    return parse_prior(str(prior))
 
 
 def calibrated(
@@ -162,6 +176,16 @@ def seen_against_new(
     seen_top1 = np.concatenate([[0], at[0]]) / is_seen.sum()
     new_top1 = ((right & ~is_seen).sum() - np.concatenate([[0], at[1]])) / (~is_seen).sum()
     return SeenAgainstNew(seen_top1, new_top1)
+
+
+def figures_of_kinds(
+    correct: Float[np.ndarray, " n"], labels: Int[np.ndarray, " n"], seen: Bool[np.ndarray, " k"]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns top-1 of images of seen and of new names with standard errors, and their harmonic mean."""
+    kinds = {"seen_top1": correct[seen[labels]], "new_top1": correct[~seen[labels]]}
+    found = {name: float(values.mean()) for name, values in kinds.items()}
+    errors = {name: standard_error(values) for name, values in kinds.items()}
+    return {**found, "harmonic_top1": harmonic_mean(*found.values())}, errors
 
 
 def harmonic_mean(one: float, other: float) -> float:

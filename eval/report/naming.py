@@ -48,6 +48,11 @@ class FigureStyle:
 STYLES: Mapping[str, FigureStyle] = {
     "top1": FigureStyle("top-1 accuracy", "{:.1%}", higher_is_better=True),
     "top5": FigureStyle("top-5 accuracy", "{:.1%}", higher_is_better=True),
+    "raw_top1": FigureStyle("top-1 accuracy as trained", "{:.1%}", higher_is_better=True),
+    "seen_top1": FigureStyle("top-1 accuracy, names of training", "{:.1%}", higher_is_better=True),
+    "new_top1": FigureStyle("top-1 accuracy, new names", "{:.1%}", higher_is_better=True),
+    "harmonic_top1": FigureStyle("harmonic mean of these two", "{:.1%}", higher_is_better=True),
+    "ausuc": FigureStyle("area of names of training against new ones", "{:.3f}", higher_is_better=True),
     "relabelled_top1": FigureStyle("top-1 accuracy, reassessed labels", "{:.1%}", higher_is_better=True),
     "mean_reciprocal_rank": FigureStyle("mean reciprocal rank", "{:.3f}", higher_is_better=True),
     "mean_class_recall": FigureStyle("mean recall of classes", "{:.1%}", higher_is_better=True),

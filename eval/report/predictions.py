@@ -26,7 +26,11 @@ Titled = tuple[str, Record]
 def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
     """Returns the sections for which classification records have data to draw."""
     shown = [(title, record) for title, record in drawn if "confidence" in record.drawing.arrays]
-    parts = (_calibration, _selective, _worst_classes, _confidence, _top_names, _spectrum) if shown else ()
+    parts = (
+        (_calibration, _seen_against_new, _selective, _worst_classes, _confidence, _top_names, _spectrum)
+        if shown
+        else ()
+    )
     # Images with several labels have no predictions to draw, but noise.
     sections = [*(part(shown) for part in parts), _alignment(drawn)]
     return [section for section in sections if section.body]
@@ -49,6 +53,30 @@ def _calibration(shown: Sequence[Titled]) -> Section:
         "Accuracy of the top class name against its predicted probability. Calibrated: each half of the images is "
         "scaled by the temperature that fits the other half. Calibrated beforehand: by lit-het calibrate, on other "
         "images.",
+    )
+
+
+def _seen_against_new(shown: Sequence[Titled]) -> Section:
+    lines = {}
+    for number, (title, record) in enumerate(shown):
+        if (curve := record.drawing.arrays.get("seen_against_new")) is not None:
+            lines[title] = Line(curve[0].tolist(), curve[1].tolist(), colour=number)
+            point = ([record.figures[name]] for name in ("seen_top1", "new_top1"))
+            lines[f"{title}, as predicted"] = Line(*point, colour=number, joined=False)
+    body = figures.plot(
+        "Names of training against new ones",
+        lines,
+        "top-1 of names of training",
+        "top-1 of new names",
+        ticks=SHARES,
+        as_share=True,
+    )
+    return Section(
+        "Names that training had, and new ones",
+        (body,) if lines else (),
+        "All names are candidates. As an offset on the logits of names that training captions had moves from minus to "
+        "plus infinity, images of new names lose what the others gain; the area under the curve is AUSUC (Chao et al. "
+        "2016). --prior chooses a point of it.",
     )
 
 

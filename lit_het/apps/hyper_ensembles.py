@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het import distributed
+from lit_het.calibrations import Calibrated
 from lit_het.console import Bar
 from lit_het.data_pipelines.shards.portions import ALL, Portion
 from lit_het.errors import DataError, UserError, pluralize
@@ -46,7 +47,7 @@ def evaluate_selection(
     *,
     pretrained: Path | None = None,
     output: Path | None = None,
-    calibrated: bool = True,
+    calibrated: Calibrated = True,
 ) -> list[Evaluation]:
     """Chooses the members of an ensemble by one split, prints them with their weights, and evaluates it on another.
 
@@ -56,7 +57,7 @@ def evaluate_selection(
         options: by what members are chosen.
         pretrained: current path of the run with the locked parameters, if it was moved.
         output: JSON file for the metrics.
-        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any; or a prior.
     """
     validation = _validation(len(checkpoints), config, options)
     check_members(checkpoints)
@@ -101,7 +102,7 @@ def _validation(num_runs: int, config: EnsembleConfig, options: SelectOptions) -
 
 
 def _label_log_probabilities(
-    checkpoint: Path, ensemble: Ensemble, pretrained: Path | None, calibrated: bool
+    checkpoint: Path, ensemble: Ensemble, pretrained: Path | None, calibrated: Calibrated
 ) -> Float[np.ndarray, " n"]:
     """Returns the log-probability that a run gives to the true class of every image, in nats."""
     recognition = ensemble.recognition

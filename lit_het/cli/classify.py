@@ -3,9 +3,12 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_het.paths import require_file, require_run
+
+if TYPE_CHECKING:
+    from lit_het.calibrations import Calibrated
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -47,7 +50,7 @@ def add_to(commands: Any) -> None:
         help="also give the set of labels that contains the right one with this probability, such as 0.9; needs a run "
         "that 'lit-het calibrate' has calibrated",
     )
-    add_uncalibrated(classifying)
+    add_prior(classifying)
     classifying.add_argument("--json", action="store_true", help="print JSON instead of tables")
     classifying.set_defaults(command=_classify, name="classify")
 
@@ -65,6 +68,25 @@ def require_images(images: Sequence[str]) -> None:
     for image in images:
         if image != "-":  # the standard input
             require_file(image)
+
+
+def add_prior(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say how probabilities are calibrated, and which right answers are expected."""
+    add_uncalibrated(parser)
+    parser.add_argument(
+        "--prior",
+        metavar="seen|new|balanced|SHARE",
+        help="what right answers are expected to be, of a run that was calibrated by names: names of training captions "
+        "(default) or new ones, neither of which changes a ranking; as many of both (balanced), or this share of new "
+        "ones, such as 0.1",
+    )
+
+
+def calibrated_of(options: argparse.Namespace) -> "Calibrated":
+    """Returns whether fitted temperatures are applied, or the prior that they are applied with."""
+    from lit_het.eval.metrics.names import calibrated_by
+
+    return calibrated_by(not options.uncalibrated, options.prior)
 
 
 def add_uncalibrated(parser: argparse.ArgumentParser) -> None:
@@ -87,5 +109,6 @@ def _classify(options: argparse.Namespace, _: list[str]) -> None:
         options.top,
         options.coverage,
         not options.uncalibrated,
+        options.prior,
     )
     classify(options.images, options.checkpoint, how, pretrained=options.pretrained, as_json=options.json)

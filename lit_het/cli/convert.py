@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lit_het.cli.classify import add_uncalibrated
+from lit_het.cli.classify import add_prior, calibrated_of
 from lit_het.errors import UserError
 from lit_het.paths import require_file, require_run, require_weights
 
@@ -70,7 +70,7 @@ def add_to(commands: Any) -> None:
     exporting.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
-    add_uncalibrated(exporting)
+    add_prior(exporting)
     exporting.add_argument(
         "--push", metavar="OWNER/NAME", help="also upload the folder to this model repository of the Hugging Face Hub"
     )
@@ -96,5 +96,5 @@ def _export(options: argparse.Namespace, _: list[str]) -> None:
         raise UserError("--to onnx needs onnx: pip install 'lit-het[onnx]'")
     from lit_het.weights.exporting import ExportOptions, export
 
-    how = ExportOptions(options.pretrained, not options.uncalibrated, options.push, options.licence)
+    how = ExportOptions(options.pretrained, calibrated_of(options), options.push, options.licence)
     export(options.checkpoint, options.to, options.output, how)

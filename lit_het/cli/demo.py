@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from lit_het.cli.classify import add_checkpoint, add_uncalibrated
+from lit_het.cli.classify import add_checkpoint, add_prior, calibrated_of
 from lit_het.paths import require_file, require_run
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
     showing.add_argument(
         "--captions", metavar="FILE", help="captions to search, one per line; their embeddings are cached"
     )
-    add_uncalibrated(showing)
+    add_prior(showing)
     showing.add_argument("--host", default="127.0.0.1", help="default: %(default)s, reachable from this machine only")
     showing.add_argument("--port", type=int, help="default: 7860, or any free port if it is taken")
     showing.add_argument(
@@ -42,5 +42,5 @@ def _demo(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
     from lit_het.apps.demo.server import demo
 
-    how = {"pretrained": options.pretrained, "allow_hosts": options.allow_host, "calibrated": not options.uncalibrated}
+    how = {"pretrained": options.pretrained, "allow_hosts": options.allow_host, "calibrated": calibrated_of(options)}
     demo(options.checkpoint, options.captions, options.host, options.port, **how)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.cli.calibrate import parse_portion
-from lit_het.cli.classify import add_uncalibrated
+from lit_het.cli.classify import add_prior, calibrated_of
 from lit_het.cli.train import add_distributed
 from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.eval.evaluators import COMMANDS
@@ -88,7 +88,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
             help=f"another {what} size than in training, for another number of tokens (FlexiViT); the tower is resized",
         )
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
-    add_uncalibrated(parser)
+    add_prior(parser)
     add_distributed(parser)
 
 
@@ -145,7 +145,7 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     from lit_het.configs.parsing import parse_evaluations
 
     configs = parse_evaluations(options.name, options.data, flags)
-    how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
+    how = {"pretrained": options.pretrained, "output": options.output, "calibrated": calibrated_of(options)}
     if getattr(options, "select", None) is None:
         from lit_het.models.evaluation import evaluate
 
@@ -182,7 +182,7 @@ def _suite(options: argparse.Namespace, _: list[str]) -> None:
     checkpoints = [run_dir for given in options.checkpoint for run_dir in runs_in(given)]
     from lit_het.models.evaluation import evaluate_suite
 
-    how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
+    how = {"pretrained": options.pretrained, "output": options.output, "calibrated": calibrated_of(options)}
     evaluate_suite(checkpoints, config, experts=options.experts, sizes=_sizes(options), **how)
 
 

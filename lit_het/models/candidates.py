@@ -1,6 +1,7 @@
 """The labels that a model chooses among, with the threshold of their prediction sets."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from lit_het.eval.sets import SET_PROMPTS
 from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, check_templates, fill_template, read_prompts
 from lit_het.models.calibration.saved import calibration_path
 from lit_het.types import EvaluatedModel
+
+_NUM_NEW = 5  # labels that are named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,17 @@ class Candidates:
     predictor: Predictor
     threshold: float | None = None
     coverage: float | None = None
+
+    @property
+    def new(self) -> tuple[str, ...] | None:
+        """The labels that training captions did not have; None if that is unknown."""
+        seen = self.predictor.seen
+        return None if seen is None else tuple(itertools.compress(self.labels, ~seen))
+
+    @property
+    def new_in_words(self) -> str:
+        """How many labels training captions did not have, and the first of them; empty if that is unknown."""
+        return ": ".join(filter(None, [self.predictor.new_names, ", ".join((self.new or ())[:_NUM_NEW])]))
 
 
 def candidates(
@@ -62,6 +76,8 @@ def candidates(
             "a coverage needs the probabilities that its threshold was fitted to: leave out --uncalibrated "
             f"(calibrated=False), and run lit-het calibrate {run_dir} again if its calibration is of another step"
         )
+    if model.calibration.prior != "seen":
+        raise UserError("a coverage is fitted to images of names that training had: leave out --prior, or --coverage")
     predictor = label_predictor(model, labels, templates)
     is_covered = _are_fitted(thresholds, model, labels, templates)
     return Candidates(labels, predictor, threshold, coverage if is_covered else None)

@@ -25,6 +25,7 @@ class ClassifyOptions:
         prompts, samples, seed, coverage: see `lit_het.models.model.Model.classify`.
         top: number of labels in a table.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
+        prior: see `lit_het.models.model.load`.
     """
 
     labels: str
@@ -34,6 +35,7 @@ class ClassifyOptions:
     top: int = 10
     coverage: float | None = None
     calibrated: bool = True
+    prior: str | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "top")
@@ -57,7 +59,7 @@ def classify(
         as_json: whether to print JSON.
     """
     labels = read_labels(options.labels)
-    model = load(checkpoint, pretrained=pretrained, calibrated=options.calibrated)
+    model = load(checkpoint, pretrained=pretrained, calibrated=options.calibrated, prior=options.prior)
     results = model.classify(
         [opened(image) for image in images],
         labels,

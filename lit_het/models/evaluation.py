@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het import distributed
+from lit_het.calibrations import Calibrated
 from lit_het.configs import experiment
 from lit_het.console import message
 from lit_het.errors import UserError
@@ -35,7 +36,7 @@ def evaluate(
     *,
     pretrained: Path | None = None,
     output: Path | None = None,
-    calibrated: bool = True,
+    calibrated: Calibrated = True,
     reference: Path | None = None,
     experts: Sequence[str] = (),
     sizes: Sizes = AS_TRAINED,
@@ -51,7 +52,7 @@ def evaluate(
         configs: the evaluations.
         pretrained: current path of the run with the locked parameters, if it was moved.
         output: JSON file for the metrics.
-        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any; or a prior.
         reference: directory of a run whose saved few-shot accuracies are the reference of the weighted mean.
         experts: fields of the image tower's experts with other values, see `lit_het.models.experts.with_experts`.
         sizes: of patches and images, see `lit_het.models.sizes.with_sizes`.
@@ -63,7 +64,7 @@ def evaluate(
     run, sets = opened[0], opened[0].sets()
     _check_finished(opened)
     _check_no_copies(opened)
-    models = [one.model(calibrated=calibrated and not changed) for one in opened]
+    models = [one.model(calibrated=False if changed else calibrated) for one in opened]
     evaluations = opened_evaluations(configs, sets, *models)
     for config in configs:
         if config.classes_are_captions:
@@ -209,7 +210,7 @@ def evaluate_suite(
     *,
     pretrained: Path | None = None,
     output: Path | None = None,
-    calibrated: bool = True,
+    calibrated: Calibrated = True,
     experts: Sequence[str] = (),
     sizes: Sizes = AS_TRAINED,
 ) -> list[Evaluation]:

@@ -14,10 +14,12 @@ from jaxtyping import Float
 from PIL import Image
 
 from lit_het import arguments, sharding
+from lit_het.calibrations import Calibrated
 from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.answers import BATCH_SIZE, answer, features_of, noise_ranks
 from lit_het.eval.evaluation import Record, read_records
+from lit_het.eval.metrics.names import calibrated_by
 from lit_het.eval.predictions import BLOCK_SIZE, image_quantity, samples_of
 from lit_het.eval.sets.recognition import embed_texts
 from lit_het.models.candidates import candidates
@@ -39,6 +41,7 @@ def load(
     *,
     pretrained: str | Path | None = None,
     calibrated: bool = True,
+    prior: str | float | None = None,
     mesh: Mesh | MeshConfig | None = None,
     options: ImportOptions | None = None,
 ) -> "Model":
@@ -50,6 +53,8 @@ def load(
             saved in the user's cache.
         pretrained: current path of the run or file with a run's locked parameters, if it was moved.
         calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
+        prior: what right answers are expected to be, of a run that was calibrated by names: "seen" names or "new" ones,
+            which changes no ranking, "balanced", or the share of new names; None for seen ones.
         mesh: the devices to compute on: a JAX mesh with any axes, or the sizes of the project's own; None for all
             devices. Axes of other names split batches.
         options: what weights of another library do not record, such as ``ImportOptions(image_size=224)``.
@@ -67,7 +72,7 @@ def load(
     else:
         require_weights(address)
         run = open_imported(address, options)
-    return Model(run, calibrated=calibrated, mesh=mesh)
+    return Model(run, calibrated=calibrated_by(calibrated, prior), mesh=mesh)
 
 
 class Model:
@@ -82,10 +87,10 @@ class Model:
         run: configuration, parameters and step of the model.
     """
 
-    def __init__(self, run: Run, *, calibrated: bool = True, mesh: Mesh | MeshConfig | None = None):
+    def __init__(self, run: Run, *, calibrated: Calibrated = True, mesh: Mesh | MeshConfig | None = None):
         self.run = run
         self._mesh = sharding.as_own(mesh)
-        self._model = run.model(calibrated=arguments.flag(calibrated, "calibrated"), mesh=self._mesh)
+        self._model = run.model(calibrated=calibrated, mesh=self._mesh)
 
     def __reduce__(self) -> Any:
         raise UserError("a model is on its devices, and is not pickled or copied; load it in each process")

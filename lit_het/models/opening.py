@@ -15,7 +15,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
-from lit_het.calibrations import Calibration, Prior
+from lit_het.calibrations import Calibrated, Calibration
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
@@ -55,32 +55,28 @@ class Run:
     tokenizer: Tokenizer | None
     step: int
 
-    def model(self, *, calibrated: bool = True, mesh: Mesh | None = None, prior: Prior | None = None) -> EvaluatedModel:
+    def model(self, *, calibrated: Calibrated = True, mesh: Mesh | None = None) -> EvaluatedModel:
         """Returns the model for evaluators on all devices, by default with temperatures of ``lit-het calibrate``.
 
         Args:
-            calibrated: whether it has these temperatures, if there are any.
+            calibrated: whether it has these temperatures, if there are any; a prior requires those of names.
             mesh: the devices; None for all.
-            prior: the right answers that are expected, of a run that was calibrated by names; None for "seen".
         """
         mesh = mesh or MeshConfig().build()
         placed = sharding.place(self.params, sharding.tree_shardings(self.params, mesh))
         programs = Programs(self.task, mesh, self.tokenizer, self.config.data.prompts)
-        calibration = self._expecting(prior, calibrated)
-        return programs.model(placed, self.tower, self._text_tower(), calibration, self._knows())
+        return programs.model(placed, self.tower, self._text_tower(), self.applied(calibrated), self._knows())
 
-    def _expecting(self, prior: Prior | None, calibrated: bool) -> Calibration | None:
-        """Returns the temperatures with a prior."""
-        if prior is None:
+    def applied(self, calibrated: Calibrated) -> Calibration | None:
+        """Returns the temperatures that are applied; raises a `UserError` for a prior that they have no names for."""
+        if isinstance(calibrated, bool):
             return self.calibration if calibrated else None
-        if not calibrated:
-            raise UserError("a prior (--prior) is part of the calibration; leave out --uncalibrated (calibrated=False)")
         if self.calibration is None or self.calibration.names is None:
             raise UserError(
-                f"--prior needs temperatures of names that training never had, which {self.run_dir} does not have: "
-                f"run lit-het calibrate {self.run_dir} with images of 100 such names and 100 images of others"
+                f"--prior {calibrated}: {self.run_dir} is not calibrated by names; run lit-het calibrate "
+                f"{self.run_dir} with images of 100 names or more that it was not trained on, and of others that it was"
             )
-        return dataclasses.replace(self.calibration, prior=prior)
+        return dataclasses.replace(self.calibration, prior=calibrated)
 
     def _knows(self) -> Knows | None:
         """Returns what tells names that training captions had; None without them."""

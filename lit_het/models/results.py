@@ -39,6 +39,8 @@ class Classification(Mapping[str, float]):
         coverage: the probability that the set has the right label; None where it is not promised, as the run was
             calibrated among other labels.
         calibration: how probabilities were calibrated; None as trained.
+        new_labels: the labels that training captions did not have; None if that is unknown.
+        remarks: what is to be said of the labels, in words.
     """
 
     image: str
@@ -54,6 +56,8 @@ class Classification(Mapping[str, float]):
     prediction_set: tuple[str, ...] | None
     coverage: float | None
     calibration: Calibration | None
+    new_labels: tuple[str, ...] | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -94,6 +98,7 @@ class Classification(Mapping[str, float]):
             "labels": [
                 {
                     "label": self.labels[place],
+                    "in_training": None if self.new_labels is None else self.labels[place] not in self.new_labels,
                     "probability": at(self.probability, place),
                     "pair_probability": at(self.pair_probability, place),
                     "raw_probability": at(self.raw_probability, place),
@@ -133,7 +138,7 @@ class Classification(Mapping[str, float]):
             self.image,
             ("label", *_header(self)),
             [(self.labels[place], *_cells(self, place)) for place in order[:top]],
-            (*others, str(self.calibration or "not calibrated"), *sets, *self._noise()),
+            (*others, str(self.calibration or "not calibrated"), *self.remarks, *sets, *self._noise()),
             bars,
             axis_end(max(map(max, bars))),
         )
@@ -199,7 +204,7 @@ class Classifications(Sequence[Classification]):
             f"{pluralize(len(self), 'image')}, {pluralize(len(self.labels), 'label')}",
             ("image", "label", *_header(first), "noise norm"),
             [(one.image, one.label, *_cells(one, one.order[0]), f"{one.noise_norm:.3f}") for one in shown],
-            (*others, str(first.calibration or "not calibrated")),
+            (*others, str(first.calibration or "not calibrated"), *first.remarks),
         )
 
     def __repr__(self) -> str:
@@ -228,6 +233,8 @@ def classification(
         prediction_set=None if inside is None else tuple(among.labels[place] for place in inside),
         coverage=among.coverage,
         calibration=calibration,
+        new_labels=among.new,
+        remarks=tuple(filter(None, [among.new_in_words])),
     )
 
 

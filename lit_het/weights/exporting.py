@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lit_het import arguments
+from lit_het.calibrations import Calibrated
 from lit_het.console import message
 from lit_het.data_pipelines.labels_config import CaptionWords
 from lit_het.data_pipelines.shards import storage
@@ -41,7 +42,7 @@ class ExportOptions:
     """
 
     pretrained: Path | None = None
-    calibrated: bool = True
+    calibrated: Calibrated = True
     push: str | None = None
     licence: str | None = None
 
@@ -111,7 +112,7 @@ def require_empty(folder: Path) -> None:
         raise UserError(f"{folder} is not an empty folder; choose another")
 
 
-def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
+def _export_classifier(run: Run, to: str, output: Path, *, calibrated: Calibrated) -> None:
     tower, is_sigmoid = _vit(run.task.config.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
     if run.task.config.num_heads > 1:
         raise UserError(f"--to {to} has classifiers with one head; export with --to lit-het")
@@ -150,7 +151,7 @@ def _class_names(run: Run) -> tuple[str, ...]:
     return ()
 
 
-def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
+def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: Calibrated) -> None:
     if run.task.config.head.text_variances is not None:
         raise UserError(
             f"--to {to} has no variances, which Gaussian embeddings are compared by; export with --to lit-het"
@@ -172,7 +173,7 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
         message(remark)
 
 
-def _export_decoder(run: Run, output: Path, *, calibrated: bool) -> None:
+def _export_decoder(run: Run, output: Path, *, calibrated: Calibrated) -> None:
     task, tokenizer = run.task, run.tokenizer
     tower, decoder = task.config.image_tower, task.config.decoder
     assert isinstance(tokenizer, SentencePieceTokenizer), "checked in training"
@@ -192,7 +193,7 @@ def _export_decoder(run: Run, output: Path, *, calibrated: bool) -> None:
         message(WITHOUT_NOISE)
 
 
-def _exported_head(run: Run, *, calibrated: bool) -> Params:
+def _exported_head(run: Run, *, calibrated: Calibrated) -> Params:
     """Returns log τ and the bias, without the noise; τ is multiplied by the fitted temperature, with a message."""
     trained = run.params.get("head", {})  # a head without noise and with a fixed τ has no parameters
     learned = trained.get("temperature", {}).get("log_temperature")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from lit_het.calibrations import Calibrated
 from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, noise_ranks, split_labels
@@ -73,19 +74,20 @@ class DemoModel(PageModel):
     def answer(
         self, features: Float[np.ndarray, " f"], labels: str, prompts: str, samples: int, seed: int
     ) -> tuple[tuple[str, ...], Answer, str]:
-        """Returns the labels in the user's text, the model's predictions for an image, and its prediction set in words.
+        """Returns the labels in the user's text, the model's predictions for an image, and remarks.
 
-        The set is empty text without calibration.
+        These are its prediction set, which needs calibration, and how many labels training captions did not have.
         """
-        found = split_labels(labels)
-        coverage = None if self._model.calibration is None else _COVERAGE
+        found, calibration = split_labels(labels), self._model.calibration
+        coverage = None if calibration is None or calibration.prior != "seen" else _COVERAGE
         with self._lock:
             among = candidates(self._model, self.run.run_dir, found, prompts, coverage)
             predictions = answer(among.predictor, features, samples, seed)
-        if among.threshold is None:
-            return found, predictions, ""
-        inside = [found[place] for place in predictions.prediction_set(among.threshold)]
-        return found, predictions, describe_set(inside, among.coverage, _NUM_IN_SET)
+        remarks = [among.new_in_words]
+        if among.threshold is not None:
+            inside = [found[place] for place in predictions.prediction_set(among.threshold)]
+            remarks.append(describe_set(inside, among.coverage, _NUM_IN_SET))
+        return found, predictions, "; ".join(filter(None, remarks))
 
     def noise(self, features: Float[np.ndarray, " f"]) -> tuple[float, list[NoiseRank]]:
         """Returns an image's noise norm, and its ranks among the sets that the run was evaluated on."""
@@ -151,7 +153,7 @@ class DemoDecoder(PageModel):
 
 
 def open_model(
-    checkpoint: Path, captions: str | None, pretrained: Path | None = None, *, calibrated: bool = True
+    checkpoint: Path, captions: str | None, pretrained: Path | None = None, *, calibrated: Calibrated = True
 ) -> DemoModel | DemoDecoder:
     """Opens a run and embeds the captions; errors are those of `lit_het.apps.demo.server.demo`."""
     texts = None if captions is None else read_lines(captions)

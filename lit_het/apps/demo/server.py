@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.apps.demo.model import open_model
+from lit_het.calibrations import Calibrated
 from lit_het.console import message
 from lit_het.data_pipelines.shards.storage import reason
 from lit_het.errors import UserError
@@ -20,7 +21,7 @@ def demo(
     *,
     pretrained: Path | None = None,
     allow_hosts: Sequence[str] = (),
-    calibrated: bool = True,
+    calibrated: Calibrated = True,
 ) -> None:
     """Serves the page until it is interrupted.
 
@@ -31,7 +32,7 @@ def demo(
         port: of the page; None takes `_PORT`, or a free one where that is taken.
         pretrained: where the run with the locked parameters lies now, if it has moved.
         allow_hosts: further names under which browsers may ask for the page.
-        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any; or a prior.
     """
     try:
         from lit_het.apps.demo.page import serve

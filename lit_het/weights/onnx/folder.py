@@ -23,7 +23,7 @@ import onnx
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
-from lit_het.calibrations import Calibration
+from lit_het.calibrations import Calibrated, Calibration
 from lit_het.console import message
 from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
@@ -48,7 +48,7 @@ _FILTERS: Mapping[Filter, tuple[str, str]] = {
 }
 
 
-def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated: bool) -> None:
+def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated: Calibrated) -> None:
     """Writes a model to a folder.
 
     Args:
