@@ -123,11 +123,11 @@ class ZeroShot:
         self, model: EvaluatedModel, parts: Mapping[str, Predictions], predictor: Predictor, raw: Predictions | None
     ) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
-        if raw is not None and (curve := _curve(raw, predictor)) is not None:
-            drawing.arrays["seen_against_new"] = np.stack([curve.seen, curve.new])
         features = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
-        spectrum = image_quantity(model, quantities.noise_spectrum, features)
-        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": spectrum})
+        arrays = {**drawing.arrays, "spectrum": image_quantity(model, quantities.noise_spectrum, features)}
+        if raw is not None and (curve := _curve(raw, predictor)) is not None:
+            arrays["seen_against_new"] = np.stack([curve.seen, curve.new])
+        return dataclasses.replace(drawing, arrays=arrays)
 
 
 def _of_kinds(

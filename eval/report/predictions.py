@@ -61,8 +61,8 @@ def _seen_against_new(shown: Sequence[Titled]) -> Section:
     for number, (title, record) in enumerate(shown):
         if (curve := record.drawing.arrays.get("seen_against_new")) is not None:
             lines[title] = Line(curve[0].tolist(), curve[1].tolist(), colour=number)
-            point = ([record.figures[name]] for name in ("seen_top1", "new_top1"))
-            lines[f"{title}, as predicted"] = Line(*point, colour=number, joined=False)
+            x, y = (record.figures[name] for name in ("seen_top1", "new_top1"))
+            lines[f"{title}, as predicted"] = Line([x], [y], colour=number, joined=False)
     body = figures.plot(
         "Names of training against new ones",
         lines,

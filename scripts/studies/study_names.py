@@ -2,6 +2,7 @@
 
     python -m scripts.studies.study_names --output runs/names --seeds 0 1 2
     python -m scripts.studies.study_names --data icons --fonts DIR --steps 500 --output runs/names_icons
+    python -m scripts.studies.study_names --data emoji --fonts DIR --steps 500 --output runs/names_emoji
 
 One in ten training names is left out of training. Ways are fitted on images of the validation style of the names that
 stay, and on images of those that are left out, both with the same weight; all names are candidates. They are compared
@@ -26,6 +27,7 @@ from lit_het.eval.metrics.scores import figures as figures_of
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.report.tables import markdown_table
 from lit_het.heads.temperature_config import LogTemperature
+from lit_het.tasks.two_towers import ContrastiveTask
 from scripts.studies import harness, study_noise
 from scripts.studies.noise.pairs import PairSet
 from scripts.studies.noise.sources import Data
@@ -42,12 +44,16 @@ class Names:
     Attributes:
         seen: whether training had the name.
         nearest: the highest cosine of its embedding and that of another name of training.
+        density: the mean of the ten highest cosines.
         grams: share of its runs of two words that names of training have.
+        noise: logarithm of the norm of its noise, less the mean over names; zeros without noise of texts.
     """
 
     seen: Bool[np.ndarray, " k"]
     nearest: Float[np.ndarray, " k"]
+    density: Float[np.ndarray, " k"]
     grams: Float[np.ndarray, " k"]
+    noise: Float[np.ndarray, " k"]
 
 
 # Logits z [n k], what is known of names, and the numbers of a way, to scaled logits.
@@ -89,6 +95,14 @@ def _nearest(z: np.ndarray, names: Names, numbers: Sequence[float]) -> np.ndarra
     return _offset(z, names, numbers) + numbers[2] * np.where(names.seen, 0.0, names.nearest)
 
 
+def _density(z: np.ndarray, names: Names, numbers: Sequence[float]) -> np.ndarray:
+    return _offset(z, names, numbers) + numbers[2] * np.where(names.seen, 0.0, names.density)
+
+
+def _noise(z: np.ndarray, names: Names, numbers: Sequence[float]) -> np.ndarray:
+    return _offset(z, names, numbers) + numbers[2] * names.noise
+
+
 def _grams(z: np.ndarray, names: Names, numbers: Sequence[float]) -> np.ndarray:
     return _offset(z, names, numbers) + numbers[2] * np.where(names.seen, 0.0, names.grams)
 
@@ -120,6 +134,8 @@ WAYS: Mapping[str, Way] = {
     "offset": Way(_offset, (0.0, 0.0)),
     "offset, two T": Way(_two_scales, (0.0, 0.0, 0.0)),
     "offset, nearest": Way(_nearest, (0.0, 0.0, 0.0)),
+    "offset, density": Way(_density, (0.0, 0.0, 0.0)),
+    "offset, noise of texts": Way(_noise, (0.0, 0.0, 0.0)),
     "offset, pairs of words": Way(_grams, (0.0, 0.0, 0.0)),
 }
 
@@ -212,7 +228,20 @@ def known_of(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"]) -> Name
     pairs = [set(itertools.pairwise(one)) for one in words]
     of_training = set().union(*(pairs[index] for index in np.flatnonzero(seen)))
     share = np.array([len(one & of_training) / max(1, len(one)) for one in pairs])
-    return Names(seen, cosines.max(axis=1), share)
+    highest = np.sort(cosines, axis=1)[:, -10:]
+    return Names(seen, highest[:, -1], highest.mean(axis=1), share, noise_of_names(trained))
+
+
+def noise_of_names(trained: Trained) -> Float[np.ndarray, " k"]:
+    """Returns the logarithm of the norm of the noise of every name, less its mean; zeros without noise of texts."""
+    assert isinstance(trained.task, ContrastiveTask)
+    assert trained.names is not None
+    head = trained.task.model(trained.params).head
+    noise = head.text_noise(trained.names)
+    if noise is None:
+        return np.zeros(len(trained.tokens))
+    log_norm = np.log(np.asarray(noise.trace())) / 2
+    return log_norm - log_norm.mean()
 
 
 def train_and_measure(data: Data, head: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
@@ -255,16 +284,16 @@ def table(head: str, by_seed: Mapping[int, harness.Figures]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study."""
     parser = harness.study_parser(__doc__, "runs/names", steps=1500)
-    parser.add_argument("--data", choices=("characters", "icons"), default="characters")
-    parser.add_argument("--fonts", type=Path, metavar="DIR", help="icons: unpacked fonts")
+    parser.add_argument("--data", choices=("characters", "icons", "emoji"), default="characters")
+    parser.add_argument("--fonts", type=Path, metavar="DIR", help="icons, emoji: unpacked packages")
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), metavar="HEAD")
     learned = LogTemperature()
     parser.add_argument("--temperature", type=float, default=learned.initial, help="the initial τ")
     parser.add_argument("--temperature-factor", type=float, default=learned.learning_rate_factor)
     parser.set_defaults(run=None, shards=[], evaluation_shards=[], noise_column="")
     options = parser.parse_args(arguments)
-    if options.data == "icons" and not options.fonts:
-        parser.error("--data icons needs --fonts")
+    if options.data != "characters" and not options.fonts:
+        parser.error(f"--data {options.data} needs --fonts")
     return harness.run_study("study_names", study, options)
 
 

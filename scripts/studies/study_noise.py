@@ -134,6 +134,8 @@ def prepare(options: argparse.Namespace, seed: int) -> Data:
             return sources.characters().prepare(root, seed)
         case "icons":
             return sources.icons(options.fonts).prepare(root, seed)
+        case "emoji":
+            return sources.emoji(options.fonts).prepare(root, seed)
     files = (tuple(options.shards), tuple(options.evaluation_shards))
     return sources.shards(options.run, *files, options.output, options.noise_column)
 

@@ -1,8 +1,8 @@
-"""Icons with their names as captions, drawn from icon fonts with several styles, as shards.
+"""Icons and emoji with their names as captions, in several styles, as shards.
 
 A folder of fonts has a folder per style with one TrueType file and the ``selection.json`` of IcoMoon, which names the
 characters; the package ``@phosphor-icons/web`` (MIT License, ``npm pack @phosphor-icons/web``) has such folders under
-``src``.
+``src``. A folder of emoji has a folder per style with the content of the npm package ``emoji-datasource-<style>``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,24 +20,28 @@ from lit_het.errors import UserError
 _SIZE, _MARGIN = 32, 2
 
 
+Draw = Callable[[Path], Iterator[tuple[str, np.ndarray]]]
+"""Yields the names and the grey levels ``[32 32]`` of a style, given its folder."""
+
+
 def write_icon_shards(
-    fonts: Path, styles: Sequence[str], directory: Path, seed: int, held_out: str, advance: Callable[[int], None]
+    draw: Draw, folders: Sequence[Path], directory: Path, seed: int, held_out: str, advance: Callable[[int], None]
 ) -> None:
     """Writes ``train``, ``held_out_typeface`` (known names in the held-out style) and ``held_out_characters``.
 
     One name in ten is held out. Samples are as those of the characters: image, name, and the style as ``typeface``.
 
     Args:
-        fonts: the folder of fonts.
-        styles: names of folders in it.
+        draw: reads a folder.
+        folders: one for each style, with its name.
         directory: of the shards.
         seed: of the held-out names and of the order of samples.
         held_out: the held-out style.
         advance: called with 1 for every style that is drawn.
     """
     images = {}
-    for style in styles:
-        images |= {(name, style): image for name, image in _draw(fonts / style)}
+    for folder in folders:
+        images |= {(name, folder.name): image for name, image in draw(folder)}
         advance(1)
     names = sorted({name for name, _ in images})
     order = np.random.default_rng(seed).permutation(len(names))
@@ -56,7 +60,7 @@ def write_icon_shards(
     (directory / "train" / "classnames.txt").write_text("".join(f"{name}\n" for name in training))
 
 
-def _draw(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+def draw_icons(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the names and the grey levels ``[32 32]`` of a style's icons."""
     files = sorted(folder.glob("*.ttf"))
     selection = folder / "selection.json"
@@ -69,6 +73,20 @@ def _draw(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
         image = Image.new("L", (_SIZE, _SIZE), 255)
         ImageDraw.Draw(image).text((_MARGIN, _MARGIN), chr(icon["properties"]["code"]), fill=0, font=font, anchor="la")
         yield name, np.asarray(image)
+
+
+def draw_emoji(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the names and the grey levels ``[32 32]`` of a style's emoji, on white."""
+    try:
+        listed = untrusted.read_json(folder / "emoji.json")
+    except OSError as error:
+        raise UserError(f"{folder} must hold emoji.json; unpack emoji-datasource-{folder.name} there") from error
+    for emoji in listed:
+        if emoji[f"has_img_{folder.name}"]:
+            with Image.open(folder / "img" / folder.name / "64" / emoji["image"]) as image:
+                drawn = image.convert("RGBA").resize((_SIZE, _SIZE), Image.Resampling.LANCZOS)
+            on_white = Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn)
+            yield emoji["name"].lower(), np.asarray(on_white.convert("L"))
 
 
 def _samples(images: Mapping[tuple[str, str], np.ndarray], seed: int) -> Iterator[Mapping[str, object]]:

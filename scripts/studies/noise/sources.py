@@ -21,10 +21,11 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.types import Params
 from scripts.studies.harness import trained, upstream
 from scripts.studies.noise import pairs as noise
-from scripts.studies.noise.icons import write_icon_shards
+from scripts.studies.noise.icons import Draw, draw_emoji, draw_icons, write_icon_shards
 from scripts.studies.noise.pairs import PairSet
 
 ICON_STYLES = ("thin", "light", "regular", "bold", "fill")
+EMOJI_STYLES = ("apple", "facebook", "google", "twitter")
 # Held-out typefaces of characters; seeds take them in turn.
 CHARACTER_STYLES = (
     *("DejaVuSerif-Italic", "DejaVuSansMono-Oblique", "STIXGeneralBol", "DejaVuSerif-Bold"),
@@ -112,20 +113,32 @@ def characters() -> Drawn:
 
 def icons(fonts: Path) -> Drawn:
     """Icons with their names, see `scripts.studies.noise.icons`; the filled style is always in training."""
+    folders = [fonts / style for style in ICON_STYLES]
+    return Drawn(_writing(draw_icons, folders), "light", ("bold", "thin", "regular"))
+
+
+def emoji(folder: Path) -> Drawn:
+    """Emoji with their names, see `scripts.studies.noise.icons`; two of four styles are in training."""
+    folders = [folder / style for style in EMOJI_STYLES]
+    return Drawn(_writing(draw_emoji, folders), "twitter", ("facebook", "google", "apple"))
+
+
+def _writing(draw: Draw, folders: list[Path]) -> Callable[[Path, int, str], None]:
+    """Returns what writes the shards of styles, and a tokenizer of their names, into a folder."""
 
     def write(directory: Path, seed: int, style: str) -> None:
         if directory.exists():
             return
         partial = directory.with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        with Bar("drawing icons", len(ICON_STYLES), "styles") as bar:
-            write_icon_shards(fonts, ICON_STYLES, partial, seed, style, bar.advance)
+        with Bar("drawing images", len(folders), "styles") as bar:
+            write_icon_shards(draw, folders, partial, seed, style, bar.advance)
         names = read_lines(str(partial / "train" / "classnames.txt"))
         size = quickstart_lit_deterministic.VOCABULARY_SIZE
         (partial / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))
         partial.rename(directory)
 
-    return Drawn(write, "light", ("bold", "thin", "regular"))
+    return write
 
 
 def shards(run_dir: Path, training: tuple[str, ...], evaluation: tuple[str, ...], root: Path, column: str) -> Data:

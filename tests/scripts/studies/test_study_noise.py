@@ -13,7 +13,7 @@ from lit_het.errors import UserError
 from lit_het.heads.temperature import LogTemperature
 from scripts.studies import harness, study_noise
 from scripts.studies.noise import pairs as noise
-from scripts.studies.noise.icons import write_icon_shards
+from scripts.studies.noise.icons import draw_icons, write_icon_shards
 from scripts.studies.noise.pairs import PairSet
 from scripts.studies.noise.training import auroc
 from tests.scripts.conftest import refusal
@@ -123,7 +123,8 @@ def test_icons_are_named_by_their_font_and_a_style_and_names_are_held_out(tmp_pa
         shutil.copy(font_path("DejaVuSans"), tmp_path / "fonts" / style / "icons.ttf")
         icons = [{"properties": {"name": f"letter-{c}-{style}, alias", "code": ord(c)}} for c in string.ascii_lowercase]
         (tmp_path / "fonts" / style / "selection.json").write_text(json.dumps({"icons": icons}))
-    write_icon_shards(tmp_path / "fonts", ("thin", "bold", "fill"), tmp_path / "data", 0, "bold", lambda _: None)
+    folders = [tmp_path / "fonts" / style for style in ("thin", "bold", "fill")]
+    write_icon_shards(draw_icons, folders, tmp_path / "data", 0, "bold", lambda _: None)
     names = (tmp_path / "data" / "names.txt").read_text().splitlines()
     known = (tmp_path / "data" / "train" / "classnames.txt").read_text().splitlines()
     assert names == [f"letter {c}" for c in string.ascii_lowercase]
