@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lit_het import arguments
-from lit_het.calibrations import Calibrated
+from lit_het.calibrations import Calibrated, Calibration, FittedTemperature
 from lit_het.console import message
 from lit_het.data_pipelines.labels_config import CaptionWords
 from lit_het.data_pipelines.shards import storage
@@ -66,6 +66,9 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         if to not in task.exports:
             what = task.summary[0].lower() + task.summary[1:]
             raise UserError(f"--to {to} does not write {what}; export with --to {' or --to '.join(task.exports)}")
+        calibration = run.applied(options.calibrated)
+        if to == "lit-het" and not isinstance(options.calibrated, bool):
+            raise UserError("--to lit-het holds the temperatures of all names; give --prior where the folder is used")
         output.parent.mkdir(parents=True, exist_ok=True)
         name = options.push or output.name
         if to == "lit-het":
@@ -74,12 +77,12 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
             from lit_het.weights.onnx import folder as onnx_folder  # needs an extra
 
             names = () if task.embeds_texts else _class_names(run)
-            onnx_folder.write(run, output, names, calibrated=options.calibrated)
+            onnx_folder.write(run, output, names, calibration)
         elif task.writes_text:
-            _export_decoder(run, output, calibrated=options.calibrated)
+            _export_decoder(run, output, calibration)
         else:
             write = _export_contrastive if task.embeds_texts else _export_classifier
-            write(run, to, output, calibrated=options.calibrated)
+            write(run, to, output, calibration)
         if library := {"huggingface": "transformers", "onnx": "onnx"}.get(to):
             write_atomically(output / "README.md", write_card(run, name, licence=options.licence, library=library))
         if to == "huggingface" and run.config.data.preprocessing.transparency == "white":
@@ -112,11 +115,11 @@ def require_empty(folder: Path) -> None:
         raise UserError(f"{folder} is not an empty folder; choose another")
 
 
-def _export_classifier(run: Run, to: str, output: Path, *, calibrated: Calibrated) -> None:
+def _export_classifier(run: Run, to: str, output: Path, calibration: Calibration | None) -> None:
     tower, is_sigmoid = _vit(run.task.config.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
     if run.task.config.num_heads > 1:
         raise UserError(f"--to {to} has classifiers with one head; export with --to lit-het")
-    fitted = run.calibration.noiseless if calibrated and run.calibration is not None else None
+    fitted = None if calibration is None else calibration.noiseless
     if fitted and (to == "npz" or is_sigmoid):
         message(f"the logits are exported as trained: the softmax of a classifier is calibrated by T = {fitted}")
     if to == "npz":
@@ -151,14 +154,14 @@ def _class_names(run: Run) -> tuple[str, ...]:
     return ()
 
 
-def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: Calibrated) -> None:
+def _export_contrastive(run: Run, to: str, output: Path, calibration: Calibration | None) -> None:
     if run.task.config.head.text_variances is not None:
         raise UserError(
             f"--to {to} has no variances, which Gaussian embeddings are compared by; export with --to lit-het"
         )
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
     towers = {name: run.params[name] for name in ("image_tower", "text_tower")}
-    params = {**towers, "head": _exported_head(run, calibrated=calibrated)}
+    params = {**towers, "head": _exported_head(run, calibration)}
     if to == "npz":
         write_npz(output, image, text, params)
         return
@@ -173,15 +176,15 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: Calibrat
         message(remark)
 
 
-def _export_decoder(run: Run, output: Path, *, calibrated: Calibrated) -> None:
+def _export_decoder(run: Run, output: Path, calibration: Calibration | None) -> None:
     task, tokenizer = run.task, run.tokenizer
     tower, decoder = task.config.image_tower, task.config.decoder
     assert isinstance(tokenizer, SentencePieceTokenizer), "checked in training"
     unwritten = np.flatnonzero(~writable_tokens(decoder.vocabulary_size, tokenizer))
     processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
     temperature = float(task.temperature(run.params))
-    if calibrated and run.calibration is not None:
-        fitted = run.calibration.noiseless
+    if calibration is not None:
+        fitted = calibration.noiseless
         temperature *= fitted.temperature
         message(_MULTIPLIED.format(fitted))
     # transformers takes a second to import
@@ -193,7 +196,7 @@ def _export_decoder(run: Run, output: Path, *, calibrated: Calibrated) -> None:
         message(WITHOUT_NOISE)
 
 
-def _exported_head(run: Run, *, calibrated: Calibrated) -> Params:
+def _exported_head(run: Run, calibration: Calibration | None) -> Params:
     """Returns log τ and the bias, without the noise; τ is multiplied by the fitted temperature, with a message."""
     trained = run.params.get("head", {})  # a head without noise and with a fixed τ has no parameters
     learned = trained.get("temperature", {}).get("log_temperature")
@@ -201,15 +204,32 @@ def _exported_head(run: Run, *, calibrated: Calibrated) -> Params:
     log_temperature = jnp.log(run.task.temperature(run.params)) if learned is None else learned
     head = {"temperature": {"log_temperature": log_temperature}}
     head |= {name: value for name, value in trained.items() if name == "bias"}
-    if not calibrated or run.calibration is None:
+    if calibration is None:
         return head
-    fitted = run.calibration.noiseless
+    fitted = _single_temperature(calibration)
     if "bias" in head:
         # The sigmoid of a pair would need another bias with another temperature; T is of a softmax over candidates.
         message(f"exported as trained, without the fitted factor {fitted}: it is not that of a sigmoid with a bias")
         return head
     message(_MULTIPLIED.format(fitted))
     return {"temperature": {"log_temperature": log_temperature + math.log(fitted.temperature)}}
+
+
+def _single_temperature(calibration: Calibration) -> FittedTemperature:
+    """Returns the temperature for formats that have one, and says what of a calibration by names is left out."""
+    names = calibration.names
+    if names is None:
+        return calibration.noiseless
+    if not isinstance(calibration.prior, str):
+        raise UserError(
+            "this format has no offset between names of training and new ones; export with --to lit-het or --to onnx, "
+            "or with --prior seen or --prior new"
+        )
+    message(
+        f"exported with one temperature, that of {calibration.prior} names: the other one and the offset between them "
+        "are left out; --to lit-het and --to onnx hold all"
+    )
+    return names.noiseless.alone if calibration.prior == "new" else calibration.noiseless
 
 
 def _vit(tower: ImageTowerConfig) -> ViTConfig:

@@ -26,6 +26,7 @@ from lit_het.heads.contrastive_config import DeterministicContrastiveConfig, Gau
 from lit_het.losses.classification_config import SigmoidCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.models.calibration.saved import copy_calibration
+from lit_het.models.calibration.seen_names import copy_familiarity
 from lit_het.models.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -150,6 +151,7 @@ def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> Non
         config = dataclasses.replace(run.config, run_dir=run_dir)
         directory.write(partial, config, None if run.tokenizer is None else run.tokenizer.model_bytes)
         copy_calibration(folder, partial, step=0)
+        copy_familiarity(folder, partial)
     message(f"{parameters.count(run.params):,} parameters of {folder} in {run_dir}")
 
 

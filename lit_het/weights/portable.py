@@ -1,7 +1,7 @@
 """Folders that others open: a run's model in one safetensors file, without what only training needs.
 
 A folder holds ``config.json``, ``tokenizer.model`` and ``manifest.json`` as a run does, ``model.safetensors`` in place
-of checkpoints, ``calibration.json`` if there is one. Every command opens it as a run;
+of checkpoints, ``calibration.json`` and ``familiarity.npz`` if there are any. Every command opens it as a run;
 every tower, head and tokenizer of this program can be written. Nothing is unpickled.
 """
 
@@ -19,13 +19,14 @@ from lit_het.data_pipelines.shards.portions import ALL
 from lit_het.errors import UserError
 from lit_het.files import write_safetensors
 from lit_het.models.calibration.saved import copy_calibration
+from lit_het.models.calibration.seen_names import FAMILIARITY, copy_familiarity
 from lit_het.tasks.base import AnyTask
 from lit_het.training import directory
 from lit_het.training.directory import config_path
 from lit_het.types import Params
 from lit_het.weights import sources
 
-FILES = ("config.json", "manifest.json", "tokenizer.model", "calibration.json", "model.safetensors")
+FILES = ("config.json", "manifest.json", "tokenizer.model", "calibration.json", FAMILIARITY, "model.safetensors")
 """The files that are downloaded from an address; without the model card."""
 
 _STEP = "step"
@@ -80,6 +81,7 @@ def write(
     flat = {path: np.asarray(array, np.float32, order="C") for path, array in parameters.flatten(params).items()}
     write_safetensors(folder / "model.safetensors", flat, {"format": "lit-het", _STEP: str(step)})
     copy_calibration(run_dir, folder, step)
+    copy_familiarity(run_dir, folder)
     directory.write(folder, _without_training(config), tokenizer)
 
 

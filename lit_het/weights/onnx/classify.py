@@ -5,10 +5,13 @@ it is; everything that differs between models is in ``model.json``.
 """
 
 import argparse
+import hashlib
 import io
 import json
+import re
 import string
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +83,50 @@ def read_labels(labels):
     return [part.strip() for part in parts if part.strip()]
 
 
+def is_number(text):
+    """Returns whether a text or value is a number."""
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
+
+
 def softmax(logits):
     """Returns probabilities over the last axis."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
+
+
+def knows(name, rule):
+    """Returns whether training captions had a name, as ``lit_het.data_pipelines.texts.familiarity`` finds it."""
+    words = re.findall(r"\w+", unicodedata.normalize("NFKC", name).casefold())
+    words = words[1:] if words[:1] in (["a"], ["an"], ["the"]) and len(words) > 1 else words
+    if not words:
+        return False
+    digests = (hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in words)
+    hashes = np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)
+    multiplier, order = np.uint64(0x9E3779B97F4A7C15), 0 if rule == "caption" else min(len(words), 4)
+    if rule == "caption":
+        grams = np.sum(hashes * (2 * np.arange(len(words)) + 1).astype(np.uint64) ** np.uint64(3), keepdims=True)
+    else:
+        grams = np.zeros_like(hashes)
+        for count in range(1, order + 1):
+            grams = grams[: len(words) - count + 1] * multiplier + hashes[count - 1 :]
+    mixed = (grams ^ np.uint64(order)) * multiplier
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * multiplier
+    return np.isin((mixed >> np.uint64(32)).astype(np.uint32), np.load(FOLDER / "familiarity.npz")["keys"]).all()
+
+
+def calibrated(logits, fitted, kind, seen, prior):
+    """Returns probabilities with the fitted temperatures of "noiseless" or "monte_carlo" predictions."""
+    names = fitted.get(f"{kind}_names")
+    if names is None or seen.all() or (prior == "seen" and seen.any()):
+        return softmax(logits / fitted[kind])
+    if not seen.any() or prior == "new":
+        return softmax(logits / names["alone" if seen.any() else "new"])
+    gaps, share = logits - logits.max(-1, keepdims=True), 0.5 if prior == "balanced" else float(prior)
+    offset = names["offset"] + np.log((1 - share) / share)
+    return softmax(gaps / np.where(seen, names["seen"], names["new"]) + offset * seen)
 
 
 def main():
@@ -94,6 +137,7 @@ def main():
     parser.add_argument("images", nargs="+", help="image files")
     parser.add_argument("--labels", help="by commas, or a file; of a classifier its classes, in order, if not stored")
     parser.add_argument("--samples", type=int, default=0, help="noise samples; 0 for none")
+    parser.add_argument("--prior", help="seen, new, balanced, or the share of right answers that are new names")
     options, model = parser.parse_args(), json.loads((FOLDER / "model.json").read_text())
     if options.labels is None:
         labels = model.get("classes") or parser.error("--labels is required: the names of the classes are not stored")
@@ -102,13 +146,21 @@ def main():
     if options.samples and not (FOLDER / "covariance.onnx").exists():
         parser.error("--samples: this folder holds no covariance of the noise")
     fitted = model["calibration"]
+    if options.prior and "rule" not in fitted:
+        parser.error("--prior: the model is not calibrated by names")
+    prior = options.prior or fitted.get("prior", "seen")
+    if prior not in ("seen", "new", "balanced") and not (is_number(prior) and 0 < float(prior) < 1):
+        parser.error(f"--prior {prior}: give seen, new, balanced, or a share of new names between 0 and 1")
+    seen = np.array(["rule" not in fitted or knows(label, fitted["rule"]) for label in labels])
+    if not seen.all():
+        print(f"{(~seen).sum():,} of {len(seen):,} names were not in the training captions")
     found = run("image", np.stack([read(path, **model["preprocessing"]) for path in options.images]))
     if "tokenizer" in model:
         found["classes"] = run("text", tokenize(labels, **model["tokenizer"]))["embedding"]
         found["logits"] = found["embedding"] @ found["classes"].T / model["temperature"]
     if len(labels) != (count := found["logits"].shape[1]):
         parser.error(f"--labels names {len(labels)} classes, and the classifier has {count}")
-    columns = {"probability": softmax(found["logits"] / fitted["noiseless"])}
+    columns = {"probability": calibrated(found["logits"], fitted, "noiseless", seen, prior)}
     if "bias" in model:
         columns["fits"] = 1 / (1 + np.exp(-found["logits"] - model["bias"]))
     if (FOLDER / "covariance.onnx").exists():
@@ -120,7 +172,7 @@ def main():
         if model["normalize_after_noise"]:
             queries /= np.linalg.norm(queries, axis=-1, keepdims=True)
         mean = softmax(queries @ found["classes"].T / model["temperature"]).mean(axis=1)
-        columns["with noise"] = softmax(np.log(mean) / fitted["monte_carlo"])
+        columns["with noise"] = calibrated(np.log(mean), fitted, "monte_carlo", seen, prior)
     for row, path in enumerate(options.images):
         norm = f"{found['noise_norm'][row]:.6f}" if "noise_norm" in found else "0.000000"
         print(f"{path}: noise norm {'left out' if model.get('noise_is_left_out') else norm}")

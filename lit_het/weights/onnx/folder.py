@@ -7,6 +7,7 @@
   ``Σ(x) = R(x)ᵀ R(x)``, and ``noise_norm [b]``;
 - ``model.json``: preprocessing, tokenizer or names of the classes, τ and fitted temperatures; and the
   tokenizer's own file;
+- ``familiarity.npz`` of a run that was calibrated by names: which names training captions had;
 - ``classify.py``: `lit_het.weights.onnx.classify`.
 """
 
@@ -23,13 +24,14 @@ import onnx
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
-from lit_het.calibrations import Calibrated, Calibration
+from lit_het.calibrations import Calibration
 from lit_het.console import message
 from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
 from lit_het.heads.covariance import Covariance
 from lit_het.heads.options import ContrastiveOptions
+from lit_het.models.calibration.seen_names import copy_familiarity
 from lit_het.models.opening import Run
 from lit_het.tasks import quantities
 from lit_het.tasks.base import AnyTask
@@ -48,22 +50,22 @@ _FILTERS: Mapping[Filter, tuple[str, str]] = {
 }
 
 
-def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated: Calibrated) -> None:
+def write(run: Run, folder: Path, class_names: Sequence[str], calibration: Calibration | None) -> None:
     """Writes a model to a folder.
 
     Args:
         run: an image-text model or a classifier.
         folder: empty, or not there yet.
         class_names: of a classifier, in order; empty if unknown, or for an image-text model.
-        calibrated: whether the script applies the temperatures of ``lit-het calibrate``, if there are any.
+        calibration: the temperatures that the script applies; None for none.
     """
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
     # All models are converted before the first file is written: one may be refused.
     models = _towers(task, params) if task.config.embeds_texts else _classifier(task, params)
-    settings = {
+    settings: dict[str, Any] = {
         "preprocessing": preprocessing_settings(run.config.data.preprocessing, task.config.image_tower.image_size),
-        "calibration": _temperatures(run.calibration if calibrated else None),
+        "calibration": _temperatures(calibration),
     }
     if task.config.embeds_texts:
         settings |= {"tokenizer": tokenizer_settings(run.tokenizer), **_head(task, params)}
@@ -72,6 +74,8 @@ def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated
     folder.mkdir(parents=True, exist_ok=True)
     if run.tokenizer is not None:
         (folder / settings["tokenizer"]["file"]).write_bytes(run.tokenizer.model_bytes)
+    if calibration is not None and calibration.names is not None:
+        copy_familiarity(run.run_dir, folder)
     for name, model in models.items():
         save(model, folder / f"{name}.onnx")
     (folder / "model.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
@@ -178,8 +182,17 @@ def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
     return {**found, "normalize_after_noise": config.normalize_after_noise}
 
 
-def _temperatures(calibration: Calibration | None) -> dict[str, float]:
-    """Returns T of predictions without noise, and of the mean probability over noise samples."""
+def _temperatures(calibration: Calibration | None) -> dict[str, Any]:
+    """Returns T of predictions without noise, and of the mean probability over noise samples; and those of names."""
     if calibration is None:
         return {"noiseless": 1.0, "monte_carlo": 1.0}
-    return {"noiseless": calibration.fitted(0).temperature, "monte_carlo": calibration.fitted(1).temperature}
+    found: dict[str, Any] = {"noiseless": calibration.fitted(0).temperature}
+    found["monte_carlo"] = calibration.fitted(1).temperature
+    if calibration.names is not None:
+        found |= {"rule": calibration.names.rule, "prior": calibration.prior}
+        for name, samples in (("noiseless_names", 0), ("monte_carlo_names", 1)):
+            names = calibration.fitted_names(samples)
+            assert names is not None
+            found[name] = {"seen": names.seen, "new": names.new, "offset": names.offset}
+            found[name]["alone"] = names.alone.temperature
+    return found
