@@ -139,7 +139,10 @@ def fit_names(
     inverse = np.linalg.inv(hessian)
     by_seen, by_new, of_offset = np.sqrt(np.diag(inverse @ (by_name.T @ by_name) @ inverse)).tolist()
     seen_t, new_t = (1 / found[:2]).tolist()
-    alone = fit(log_p[~is_seen], labels[~is_seen], np.unique(labels[~is_seen], return_inverse=True)[1])
+    try:
+        alone = fit(log_p[~is_seen], labels[~is_seen], np.unique(labels[~is_seen], return_inverse=True)[1])
+    except UserError as error:
+        raise NoFit(f"of new names, {error}") from error
     # By the delta method the error of T is T² times that of 1/T.
     return FittedNames(seen_t, new_t, float(found[2]), (seen_t**2 * by_seen, new_t**2 * by_new, of_offset), alone)
 
