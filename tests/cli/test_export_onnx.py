@@ -69,7 +69,9 @@ def by_script(folder, images, labels, *flags):
     for line in done.stdout.splitlines():
         if "noise norm" in line:
             image, _, norm = line.partition(": noise norm ")
+            norm, _, information = norm.partition("  mutual information of members ")
             answers.append({"image": image, "noise_norm": float(norm), "labels": []})
+            answers[-1]["mutual_information"] = float(information or 0)
         else:
             *columns, label = line.split("  ")
             answers[-1]["labels"].append(
