@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_an_onnx_folder_answers_as_the_run_with_all_members(capsys, run_dir, ima
         ("2000", "noisy_mean", "with noise", 0.02),
     ):
         ours = printed(capsys, *ask, "--samples", samples)
-        theirs = by_script(folder, images, NAMES, "--samples", samples)
+        theirs: Any = by_script(folder, images, NAMES, "--samples", samples)
         for one, other in zip(ours, theirs, strict=True):
             values = {row["label"]: row[figure] for row in one["labels"]}
             assert {row["label"]: row[column] for row in other["labels"]} == pytest.approx(values, abs=atol)
