@@ -72,10 +72,14 @@ class TextMembersTask(ContrastiveTask):
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the sum of the members' losses, so that each has the gradient that it has alone, and mean metrics."""
         batch = self._with_features(params, batch)
-        found = [
-            self.one.loss(of_member, batch, Keys(_of_member(keys.base, number)))
-            for number, of_member in enumerate(self.members(params))
-        ]
+        # One member after another: on CPUs `jax.vmap` was no faster, and their programs are those of single runs. The
+        # gradient of an unstacked array is stacked once, where M slices would add M arrays of its size.
+        apart = jax.tree.map(jnp.unstack, _own(params))
+        found = []
+        for number in range(self.num_members):
+            own = jax.tree.map(lambda arrays, i=number: arrays[i], apart, is_leaf=lambda x: isinstance(x, tuple))
+            of_member = {_SHARED: params[_SHARED], **own}
+            found.append(self.one.loss(of_member, batch, Keys(_of_member(keys.base, number))))
         losses = jnp.stack([loss for loss, _ in found])
         metrics = jax.tree.map(lambda *values: jnp.mean(jnp.stack(values), axis=0), *(metrics for _, metrics in found))
         # Logged as the mean, to be compared with other runs.

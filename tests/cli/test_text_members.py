@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lit_het
 from lit_het import parameters
 from lit_het.configs import quickstart_lit_het_xl
+from lit_het.configs.experiment import PretrainedConfig
 from lit_het.models.model import load
 from lit_het.models.opening import open_run
 from lit_het.training.directory import checkpoint_dir
@@ -22,6 +24,7 @@ from tests.cli.conftest import last_line, printed, run_command
 from tests.cli.test_export_onnx import by_script, export
 from tests.cli.test_export_onnx import images as images
 from tests.cli.tiny_decoder import NAMES
+from tests.refusals import assert_refused
 
 M = 2
 LABELS = ("--labels", ",".join(NAMES))
@@ -93,6 +96,12 @@ def test_an_onnx_folder_answers_as_the_run_with_all_members(capsys, run_dir, ima
             values = {row["label"]: row[figure] for row in one["labels"]}
             assert {row["label"]: row[column] for row in other["labels"]} == pytest.approx(values, abs=atol)
             assert other["mutual_information"] == pytest.approx(one["mutual_information"], abs=max(atol / 4, 1e-5))
+
+
+def test_a_text_tower_is_not_taken_from_members_nor_its_captions_embedded(run_dir, lit_config, tmp_path):
+    source = PretrainedConfig(run_dir, pattern="text_tower/.*|image_tower/.*")
+    assert_refused("set --task.text-members 2", train, dataclasses.replace(lit_config, pretrained=source))
+    assert_refused("task.text_members = 2", lit_het.embed, run_dir, tmp_path / "texts", texts=True)
 
 
 @pytest.mark.parametrize("to", ["huggingface", "npz"])
