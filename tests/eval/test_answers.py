@@ -47,8 +47,9 @@ def test_members_of_a_model_share_their_samples_and_disagree_beside_them(encoder
     predictor = answers.label_predictor(replace(encoder, text_members=2), LABELS)
     found = answers.answer(predictor, np.array([2], np.float32), samples=32)
     of_samples = special.softmax((VECTORS[2] + NOISE[2]) / 0.1, axis=1)
-    np.testing.assert_allclose(found.noisy, of_samples.mean(axis=0), rtol=1e-4)
+    assert found.noisy is not None
     assert found.samples is not None
+    np.testing.assert_allclose(found.noisy, of_samples.mean(axis=0), rtol=1e-4)
     assert len(found.samples) == 64
     # Predictions alternate between the members.
     members, mean = of_samples.reshape(32, 2, 3).mean(axis=0), of_samples.mean(axis=0)
