@@ -344,7 +344,7 @@ class EvaluatedModel(Protocol):
 
     @property
     def num_predictions(self) -> int:
-        """How many predictions of an image are averaged: of the tower's members (of a classifier) and of heads."""
+        """How many predictions of an image are averaged: of members of its towers, and of heads."""
         ...
 
     @property
