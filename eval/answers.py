@@ -11,6 +11,7 @@ from lit_het import arguments
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record
 from lit_het.eval.metrics.conformal import prediction_sets
+from lit_het.eval.metrics.diversity import information_of_members
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.sets.prompts import BARE_TEMPLATE
 from lit_het.eval.sets.recognition import embed_class_names, require_head, seen_names
@@ -37,6 +38,7 @@ class Answer:
         raw: ``probability`` as trained, where the others are calibrated; else None.
         pair: the probability that each label fits the image, independent of other labels: the sigmoid of a model that
             was trained with one, as trained; else None.
+        mutual_information: of the label and the member, in nats, as trained; None of a model with one member.
     """
 
     probability: Float[np.ndarray, " k"]
@@ -45,6 +47,7 @@ class Answer:
     samples: Float[np.ndarray, "s k"] | None = None
     raw: Float[np.ndarray, " k"] | None = None
     pair: Float[np.ndarray, " k"] | None = None
+    mutual_information: float | None = None
 
     @property
     def band(self) -> Float[np.ndarray, "two k"] | None:
@@ -148,14 +151,23 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
     has_pairs = predictor.model.text is not None and predictor.model.has_class_probabilities
     pair = predictor.quantity(quantities.pair_probabilities, block[0])[0] if has_pairs else None
     noise_norm = float(predictor.model(quantities.noise_norm, block[0])[0])
+    num_members = predictor.model.num_predictions
     if not samples or not noise_norm:
-        return Answer(probability, noise_norm, raw=raw, pair=pair)
+        members = predictor.member_log_probabilities(*block) if num_members > 1 else None
+        return Answer(probability, noise_norm, None, None, raw, pair, _information(members, num_members))
     noisy = dataclasses.replace(predictor, samples=samples)
     members = noisy.member_log_probabilities(*block)
     # The samples show how far noise moves the prediction, so that they have its temperature.
     mean, sampled = (np.exp(log_p[0]) for log_p in (noisy.pooled(members), noisy.calibrated(members)))
     # A closed form is a single result, however many samples are asked for.
-    return Answer(probability, noise_norm, mean, None if len(sampled) < samples else sampled, raw, pair)
+    sampled = None if len(sampled) < samples * num_members else sampled
+    return Answer(probability, noise_norm, mean, sampled, raw, pair, _information(members, num_members))
+
+
+def _information(members: Float[np.ndarray, "one sm k"] | None, num_members: int) -> float | None:
+    if members is None or num_members == 1:
+        return None
+    return float(information_of_members(members, num_members)[0])
 
 
 @dataclasses.dataclass(frozen=True)

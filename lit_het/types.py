@@ -103,8 +103,8 @@ class LogitSamples:
 
     Attributes:
         features: inputs of the head.
-        keys: one random key per example; the noise depends only on the example's key and the sample's index, not on
-            blocks or devices. None without noise.
+        keys: one random key per example, or per member of it; the noise depends only on the key and the sample's
+            index, not on blocks or devices. None without noise.
         prepare: features of a block ``[n d]`` to values that all samples share, a tree of float arrays.
         logits: shared values, keys ``[n]`` and sample indices ``[t]`` to logits divided by τ ``[n t k]``.
         num_samples: S.
@@ -112,7 +112,7 @@ class LogitSamples:
         num_members: m, predictions of an example; the logits of several are side by side, ``[n t m*k]``.
     """
 
-    features: Float[Array, "b *m d"]
+    features: Float[Array, "b *rows d"]
     keys: Key[Array, "b *m"] | None
     prepare: Callable[[Float[Array, "n *m d"]], Any]
     logits: Callable[[Any, Key[Array, "n *m"] | None, Int[Array, " t"]], Float[Array, "n t k"]]
@@ -295,7 +295,7 @@ class EvaluatedModel(Protocol):
 
     @property
     def num_predictions(self) -> int:
-        """How many predictions of an image are averaged: of the tower's members (of a classifier) and of heads."""
+        """How many predictions of an image are averaged: of members of its towers, and of heads."""
         ...
 
     @property

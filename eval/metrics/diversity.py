@@ -110,6 +110,21 @@ class Members:
         return (total**2).sum(axis=1) - lengths.shape[1]
 
 
+def information_of_members(log_probabilities: Float[np.ndarray, "n sm k"], num_members: int) -> Float[np.ndarray, " n"]:
+    """Returns the mutual information of the class and the member, in nats, where a member is the mean of its samples.
+
+    It is the epistemic part of the entropy (Houlsby et al. 2011, Depeweg et al. 2018): what members do not agree on,
+    beside the noise that each of them has.
+
+    Args:
+        log_probabilities: of the first sample of each member, then of their second one, and so on.
+        num_members: M.
+    """
+    n, _, k = log_probabilities.shape
+    members = np.exp(log_probabilities.astype(np.float64)).reshape(n, -1, num_members, k).mean(axis=1)
+    return mutual_information(members.mean(axis=1), scipy.special.entr(members).sum(axis=2))
+
+
 def mutual_information(mean: Float[np.ndarray, "b k"], entropies: Float[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
     """Returns `Diversity.mutual_information`, from the mean probabilities in float64 and the entropies of members."""
     # In float64 the difference of two entropies is exact enough.

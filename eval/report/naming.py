@@ -101,6 +101,9 @@ STYLES: Mapping[str, FigureStyle] = {
         "cosine of the angle between noise and kernel (HET)", "{:.3f}", higher_is_better=None
     ),
     "mutual_information": FigureStyle("mutual information (epistemic), nats", "{:.3f}", higher_is_better=None),
+    "mutual_information_of_members": FigureStyle(
+        "the same of members without their noise", "{:.3f}", higher_is_better=None
+    ),
 }
 
 # In the order of a report.
@@ -132,7 +135,7 @@ _PARTS = {
 }
 _OF_MEMBERS = (
     *("kl", "disagreement", "normalized_disagreement", "cosine_similarity"),
-    *("total_entropy", "mean_entropy", "mutual_information"),
+    *("total_entropy", "mean_entropy", "mutual_information", "mutual_information_of_members"),
 )
 _OF_RANKS = ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall")
 _PREFIXED = re.compile(r"(image_to_text|text_to_image|joint|individual)_(\w+)")

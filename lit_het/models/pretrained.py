@@ -78,7 +78,7 @@ def _load_run(config: ExperimentConfig, source: ExperimentConfig, ours: Any, lik
     theirs: Any = source.task.require_image_tower()
     ends = _check_same_tower(theirs, ours, origin)
     if "text_tower" in like:
-        _check_same_text_tower(source.task, config.task.text_tower, origin)
+        _check_same_text_tower(source.task, config.task, origin)
     wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
     as_saved = {**wanted, **_resampled(source, wanted)}
     locked = {path for path in wanted if any(re.fullmatch(pattern, path) for pattern in source.task.locked)}
@@ -213,10 +213,15 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
     return tuple(ends.values())
 
 
-def _check_same_text_tower(source: TaskConfig, ours: Any, origin: Path) -> None:
+def _check_same_text_tower(source: TaskConfig, ours: TaskConfig, origin: Path) -> None:
     if source.text_tower is None:
         raise UserError(f"{origin} has no text tower; lock that of an image-text model")
-    for field, (before, now) in _differences(source.text_tower, ours).items():
+    if source.text_members != ours.text_members:
+        raise UserError(
+            f"{origin} has text_members = {source.text_members}, but this configuration has {ours.text_members}; set "
+            f"--task.text-members {source.text_members}"
+        )
+    for field, (before, now) in _differences(source.text_tower, ours.text_tower).items():
         raise UserError(
             f"the text tower of {origin} has {field} = {before}, but this configuration has {now}; "
             f"set --task.text-tower.{field.replace('_', '-')} {before}"

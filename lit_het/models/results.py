@@ -34,6 +34,8 @@ class Classification(Mapping[str, float]):
         band: 5 % and 95 % quantiles of each probability over noise samples; None without two samples.
         num_samples: S, the number of noise samples; 0 without noise, and for a closed form.
         noise_norm: ``sqrt(tr Σ(x))``; 0 for a deterministic head.
+        mutual_information: of the label and the member of an ensemble, in nats, as trained: what the members do not
+            agree on, beside their noise; None of a model with one member.
         noise_ranks: how many images of each set that the run was evaluated on have a smaller noise norm.
         prediction_set: labels of the prediction set, the most probable first; None without ``coverage``.
         coverage: the probability that the set has the right label; None where it is not promised, as the run was
@@ -52,6 +54,7 @@ class Classification(Mapping[str, float]):
     band: Float[np.ndarray, "2 k"] | None
     num_samples: int
     noise_norm: float
+    mutual_information: float | None
     noise_ranks: tuple[NoiseRank, ...]
     prediction_set: tuple[str, ...] | None
     coverage: float | None
@@ -68,6 +71,11 @@ class Classification(Mapping[str, float]):
     def order(self) -> list[int]:
         """The indices of the labels by descending probability."""
         return np.argsort(-self.probability, kind="stable").tolist()
+
+    @property
+    def _of_members(self) -> dict[str, float]:
+        """The mutual information by its name, where there are members."""
+        return {} if self.mutual_information is None else {"mutual_information": self.mutual_information}
 
     def __getitem__(self, label: str) -> float:
         if label not in self.labels:
@@ -90,6 +98,7 @@ class Classification(Mapping[str, float]):
         return {
             "image": self.image,
             "noise_norm": self.noise_norm,
+            **self._of_members,
             "noise_above": {rank.name: rank.fraction_below for rank in self.noise_ranks},
             "samples": self.num_samples,
             "prediction_set": None if self.prediction_set is None else list(self.prediction_set),
@@ -118,7 +127,7 @@ class Classification(Mapping[str, float]):
         """Returns a table with a row for each label, the most probable first.
 
         Its columns are image, label, probability, pair_probability, raw_probability, noisy_mean, noisy_5_percent,
-        noisy_95_percent, noise_norm and in_prediction_set.
+        noisy_95_percent, noise_norm, with several members mutual_information, and in_prediction_set.
 
         Raises:
             UserError: pandas is not installed.
@@ -144,7 +153,9 @@ class Classification(Mapping[str, float]):
         )
 
     def _noise(self) -> Iterator[str]:
-        """Yields the noise norm with its rank among the images of evaluated sets, and what the band is."""
+        """Yields what members do not agree on, the noise norm with its rank in evaluated sets, and what the band is."""
+        if self.mutual_information is not None:
+            yield describe_information(self.mutual_information)
         if not self.noise_norm:
             yield "no noise: the head is deterministic for images"
             return
@@ -229,6 +240,7 @@ def classification(
         band=answer.band,
         num_samples=0 if answer.samples is None else len(answer.samples),
         noise_norm=answer.noise_norm,
+        mutual_information=answer.mutual_information,
         noise_ranks=tuple(ranks),
         prediction_set=None if inside is None else tuple(among.labels[place] for place in inside),
         coverage=among.coverage,
@@ -236,6 +248,11 @@ def classification(
         new_labels=among.new,
         remarks=tuple(filter(None, [among.new_in_words])),
     )
+
+
+def describe_information(information: float) -> str:
+    """Returns the mutual information of the label and the member in one line."""
+    return f"members disagree by {information:.4f} nats: the mutual information of label and member"
 
 
 def describe_set(inside: Sequence[str], coverage: float | None, top: int) -> str:
@@ -275,5 +292,5 @@ def _frame(results: Sequence[Classification]) -> "pandas.DataFrame":
         inside = found.prediction_set
         for row in found.to_dict()["labels"]:
             in_set = {"in_prediction_set": None if inside is None else row["label"] in inside}
-            rows.append({"image": found.image, **row, "noise_norm": found.noise_norm, **in_set})
+            rows.append({"image": found.image, **row, "noise_norm": found.noise_norm, **found._of_members, **in_set})
     return pandas.DataFrame(rows)

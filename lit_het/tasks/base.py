@@ -79,7 +79,8 @@ class Task(Generic[Config, Model]):
         learning_rates: groups of parameters whose modules have a learning-rate factor of their own.
         features: the image tower as a `lit_het.tasks.features.FeatureExtractor`; None without one.
         num_classes: of a classifier; 0 of a decoder, None of an image-text model.
-        num_predictions: of an image without noise, by members of the tower and by heads.
+        num_members: that are trained beside one another; what is trained has a leading axis of more than one.
+        num_predictions: of an image without noise, by members of the towers and by heads.
         has_image_noise: whether the head has noise for images.
         antithetic: whether noise samples come in pairs.
         may_lack_head: whether saved parameters may be those of the image tower alone, as imported.
@@ -87,7 +88,7 @@ class Task(Generic[Config, Model]):
 
     features: Any = None
     num_classes: int | None = None
-    num_predictions = 1
+    num_members = num_predictions = 1
     has_image_noise = may_lack_head = False
     antithetic: Any = None
 
@@ -130,6 +131,10 @@ class Task(Generic[Config, Model]):
     def model(self, params: Params) -> Model:
         """Returns the model with these parameters."""
         return nnx.merge(self.graph, params)
+
+    def members(self, params: Params) -> list[Params]:
+        """Returns the parameters of each member, as those of `model`."""
+        return [params]
 
     def layers_above(self, params: Params) -> Params:
         """Returns the number of layers between each parameter and the output; 0 outside towers."""
@@ -182,6 +187,9 @@ class Task(Generic[Config, Model]):
         """Returns τ."""
         model: Any = self.model(params)
         return model.head.temperature()
+
+    def check_trained(self) -> None:
+        """Checks that the parameters that are locked, and those that are not, can be trained so."""
 
     def check_batch(self, batch: Batch) -> None:
         """Checks the values of a batch on the host."""

@@ -44,6 +44,8 @@ class ContrastiveConfig(TaskOptions):
         captioner: a text decoder, trained jointly on the captions; None disables it.
         distillation: self-distillation of the image tower and prediction of masked patches; None for none.
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
+        text_members: M, text towers and heads of different seeds that are trained in one run, a deep ensemble on the
+            embeddings of one locked image tower.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -57,14 +59,14 @@ class ContrastiveConfig(TaskOptions):
     captioner: CaptionerConfig | None = None
     distillation: DistillationConfig | None = None
     temperature_gradient: TemperatureGradient | None = None
+    text_members: int = 1
 
     embeds_texts = True
     calibrated_on = "captions"
-    summary = "An image-text model"
     pipeline_tag = "zero-shot-image-classification"
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "microbatches")
+        require_at_least(1, self, "microbatches", "text_members")
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
@@ -83,12 +85,39 @@ class ContrastiveConfig(TaskOptions):
             )
         if not self.text_tower.pools_tokens:
             raise UserError("task.text_tower.pooling = 'none' is for decoders; choose how texts are pooled")
+        self._check_text_members()
         super().__post_init__()
+
+    def _check_text_members(self) -> None:
+        """Refuses what members of the text tower cannot share, or would make them equal."""
+        refused = {
+            "task.head": not self.head.takes_members,
+            "task.image_tower.members": self.num_keys > 1,
+            "task.text_tower.weights": self.text_tower.weights is not None,
+            "task.temperature_gradient": self.temperature_gradient is not None,
+            **{f"task.{name}": True for name in self.objectives},
+        }
+        if self.text_members > 1 and (fields := [field for field, is_refused in refused.items() if is_refused]):
+            raise UserError(
+                f"task.text_members = {self.text_members} trains text towers of different seeds, with the head "
+                f"'deterministic' or 'het_xl', on one embedding of an image: change {fields[0]}, or train members one "
+                "after another, with lit-het train --members"
+            )
 
     @property
     def num_keys(self) -> int:
         """M, the keys of an image: one of each member of an ensemble whose embeddings stay apart."""
         return self.image_tower.num_members if self.image_tower.members == "apart" else 1
+
+    @property
+    def summary(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the model is, as a model card begins."""
+        return "An image-text model" + (f" with {self.text_members} text towers" if self.text_members > 1 else "")
+
+    @property
+    def exports(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Formats of ``lit-het export``: those of other libraries hold one text tower."""
+        return ("lit-het", "onnx") if self.text_members > 1 else TaskOptions.exports
 
     @property
     def takes_members(self) -> bool:
@@ -157,6 +186,10 @@ class ContrastiveConfig(TaskOptions):
     @shared
     def build(self) -> "ContrastiveTask":
         """Returns the task."""
+        if self.text_members > 1:
+            from lit_het.tasks.text_members import TextMembersTask
+
+            return TextMembersTask(self)
         from lit_het.tasks.two_towers import ContrastiveTask
 
         return ContrastiveTask(self)

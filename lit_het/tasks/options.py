@@ -33,9 +33,11 @@ class TaskOptions:
         summary: what the model is, as a model card begins.
         pipeline_tag: its name on the Hugging Face Hub.
         exports: formats of ``lit-het export``.
+        text_members: text towers with heads of their own.
     """
 
     image_tower = text_tower = temperature_gradient = num_classes = None
+    text_members: Any = 1
     writes_text = embeds_texts = takes_members = False
     calibrated_on: Literal["captions", "labels"] | None = None
     summary: Any

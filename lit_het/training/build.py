@@ -12,6 +12,7 @@ from lit_het.tasks.base import AnyTask
 from lit_het.tasks.patch_sizes import at_patch_sizes
 from lit_het.training.durations import RunLength
 from lit_het.training.optimizers import signal_to_noise
+from lit_het.training.stacked_members import mean_of_each, of_each
 from lit_het.training.step import (
     TaskLoss,
     TrainStep,
@@ -53,14 +54,18 @@ def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> 
         at_end: whether all objectives have begun at the first step, as for plans.
     """
     task = with_starts(config.task, None if at_end else run).build()
+    task.check_trained()
     optimizer = config.optimizer.build(
         config.schedule, run, task.layers_above, task.learning_rates, late=task.late_parts
     )
+    measure = functools.partial(signal_to_noise, config.optimizer)
+    if task.num_members > 1:
+        optimizer, measure = of_each(optimizer), mean_of_each(measure)
     tower = config.task.image_tower
     losses = [task.loss] if tower is None else at_patch_sizes(task.loss, tower)
     gradients = [of_trainable(loss, config.gradient_of(run) or plain_gradient) for loss in losses]
     step = make_step(drawn(gradients), optimizer, config.seed)
-    step = measuring_covariances(step, functools.partial(signal_to_noise, config.optimizer))
+    step = measuring_covariances(step, measure)
     if config.average_decay is not None:
         step = averaged(step, config.average_decay)
     if config.on_nonfinite == "skip":

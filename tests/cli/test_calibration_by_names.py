@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
 from lit_het.training.train import train
+from lit_het.weights.onnx import classify as script
 from tests import tiny
 from tests.cli.conftest import printed, refusal, run_command
 
@@ -110,6 +112,10 @@ def classify(run_dir, image, labels, *flags):
     return ["classify", image, "--checkpoint", run_dir, "--labels", ",".join(labels), "--samples", 16, *flags]
 
 
+def calibration_of(run_dir, step=150) -> Any:
+    return read_calibration(run_dir, step)
+
+
 def some(in_training, num_seen, num_new):
     """Names that training captions had, and others."""
     of_kind = ([name for name in NAMES if in_training[name] == kind] for kind in (True, False))
@@ -159,7 +165,7 @@ def test_classify_moves_the_offset_between_names(capsys, once_by_names, in_train
     seen = np.array([in_training[name] for name in names])
     assert [by_label[name]["in_training"] for name in names] == seen.tolist()
     raw = np.log([[by_label[name]["raw_probability"] for name in names]])
-    fitted = read_calibration(once_by_names, 150).fitted_names(0)
+    fitted = calibration_of(once_by_names).names.noiseless
     expected = np.exp(with_offset(raw, seen, fitted, share))[0]
     np.testing.assert_allclose([by_label[name]["probability"] for name in names], expected, rtol=1e-4)
 
@@ -238,10 +244,29 @@ def test_formats_of_one_temperature_say_what_they_leave_out(capsys, once_by_name
         said = " ".join(capsys.readouterr().err.split())
         assert f"one temperature, that of {prior} names: the other one and the offset between them are left out" in said
         temperatures[prior] = float(np.load(f"{folder}.npz")["t"].item())
-    fitted = read_calibration(once_by_names, 150)
+    fitted = calibration_of(once_by_names)
     ratio = fitted.names.noiseless.alone.temperature / fitted.noiseless.temperature
     # The file holds the logarithm of 1 / τ.
     assert temperatures["seen"] - temperatures["new"] == pytest.approx(np.log(ratio), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", ["seen", "new", "balanced", "0.2"])
+def test_the_script_of_an_onnx_folder_has_equal_probabilities(
+    capsys, once_by_names, in_training, image, prior, tmp_path, monkeypatch
+):
+    names, folder = some(in_training, 4, 3), tmp_path / "folder"
+    run_command("export", "--checkpoint", once_by_names, "--to", "onnx", "--output", folder)
+    capsys.readouterr()
+    (found,) = printed(capsys, *classify(once_by_names, image, names, "--json", "--prior", prior))
+    monkeypatch.setattr(script, "FOLDER", folder)
+    monkeypatch.setattr("sys.argv", ["classify.py", str(image), "--labels", ",".join(names), "--prior", prior])
+    script.main()
+    new, _, *lines = capsys.readouterr().out.splitlines()
+    assert new == "3 of 7 names were not in the training captions"
+    by_script = {label: float(value) for _, value, label in (line.split(maxsplit=2) for line in lines)}
+    assert by_script == pytest.approx({one["label"]: one["probability"] for one in found["labels"]}, abs=2e-5)
+    assert list(by_script) == [one["label"] for one in found["labels"]]
 
 
 @pytest.mark.slow
@@ -278,10 +303,10 @@ def test_a_table_of_another_run_is_ignored_and_a_broken_one_refused(capsys, by_n
 def test_a_broken_calibration_by_names_is_one_line(calibrated, change):
     fitted = FittedTemperature(1.0, 0.1, 1.0, 0.9)
     of_names = FittedNames(1.0, 2.0, -1.0, (0.1, 0.1, 0.1), fitted)
-    kept = read_calibration(calibrated, 60)
+    kept = calibration_of(calibrated, 60)
     found = NameCalibration("caption", 100, 100, of_names, None)
     write_calibration(calibrated, 60, dataclasses.replace(kept, names=found))
-    assert read_calibration(calibrated, 60).names == found
+    assert calibration_of(calibrated, 60).names == found
     saved = json.loads((calibrated / "calibration.json").read_text())
     for name, value in change.items():
         saved["names"][name] = saved["names"][name] | value if isinstance(value, dict) else value

@@ -69,7 +69,9 @@ def by_script(folder, images, labels, *flags):
     for line in done.stdout.splitlines():
         if "noise norm" in line:
             image, _, norm = line.partition(": noise norm ")
+            norm, _, information = norm.partition("  mutual information of members ")
             answers.append({"image": image, "noise_norm": float(norm), "labels": []})
+            answers[-1]["mutual_information"] = float(information or 0)
         else:
             *columns, label = line.split("  ")
             answers[-1]["labels"].append(
@@ -163,7 +165,7 @@ def build_run(lit_config, tmp_path):
 )
 def test_the_factors_make_the_covariance(build_run, covariance, tmp_path):
     run = build_run(head=HetXLContrastiveConfig(covariance, normalize_after_noise=True))
-    onnx_folder.write(run, tmp_path / "folder", calibrated=True)
+    onnx_folder.write(run, tmp_path / "folder", (), None)
     image = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
     embedding = run_file(tmp_path / "folder/image.onnx", image)["embedding"]
     found = run_file(tmp_path / "folder/covariance.onnx", embedding)
@@ -184,7 +186,7 @@ def run_file(path, values) -> dict[str, Any]:
 def test_bfloat16_is_exported_as_float32(build_run, tmp_path):
     exact = build_run()
     run = build_run(image_tower__encoder__compute_type="bfloat16")
-    onnx_folder.write(run, tmp_path / "folder", calibrated=True)
+    onnx_folder.write(run, tmp_path / "folder", (), None)
     image = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
 
     @jax.jit
@@ -215,13 +217,13 @@ EXPERTS = {"depth": 2, "experts": ExpertsConfig(num_experts=4, num_blocks=1)}
 )
 def test_what_has_no_counterpart_is_refused_before_a_file_is_written(build_run, fields, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        onnx_folder.write(build_run(initialize=zeros, **fields), tmp_path / "folder", calibrated=True)
+        onnx_folder.write(build_run(initialize=zeros, **fields), tmp_path / "folder", (), None)
     assert not (tmp_path / "folder").exists()
 
 
 def test_a_run_without_a_tokenizer_is_refused(build_run, tmp_path):
     with pytest.raises(UserError, match="--tokenizer FILE"):
-        onnx_folder.write(changed(build_run(initialize=zeros), tokenizer=None), tmp_path / "folder", calibrated=True)
+        onnx_folder.write(changed(build_run(initialize=zeros), tokenizer=None), tmp_path / "folder", (), None)
 
 
 def test_without_onnx_the_extra_is_named_before_the_run_is_opened(capsys, trained_lit, monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ from PIL import Image, ImageFilter
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.texts.familiarity import Familiarity
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lit_het.weights.onnx import classify, folder
 
@@ -79,6 +80,18 @@ def test_ids_of_word_pieces_are_equal(tmp_path, monkeypatch):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     ours = HuggingFaceTokenizer((tmp_path / "tokenizer.json").read_bytes(), 8)
     assert_equal_ids(ours)
+
+
+@pytest.mark.parametrize("rule", ["caption", "words"])
+def test_names_of_training_captions_are_known(rule, tmp_path, monkeypatch):
+    monkeypatch.setattr(classify, "FOLDER", tmp_path)
+    captions = ["A dog on the beach", "a dog", "Golden Gate Bridge in San Francisco", "Straße"]
+    found = Familiarity.of(captions, len(captions), "digest")
+    found.save(tmp_path / "familiarity.npz")
+    names = ["dog", "the dog", "golden gate bridge in san francisco", "beach", "on the", "gate in", "STRASSE", "?", "a"]
+    known = [bool(classify.knows(name, rule)) for name in names]
+    assert known == found.knows(names, rule).tolist()
+    assert 0 < sum(known) < len(names)
 
 
 def assert_equal_ids(tokenizer):

@@ -24,6 +24,7 @@ class FakeModel:
         embeddings: features to embeddings ``[b d]``.
         noise_norm: features to noise norms.
         alignment: features to the cosines of HET heads.
+        text_members: M; samples are those of the members in turn.
     """
 
     features: ImageFeatures
@@ -38,10 +39,11 @@ class FakeModel:
     calibration: Calibration | None = None
     antithetic: bool | None = None
     writer: TextWriter | None = None
+    text_members: int = 1
 
     @property
     def num_predictions(self) -> int:
-        return self.features.num_members if self.text is None else 1
+        return self.features.num_members if self.text is None else self.text_members
 
     def check_samples(self, num_samples: int) -> None:
         in_pairs(self.antithetic, num_samples)
@@ -57,7 +59,7 @@ class FakeModel:
     ) -> np.ndarray:
         assert len(blocks) in (1, self.features.num_shards)
         assert seeds is None or len(seeds) == len(blocks)
-        features = np.concatenate(blocks)
+        features, num_samples = np.concatenate(blocks), num_samples * self.text_members
         match quantity:
             case quantities.embeddings:
                 found = self.embeddings(features)

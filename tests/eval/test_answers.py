@@ -43,6 +43,23 @@ def test_probabilities_are_the_softmax_of_cosines_and_bands_hold_the_samples(ask
         assert quiet.noisy is quiet.samples is quiet.band is None
 
 
+def test_members_of_a_model_share_their_samples_and_disagree_beside_them(encoder):
+    predictor = answers.label_predictor(replace(encoder, text_members=2), LABELS)
+    found = answers.answer(predictor, np.array([2], np.float32), samples=32)
+    of_samples = special.softmax((VECTORS[2] + NOISE[2]) / 0.1, axis=1)
+    assert found.noisy is not None
+    assert found.samples is not None
+    np.testing.assert_allclose(found.noisy, of_samples.mean(axis=0), rtol=1e-4)
+    assert len(found.samples) == 64
+    # Predictions alternate between the members.
+    members, mean = of_samples.reshape(32, 2, 3).mean(axis=0), of_samples.mean(axis=0)
+    expected = np.mean([(p * np.log(p / mean)).sum() for p in members])
+    assert found.mutual_information == pytest.approx(expected, rel=1e-3)
+    assert (
+        answers.answer(answers.label_predictor(encoder, LABELS), np.array([2], np.float32)).mutual_information is None
+    )
+
+
 def test_the_axis_ends_at_a_round_number_above_all_probabilities(ask):
     found = ask(2)
     assert found.scale == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 
-from lit_het.eval.metrics.diversity import Members
+from lit_het.eval.metrics.diversity import Members, information_of_members
 from lit_het.eval.metrics.ensembles import FEW, groups, score_ensemble
 from lit_het.eval.selection import bald, entropy
 from tests.eval.test_ensembles import members_of, seeds, sizes
@@ -67,6 +67,20 @@ def test_measures_agree_with_a_plain_loop_over_pairs_and_both_parts_of_the_entro
     single = log_probabilities.astype(np.float32)
     np.testing.assert_allclose(found.mutual_information, bald(single), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(found.total_entropy, entropy(single), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("samples", "members"), [(1, 4), (5, 3), (4, 1)])
+def test_the_information_of_members_is_that_of_their_means_over_samples(samples, members):
+    log_probabilities = members_of(0, members=samples * members)[0]
+    expected = []
+    for image in log_probabilities.astype(np.float64):
+        # Predictions of one sample of every member, then of the next.
+        means = [np.mean([np.exp(image[s * members + m]) for s in range(samples)], axis=0) for m in range(members)]
+        expected.append(np.mean([stats.entropy(mean, np.mean(means, axis=0)) for mean in means]))
+    found = information_of_members(log_probabilities, members)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+    assert (found <= bald(log_probabilities) + 1e-5).all()  # noise only adds to it
+    assert found.max() > 0.01 or members == 1
 
 
 def test_normalized_disagreement_is_divided_by_the_error_rate_of_the_ensemble():

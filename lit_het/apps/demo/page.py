@@ -15,6 +15,7 @@ from lit_het.apps.demo.model import DemoDecoder, DemoModel
 from lit_het.apps.demo.style import ICON
 from lit_het.eval.answers import Answer, NoiseRank
 from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, PLACEHOLDER
+from lit_het.models.results import describe_information
 
 _SAMPLES = (8, 32, 128, 512)
 _RECONNECT_SECONDS = 60.0
@@ -102,6 +103,8 @@ class Page(BasePage[DemoModel]):
                 ui.label(f"and {len(rest):,} other labels with {answer.probability[rest].sum():.1%}").classes("muted")
             if answer.band is not None:
                 ui.html(_LEGEND, sanitize=False)
+            if answer.mutual_information is not None:
+                ui.label(f"The {describe_information(answer.mutual_information)}.").classes("noise")
             if prediction_set:
                 ui.label(f"{prediction_set[0].upper()}{prediction_set[1:]}.").classes("noise")
 

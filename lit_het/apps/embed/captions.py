@@ -45,6 +45,11 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
     """
     if not isinstance(config.task, ContrastiveConfig) or config.tokenizer is None:
         raise UserError("--texts needs an image-text model with a tokenizer; leave it out to embed images")
+    if config.task.text_members > 1:
+        raise UserError(
+            f"--texts embeds the captions of one text tower, and the model has task.text_members = "
+            f"{config.task.text_members}; name another model"
+        )
     if options.num_crops or options.tokens:
         flag = "--crops" if options.num_crops else "--tokens"
         raise UserError(f"{flag} are of images; leave out {flag} or --texts")

@@ -91,6 +91,19 @@ def is_number(text):
         return False
 
 
+def of_members(embeddings, count):
+    """Returns the unit embeddings of each member, ``[members rows size]``, which are stored side by side."""
+    return np.stack(np.split(embeddings, count, axis=1)) * count**0.5
+
+
+def mean_prediction(logits):
+    """Returns the log of the mean probability over the members and samples along the first axis."""
+    highest = logits.max(-1, keepdims=True)
+    log_p = logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True))
+    highest = log_p.max(0)
+    return np.log(np.exp(log_p - highest).mean(0)) + highest
+
+
 def softmax(logits):
     """Returns probabilities over the last axis."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
@@ -129,6 +142,11 @@ def calibrated(logits, fitted, kind, seen, prior):
     return softmax(gaps / np.where(seen, names["seen"], names["new"]) + offset * seen)
 
 
+def entropy(probabilities):
+    """Returns the entropy over the last axis, in nats."""
+    return -(probabilities * np.log(np.maximum(probabilities, 1e-300))).sum(-1)
+
+
 def main():
     """Prints the noise norm of each image, and for each label its probability, without noise and with it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -154,28 +172,39 @@ def main():
     seen = np.array(["rule" not in fitted or knows(label, fitted["rule"]) for label in labels])
     if not seen.all():
         print(f"{(~seen).sum():,} of {len(seen):,} names were not in the training captions")
+    temperature = np.reshape(model.get("temperature", 1.0), (-1, 1, 1))  # of each member
     found = run("image", np.stack([read(path, **model["preprocessing"]) for path in options.images]))
     if "tokenizer" in model:
         found["classes"] = run("text", tokenize(labels, **model["tokenizer"]))["embedding"]
-        found["logits"] = found["embedding"] @ found["classes"].T / model["temperature"]
-    if len(labels) != (count := found["logits"].shape[1]):
+        found["classes"] = of_members(found["classes"], len(temperature))
+        found["images"] = of_members(found["embedding"], len(temperature))
+        found["logits"] = found["images"] @ found["classes"].swapaxes(1, 2) / temperature
+    members = found["logits"].reshape(-1, *found["logits"].shape[-2:])
+    if len(labels) != (count := members.shape[2]):
         parser.error(f"--labels names {len(labels)} classes, and the classifier has {count}")
-    columns = {"probability": calibrated(found["logits"], fitted, "noiseless", seen, prior)}
+    columns = {"probability": calibrated(mean_prediction(members), fitted, "noiseless", seen, prior)}
     if "bias" in model:
-        columns["fits"] = 1 / (1 + np.exp(-found["logits"] - model["bias"]))
+        columns["fits"] = (1 / (1 + np.exp(-members - np.array(model["bias"]).reshape(-1, 1, 1)))).mean(0)
     if (FOLDER / "covariance.onnx").exists():
         found |= run("covariance", found["embedding"])
+    probabilities = softmax(members)
     if options.samples and "factors" in found:
-        noise = found["factors"]
-        normals = np.random.default_rng(0).standard_normal((len(noise), options.samples, noise.shape[1]))
-        queries = found["embedding"][:, None] + normals @ noise
-        if model["normalize_after_noise"]:
-            queries /= np.linalg.norm(queries, axis=-1, keepdims=True)
-        mean = softmax(queries @ found["classes"].T / model["temperature"]).mean(axis=1)
-        columns["with noise"] = calibrated(np.log(mean), fitted, "monte_carlo", seen, prior)
+        random, sampled = np.random.default_rng(0), []
+        factors = np.split(found["factors"], len(temperature), axis=1)
+        for image, noise, classes, tau in zip(found["images"], factors, found["classes"], temperature, strict=True):
+            normals = random.standard_normal((len(noise), options.samples, noise.shape[1]))
+            queries = image[:, None] + normals @ noise
+            if model["normalize_after_noise"]:
+                queries /= np.linalg.norm(queries, axis=-1, keepdims=True)
+            sampled.append((queries @ classes.T / tau).swapaxes(0, 1))
+        mean = mean_prediction(np.concatenate(sampled))
+        columns["with noise"] = calibrated(mean, fitted, "monte_carlo", seen, prior)
+        probabilities = softmax(np.stack(sampled)).mean(axis=1)
+    information = entropy(probabilities.mean(0)) - entropy(probabilities).mean(0)
     for row, path in enumerate(options.images):
         norm = f"{found['noise_norm'][row]:.6f}" if "noise_norm" in found else "0.000000"
-        print(f"{path}: noise norm {'left out' if model.get('noise_is_left_out') else norm}")
+        print(f"{path}: noise norm {'left out' if model.get('noise_is_left_out') else norm}", end="")
+        print(f"  mutual information of members {information[row]:.6f}" if len(members) > 1 else "")
         for label in np.argsort(-columns["probability"][row]):
             print(*(f"{name} {values[row, label]:.6f}" for name, values in columns.items()), labels[label], sep="  ")
 

@@ -5,6 +5,8 @@
 - ``text.onnx``: token ids ``text [b l]`` in int32 to ``embedding [b d]``;
 - ``covariance.onnx`` of a head with noise: ``embedding [b d]`` of images to ``factors [b r d]``, R(x) with
   ``Σ(x) = R(x)ᵀ R(x)``, and ``noise_norm [b]``;
+- of ``text_members``, embeddings and factors of all of them side by side along the last and the middle axis, embeddings
+  divided by √M; τ and the bias of each;
 - ``model.json``: preprocessing, tokenizer or names of the classes, τ and fitted temperatures; and the
   tokenizer's own file;
 - ``familiarity.npz`` of a run that was calibrated by names: which names training captions had;
@@ -13,6 +15,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
-from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from lit_het.calibrations import Calibration
@@ -29,7 +31,7 @@ from lit_het.console import message
 from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.errors import UserError
-from lit_het.heads.covariance import Covariance
+from lit_het.heads.covariance import Covariance, Noise
 from lit_het.heads.options import ContrastiveOptions
 from lit_het.models.calibration.seen_names import copy_familiarity
 from lit_het.models.opening import Run
@@ -106,15 +108,16 @@ def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]
         "image": convert(embed_image, {"image": ((image.image_size, image.image_size, 3), np.uint8)}),
         "text": convert(embed_text, {"text": ((text.length,), np.int32)}),
     }
-    head = nnx.merge(task.graph, params).head
-    if head.image_covariance is not None:
-        found["covariance"] = _covariance(task.config.head, head.image_covariance, image.embedding_size)
+    heads = [task.model(of_member).head for of_member in task.members(params)]
+    covariances = [head.image_covariance for head in heads if head.image_covariance is not None]
+    if covariances:
+        found["covariance"] = _covariance(task.config.head, covariances, image.embedding_size)
     elif task.has_image_noise:
         message("exported without its noise: ONNX has that of HET-XL only")
     return found
 
 
-def _covariance(config: ContrastiveOptions, covariance: Covariance, size: int) -> onnx.ModelProto:
+def _covariance(config: ContrastiveOptions, covariances: Sequence[Covariance], size: int) -> onnx.ModelProto:
     if config.normalize_after_noise and not config.normalize_before_noise:
         # Σ would depend on the norm of the tower's output, which the exported embedding has lost.
         raise UserError(
@@ -122,16 +125,23 @@ def _covariance(config: ContrastiveOptions, covariance: Covariance, size: int) -
             "--to lit-het"
         )
 
-    def factors(embedding: Float[Array, "b d"]) -> dict[str, Array]:
-        noise = covariance(embedding)
-        if noise.is_diagonal:
-            diagonal = noise.scale[:, :, None] * jnp.eye(noise.scale.shape[1])[None]
-            rows = jnp.concatenate([noise.low_rank(), diagonal], axis=1)
-        else:
-            rows = noise.rows()
-        return {"factors": rows, "noise_norm": jnp.sqrt(noise.trace())}
+    m = len(covariances)
 
-    return convert(factors, {"embedding": ((size,), np.float32)})
+    def factors(embedding: Float[Array, "b md"]) -> dict[str, Array]:
+        # The embeddings of all members are side by side, each divided by √M.
+        parts = (math.sqrt(m) * embedding[:, size * number : size * (number + 1)] for number in range(m))
+        noises = [covariance(part) for covariance, part in zip(covariances, parts, strict=True)]
+        norms = jnp.concatenate([jnp.sqrt(noise.trace())[:, None] for noise in noises], axis=1)
+        return {"factors": jnp.concatenate([*map(_factors, noises)], axis=1), "noise_norm": norms.mean(axis=1)}
+
+    return convert(factors, {"embedding": ((m * size,), np.float32)})
+
+
+def _factors(noise: Noise) -> Float[Array, "b r d"]:
+    if not noise.is_diagonal:
+        return noise.rows()
+    diagonal = noise.scale[:, :, None] * jnp.eye(noise.scale.shape[1])[None]
+    return jnp.concatenate([noise.low_rank(), diagonal], axis=1)
 
 
 def _classifier(task: ClassificationTask, params: Params) -> dict[str, onnx.ModelProto]:
@@ -175,11 +185,18 @@ def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
 
 def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
     config = task.config.head
-    found: dict[str, Any] = {"temperature": float(task.temperature(params))}
+    members = task.members(params)
+    found: dict[str, Any] = {"temperature": _of_each([task.model(one).head.temperature() for one in members])}
     if task.config.loss.has_class_probabilities:
-        found["bias"] = float(task.image_classifier(params).pair_bias)
-    found["noise_is_left_out"] = task.has_image_noise and task.model(params).head.image_covariance is None
+        found["bias"] = _of_each([task.model(one).head.bias for one in members])
+    found["noise_is_left_out"] = task.has_image_noise and task.model(members[0]).head.image_covariance is None
     return {**found, "normalize_after_noise": config.normalize_after_noise}
+
+
+def _of_each(values: Sequence[Any]) -> float | list[float]:
+    """Returns the numbers of members; of a single one its number."""
+    found = [0.0 if value is None else float(value[...]) for value in values]
+    return found if len(found) > 1 else found[0]
 
 
 def _temperatures(calibration: Calibration | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from scipy import special
 
 from lit_het.calibrations import Calibration, FittedTemperature
+from lit_het.eval.metrics.diversity import information_of_members
 from lit_het.eval.metrics.ensembles import score_ensemble
 from lit_het.eval.metrics.multi_label import ensemble_figures
 from lit_het.eval.predictions import Predictor, member_blocks
@@ -131,6 +132,18 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_model):
     arrays = found.draw().arrays
     assert arrays["size"].tolist() == [1, 2, 3, 4, 5]
     assert arrays["size/nll"][[0, -1]] == pytest.approx([expected["individual_nll"], expected["joint_nll"]])
+
+
+def test_members_with_noise_have_an_information_without_it(labelled, sets, make_model):
+    encoder = dataclasses.replace(make_model(noise=NOISE), text_members=2)
+    found = EnsembleConfig(labelled, samples=2).build(sets)(encoder)
+    log_probabilities, _ = members_of(sets, labelled, encoder, samples=2)
+    information = information_of_members(log_probabilities, 2)
+    assert found.figures["mutual_information_of_members"] == pytest.approx(information.mean())
+    assert found.errors["mutual_information_of_members"] == pytest.approx(information.std(ddof=1) / np.sqrt(7))
+    assert 0 < information.mean() < found.figures["mutual_information"]
+    alone = EnsembleConfig(labelled, samples=2).build(sets)(make_model(noise=NOISE))
+    assert "mutual_information_of_members" not in alone.figures
 
 
 def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, sets, make_model, capsys):

@@ -1,0 +1,111 @@
+"""Commands on a run whose text tower has several members: trained, resumed, asked, exported."""
+
+import dataclasses
+import json
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lit_het
+from lit_het import parameters
+from lit_het.configs import quickstart_lit_het_xl
+from lit_het.configs.experiment import PretrainedConfig
+from lit_het.models.model import load
+from lit_het.models.opening import open_run
+from lit_het.training.directory import checkpoint_dir
+from lit_het.training.log import MetricLog
+from lit_het.training.preemption import Preempted
+from lit_het.training.train import train
+from lit_het.weights.native.folders import complete_steps
+from tests import tiny
+from tests.cli.conftest import last_line, printed, run_command
+from tests.cli.test_export_onnx import by_script, export
+from tests.cli.test_export_onnx import images as images
+from tests.cli.tiny_decoder import NAMES
+from tests.refusals import assert_refused
+
+M = 2
+LABELS = ("--labels", ",".join(NAMES))
+
+
+@pytest.fixture(scope="module")
+def run_dir(data, upstream, own_copy):
+    """A finished run with members; tests only read it."""
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, upstream.parent, pretrained=upstream)
+    task = dataclasses.replace(config.task, text_members=M)
+    return (
+        own_copy("cli_members", lambda folder: train(dataclasses.replace(config, task=task, run_dir=folder / "run")))
+        / "run"
+    )
+
+
+def test_a_run_resumed_from_its_checkpoint_ends_with_the_members_of_an_undisturbed_one(run_dir, tmp_path, monkeypatch):
+    config = dataclasses.replace(open_run(run_dir).config, run_dir=tmp_path / "resumed")
+    write = MetricLog.write
+
+    def write_and_stop(log, step, values):
+        write(log, step, values)
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricLog, "write", write_and_stop)
+        with pytest.raises(Preempted):
+            train(config)
+    assert 0 < max(complete_steps(checkpoint_dir(config.run_dir))) < config.length.amount
+    train(config, resume=True)
+    found, expected = (parameters.flatten(open_run(path).params) for path in (config.run_dir, run_dir))
+    for path, array in expected.items():
+        np.testing.assert_array_equal(found[path], array, err_msg=path)
+    assert expected["text_tower/tokens/embedding"].shape[0] == M
+
+
+def test_an_image_has_the_mean_probability_of_the_members_and_their_mutual_information(capsys, run_dir, images):
+    found = printed(capsys, "classify", images[0], "--checkpoint", run_dir, *LABELS, "--samples", "8", "--json")[0]
+    quiet = printed(capsys, "classify", images[0], "--checkpoint", run_dir, *LABELS, "--samples", "0", "--json")[0]
+    assert (found["samples"], quiet["samples"]) == (8 * M, 0)
+    assert min(found["mutual_information"], quiet["mutual_information"]) > 1e-6
+    run_command("classify", images[0], "--checkpoint", run_dir, *LABELS)
+    assert "nats: the mutual information of label and member" in capsys.readouterr().out
+    model = load(run_dir)
+    cosines = model.encode_images(images[0]) @ model.encode_texts(NAMES).T
+    assert np.abs(cosines).max() < 1
+
+
+@pytest.mark.slow
+def test_evaluations_and_an_exported_folder_hold_all_members(capsys, run_dir, images, data, tmp_path):
+    run_command("export", "--checkpoint", run_dir, "--to", "lit-het", "--output", tmp_path / "folder")
+    ask = "classify", *images, *LABELS, "--samples", "4", "--json", "--checkpoint"
+    assert printed(capsys, *ask, tmp_path / "folder") == printed(capsys, *ask, run_dir)
+
+
+@pytest.mark.slow
+def test_an_onnx_folder_answers_as_the_run_with_all_members(capsys, run_dir, images, tmp_path):
+    folder = export(run_dir, tmp_path / "folder")
+    assert len(json.loads((folder / "model.json").read_text())["temperature"]) == M
+    ask = "classify", *images, *LABELS, "--json", "--checkpoint", run_dir
+    for samples, figure, column, atol in (
+        ("0", "probability", "probability", 1e-5),
+        ("2000", "noisy_mean", "with noise", 0.02),
+    ):
+        ours = printed(capsys, *ask, "--samples", samples)
+        theirs: Any = by_script(folder, images, NAMES, "--samples", samples)
+        for one, other in zip(ours, theirs, strict=True):
+            values = {row["label"]: row[figure] for row in one["labels"]}
+            assert {row["label"]: row[column] for row in other["labels"]} == pytest.approx(values, abs=atol)
+            assert other["mutual_information"] == pytest.approx(one["mutual_information"], abs=max(atol / 4, 1e-5))
+
+
+def test_a_text_tower_is_not_taken_from_members_nor_its_captions_embedded(run_dir, lit_config, tmp_path):
+    source = PretrainedConfig(run_dir, pattern="text_tower/.*|image_tower/.*")
+    assert_refused("set --task.text-members 2", train, dataclasses.replace(lit_config, pretrained=source))
+    assert_refused("task.text_members = 2", lit_het.embed, run_dir, tmp_path / "texts", texts=True)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "npz"])
+def test_formats_of_one_text_tower_are_refused(capsys, run_dir, to, tmp_path):
+    line = last_line(capsys, "export", "--checkpoint", run_dir, "--to", to, "--output", tmp_path / "out")
+    assert f"--to {to} does not write an image-text model with 2 text towers" in line
+    assert "export with --to lit-het or --to onnx" in line
