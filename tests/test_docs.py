@@ -41,7 +41,9 @@ def test_lines_are_wrapped(document: Path):
 
 def test_the_api_page_has_signatures_and_docstrings():
     page = write_api_docs.page()
-    assert "### `lit_het.load(address, *, pretrained=None, calibrated=True, mesh=None, options=None)`" in page
+    assert (
+        "### `lit_het.load(address, *, pretrained=None, calibrated=True, prior=None, mesh=None, options=None)`" in page
+    )
     assert "- `address`: " in page
 
 

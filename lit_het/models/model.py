@@ -53,8 +53,8 @@ def load(
             saved in the user's cache.
         pretrained: current path of the run or file with a run's locked parameters, if it was moved.
         calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
-        prior: what right answers are expected to be, of a run that was calibrated by names: "seen" names or "new" ones,
-            which changes no ranking, "balanced", or the share of new names; None for seen ones.
+        prior: the right answers that are expected, of a run that was calibrated by names: "seen" (None) and "new" names
+            change no ranking; "balanced", or the share of new names.
         mesh: the devices to compute on: a JAX mesh with any axes, or the sizes of the project's own; None for all
             devices. Axes of other names split batches.
         options: what weights of another library do not record, such as ``ImportOptions(image_size=224)``.
@@ -158,8 +158,7 @@ class Model:
             labels: two or more; those of a classifier name all of its classes, in order.
             prompts: templates around each label: a name (``bare``, ``photo``, ``clip80``, ...), a file, or a list
                 such as ``["a photo of a {c}."]``; None for the bare labels.
-            samples: S, the noise samples of each image; 0 for no noise; None for as many as the temperature was fitted
-                for, or 32.
+            samples: S, the noise samples of each image; 0 for none; None for as many as were calibrated, or 32.
             seed: of the noise.
             coverage: the probability that the prediction set of an image has the right label, such as 0.9; None for
                 no sets. It needs a calibrated run.
@@ -247,10 +246,9 @@ class Model:
         """Writes texts about images with a decoder, as ``lit-het caption`` does.
 
         Args:
-            images: one image or several.
+            images: one or several.
             prompt: what the texts follow; None for that of training.
-            samples: S, the noise samples that the probability of each token is averaged over; 0 for no noise; None for
-                as many as the temperature was fitted for, or 32.
+            samples: S, the noise samples that each token's probability is averaged over, as of `classify`.
             seed: of the noise and of sampling.
             num_tokens: most tokens of a text; None for 32, or as many as fit.
             generation: fields of `lit_het.texts.GenerationConfig`, such as ``num_texts=5``.
@@ -378,13 +376,11 @@ class Model:
     def _quantity(self, quantity: Quantity | None, images: Any) -> np.ndarray:
         """Computes a quantity of each image in blocks; None for the features of the tower."""
         read = self._images(images)
-        features = np.stack(list(shown(features_of(self._model.features, read, len(read)), len(read))))
-        if quantity is None:
-            found = features
-        else:
+        found = np.stack(list(shown(features_of(self._model.features, read, len(read)), len(read))))
+        if quantity is not None:
             # A power of two, so that calls with similar numbers of images share a compiled function.
-            block_size = min(BLOCK_SIZE, 1 << (len(features) - 1).bit_length())
-            found = image_quantity(self._model, quantity, features, block_size)
+            block_size = min(BLOCK_SIZE, 1 << (len(found) - 1).bit_length())
+            found = image_quantity(self._model, quantity, found, block_size)
         return found.reshape(found.shape[1:]) if read.is_single else found
 
     def _images(self, images: Any) -> Images:

@@ -128,6 +128,7 @@ def test_held_out_are_all_samples_of_some_names_and_the_run_knows_which(once_by_
     assert (saved["portion"], saved["names"]["rule"]) == ("35%:100% by name", "caption")
     assert saved["names"]["num_new"] == len(NAMES) - sum(in_training.values()) >= 100
     found = read_familiarity(once_by_names, model.data_digest)
+    assert found is not None
     assert dict(zip(NAMES, found.knows(NAMES, "caption").tolist(), strict=True)) == in_training
     assert found.num_captions == found.num_samples == training_loader(model.config).num_samples
 
