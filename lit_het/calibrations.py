@@ -35,23 +35,22 @@ Calibrated: TypeAlias = bool | Prior
 
 @dataclasses.dataclass(frozen=True)
 class FittedNames:
-    """Temperatures of names that training captions had and of new ones, fitted with both as candidates.
+    """The temperature and the offset of predictions among names that training captions had and new ones.
 
-    With the highest log-probability of an image as ``m``, the logit of a name is ``(log p - m) / seen + offset`` if
-    training captions had it, and ``(log p - m) / new`` if not. The offset is that of calibrated stacking (Chao et al.,
-    "An empirical study and analysis of generalized zero-shot learning for object recognition in the wild", ECCV 2016).
+    The logit of a name is ``log p / T``, and ``offset`` more if training captions had it: calibrated stacking of Chao
+    et al., "An empirical study and analysis of generalized zero-shot learning for object recognition in the wild", ECCV
+    2016, with a temperature.
 
     Attributes:
-        seen, new: the two temperatures.
-        offset: for as many images of new names as of seen ones.
-        errors: standard errors of the three over names.
-        alone: the only temperature, without offset, that fits images of new names best.
+        temperature: T, fitted to as many images of new names as of seen ones.
+        offset: fitted with it.
+        errors: standard errors of both over names.
+        alone: the T without offset that fits images of new names best.
     """
 
-    seen: float
-    new: float
+    temperature: float
     offset: float
-    errors: tuple[float, float, float]
+    errors: tuple[float, float]
     alone: FittedTemperature
 
 

@@ -1,4 +1,4 @@
-"""Calibration among names of which training captions had some: temperatures of both kinds, and an offset between them.
+"""Calibration among names of which training captions had some: temperatures, and an offset between both kinds.
 
 NumPy functions on log-probabilities ``[n k]``, class indices ``[n]`` and which of the names are seen ``[k]``.
 """
@@ -80,9 +80,7 @@ def calibrated(
     names, prior = calibration.fitted_names(samples), calibration.prior
     if names is None or seen is None or seen.all() or (prior == "seen" and seen.any()):
         return scaled(log_p, calibration.fitted(samples).temperature)
-    if not seen.any():
-        return scaled(log_p, names.new)
-    if isinstance(prior, str):
+    if isinstance(prior, str) or not seen.any():
         return scaled(log_p, names.alone.temperature)
     return with_offset(log_p, seen, names, prior)
 
@@ -96,8 +94,8 @@ def with_offset(
     the odds beside: ``offset + log((1 - share) / share)``.
     """
     check_log_probabilities(log_p)
-    result, offset = np.empty(log_p.shape, np.float32), names.offset + math.log((1 - share) / share)
-    numbers = np.array([1 / names.seen, 1 / names.new, offset])
+    result = np.empty(log_p.shape, np.float32)
+    numbers = np.array([1 / names.temperature, names.offset + math.log((1 - share) / share)])
     for rows, gaps in _gaps(log_p):
         result[rows] = scipy.special.log_softmax(_logits(gaps, seen, numbers), axis=1)
     return result
@@ -106,13 +104,13 @@ def with_offset(
 def fit_names(
     log_p: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"], seen: Bool[np.ndarray, " k"]
 ) -> FittedNames:
-    """Returns the temperatures and the offset of the highest likelihood, images of either kind having half the weight.
+    """Returns the temperature and the offset of the highest likelihood, images of either kind having half the weight.
 
     In 1/T and the offset the logits are linear, so that the loss is convex. The errors are the sandwich of Huber, as
     in `lit_het.eval.metrics.calibration.fit`, over the names of each kind: images of one name depend on one another.
 
     Raises:
-        NoFit: there is no minimum between the bounds of temperatures.
+        NoFit: there is no minimum between the bounds of the temperature.
     """
     check_labels(labels, log_p.shape[1])
     is_seen = seen[labels]
@@ -125,26 +123,25 @@ def fit_names(
     def curvature(numbers: np.ndarray) -> np.ndarray:
         return _derivatives(log_p, labels, seen, numbers, weight)[2]
 
-    found = scipy.optimize.minimize(
-        loss, np.array([1.0, 1.0, 0.0]), jac=True, hess=curvature, method="trust-exact", options={"maxiter": 100}
+    inverse, offset = scipy.optimize.minimize(
+        loss, np.array([1.0, 0.0]), jac=True, hess=curvature, method="trust-exact", options={"maxiter": 100}
     ).x
-    inside = found[:2].min() > 1 / HIGHEST_TEMPERATURE and found[:2].max() < 1 / LOWEST_TEMPERATURE
-    _, slopes, hessian = _derivatives(log_p, labels, seen, found, weight)
+    _, slopes, hessian = _derivatives(log_p, labels, seen, np.array([inverse, offset]), weight)
+    inside = inverse > 1 / HIGHEST_TEMPERATURE and inverse < 1 / LOWEST_TEMPERATURE
     if not inside or np.abs(slopes.sum(axis=0)).max() > 1e-3 or not np.linalg.eigvalsh(hessian).min() > 0:
-        raise NoFit("no temperatures of seen and new names fit")
+        raise NoFit("no temperature and offset of seen and new names fit")
     # How many images either kind has is given, so that only what differs within a kind varies.
     for kind in (is_seen, ~is_seen):
         slopes[kind] -= slopes[kind].mean(axis=0)
     by_name = np.stack([np.bincount(labels, column) for column in slopes.T], axis=1)
-    inverse = np.linalg.inv(hessian)
-    by_seen, by_new, of_offset = np.sqrt(np.diag(inverse @ (by_name.T @ by_name) @ inverse)).tolist()
-    seen_t, new_t = (1 / found[:2]).tolist()
+    spread = np.linalg.inv(hessian)
+    of_inverse, of_offset = np.sqrt(np.diag(spread @ (by_name.T @ by_name) @ spread)).tolist()
     try:
         alone = fit(log_p[~is_seen], labels[~is_seen], np.unique(labels[~is_seen], return_inverse=True)[1])
     except UserError as error:
         raise NoFit(f"of new names, {error}") from error
     # By the delta method the error of T is T² times that of 1/T.
-    return FittedNames(seen_t, new_t, float(found[2]), (seen_t**2 * by_seen, new_t**2 * by_new, of_offset), alone)
+    return FittedNames(float(1 / inverse), float(offset), (of_inverse / float(inverse) ** 2, of_offset), alone)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,41 +202,34 @@ def _gaps(log_p: Float[np.ndarray, "n k"]) -> Iterator[tuple[slice, Float[np.nda
 
 
 def _logits(
-    gaps: Float[np.ndarray, "b k"], seen: Bool[np.ndarray, " k"], numbers: Float[np.ndarray, " three"]
+    gaps: Float[np.ndarray, "b k"], seen: Bool[np.ndarray, " k"], numbers: Float[np.ndarray, " two"]
 ) -> Float[np.ndarray, "b k"]:
-    """Returns the logits of 1/T of seen names, 1/T of new ones, and the offset."""
-    return gaps * np.where(seen, *numbers[:2]) + numbers[2] * seen
+    """Returns the logits of 1/T and the offset."""
+    return gaps * numbers[0] + numbers[1] * seen
 
 
 def _derivatives(
     log_p: Float[np.ndarray, "n k"],
     labels: Int[np.ndarray, " n"],
     seen: Bool[np.ndarray, " k"],
-    numbers: Float[np.ndarray, " three"],
+    numbers: Float[np.ndarray, " two"],
     weight: Float[np.ndarray, " n"],
-) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n three"], Float[np.ndarray, "three three"]]:
-    """Returns the weighted loss of each image, its slopes by the three numbers, and the sum of the second derivatives.
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n two"], Float[np.ndarray, "two two"]]:
+    """Returns the weighted loss of each image, its slopes by both numbers, and the sum of the second derivatives.
 
-    With the features ``φ_j = (gap_j [seen], gap_j [new], [seen])`` of candidate j, they are ``E[φ] - φ(label)`` and the
-    covariance of φ under the scaled probabilities.
+    With the features ``φ_j = (gap_j, [j is seen])`` of candidate j, they are ``E[φ] - φ(label)`` and the covariance of
+    φ under the scaled probabilities.
     """
-    values, slopes, hessian = np.empty(len(labels)), np.empty((len(labels), 3)), np.zeros((3, 3))
+    values, slopes, hessian = np.empty(len(labels)), np.empty((len(labels), 2)), np.zeros((2, 2))
     for rows, gaps in _gaps(log_p):
-        label, many = labels[rows], np.arange(len(gaps))
+        label, every = labels[rows], np.arange(len(gaps))
         log_q = scipy.special.log_softmax(_logits(gaps, seen, numbers), axis=1)
         q = np.exp(log_q)
-        moved, squared = q * gaps, q * gaps**2
-        mean = np.stack([moved[:, seen].sum(axis=1), moved[:, ~seen].sum(axis=1), q[:, seen].sum(axis=1)], axis=1)
-        second = np.zeros((len(gaps), 3, 3))
-        second[:, 0, 0], second[:, 1, 1], second[:, 2, 2] = (
-            squared[:, seen].sum(1),
-            squared[:, ~seen].sum(1),
-            mean[:, 2],
-        )
-        second[:, 0, 2] = second[:, 2, 0] = mean[:, 0]
-        gap, is_seen = gaps[many, label], seen[label]
-        features = np.stack([gap * is_seen, gap * ~is_seen, is_seen], axis=1)
-        values[rows] = -weight[rows] * log_q[many, label]
-        slopes[rows] = weight[rows, None] * (mean - features)
-        hessian += (weight[rows, None, None] * (second - mean[:, :, None] * mean[:, None, :])).sum(axis=0)
+        moved = q * gaps
+        mean = np.stack([moved.sum(axis=1), q @ seen], axis=1)
+        both = moved @ seen
+        second = np.stack([(moved * gaps).sum(axis=1), both, both, mean[:, 1]], axis=1).reshape(-1, 2, 2)
+        values[rows] = -weight[rows] * log_q[every, label]
+        slopes[rows] = weight[rows, None] * (mean - np.stack([gaps[every, label], seen[label]], axis=1))
+        hessian += np.einsum("i,ijk->jk", weight[rows], second - mean[:, :, None] * mean[:, None, :])
     return values, slopes, hessian

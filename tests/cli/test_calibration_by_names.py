@@ -148,7 +148,7 @@ def test_the_numbers_are_those_of_the_predictions_of_held_out_images(once_by_nam
     found = predict(predictor, features)
     seen = np.array([in_training[name] for name in names])
     fitted, of_file = fit_names(found.log_probabilities, found.labels, seen), saved["names"][mode]
-    for number in ("seen", "new", "offset"):
+    for number in ("temperature", "offset"):
         assert of_file[number] == pytest.approx(getattr(fitted, number), rel=1e-3, abs=1e-3)
     assert of_file["errors"] == pytest.approx(fitted.errors, rel=1e-2)
     is_seen = seen[found.labels]
@@ -300,10 +300,10 @@ def test_a_table_of_another_run_is_ignored_and_a_broken_one_refused(capsys, by_n
     assert "is not a table of words" in refusal(capsys, *classify(by_names, image, names))
 
 
-@pytest.mark.parametrize("change", [{"rule": "letters"}, {"num_new": 1.5}, {"noiseless": {"seen": 0.0}}])
+@pytest.mark.parametrize("change", [{"rule": "letters"}, {"num_new": 1.5}, {"noiseless": {"temperature": 0.0}}])
 def test_a_broken_calibration_by_names_is_one_line(calibrated, change):
     fitted = FittedTemperature(1.0, 0.1, 1.0, 0.9)
-    of_names = FittedNames(1.0, 2.0, -1.0, (0.1, 0.1, 0.1), fitted)
+    of_names = FittedNames(1.0, -1.0, (0.1, 0.1), fitted)
     kept = calibration_of(calibrated, 60)
     found = NameCalibration("caption", 100, 100, of_names, None)
     write_calibration(calibrated, 60, dataclasses.replace(kept, names=found))

@@ -12,8 +12,8 @@ from lit_het.errors import UserError
 from lit_het.eval.metrics import names
 from lit_het.eval.metrics.calibration import scaled
 
-TRUE = FittedNames(1.4, 2.5, -1.5, (0.0, 0.0, 0.0), FittedTemperature(2.0, 0.1, 1.0, 1.0))
-NUMBERS = np.array([1 / TRUE.seen, 1 / TRUE.new, TRUE.offset])
+TRUE = FittedNames(1.7, -1.5, (0.0, 0.0), FittedTemperature(2.0, 0.1, 1.0, 1.0))
+NUMBERS = np.array([1 / TRUE.temperature, TRUE.offset])
 
 
 def slowly(log_p, seen, fitted, share=0.5):
@@ -21,9 +21,7 @@ def slowly(log_p, seen, fitted, share=0.5):
     found = np.empty(log_p.shape)
     for image, row in enumerate(log_p):
         logits = [
-            (value - row.max()) / fitted.seen + fitted.offset + math.log((1 - share) / share)
-            if is_seen
-            else (value - row.max()) / fitted.new
+            value / fitted.temperature + (fitted.offset + math.log((1 - share) / share) if is_seen else 0.0)
             for value, is_seen in zip(row, seen, strict=True)
         ]
         found[image] = np.array(logits) - math.log(sum(map(math.exp, logits)))
@@ -41,7 +39,7 @@ def drawn(count, num_names=12, seed=0):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_the_offset_and_both_temperatures_are_those_of_the_formula(share):
+def test_the_offset_and_the_temperature_are_those_of_the_formula(share):
     log_p, _, seen = drawn(20)
     np.testing.assert_allclose(names.with_offset(log_p, seen, TRUE, share), slowly(log_p, seen, TRUE, share), atol=1e-5)
 
@@ -60,8 +58,8 @@ def test_a_fit_finds_the_numbers_that_labels_were_drawn_with():
     # The true labels have as many images of either kind as the model says, and a fit takes half of each.
     share = (~seen)[labels].mean()
     found = names.fit_names(log_p, labels, seen)
-    expected = (TRUE.seen, TRUE.new, TRUE.offset - math.log((1 - share) / share))
-    for value, error, true in zip((found.seen, found.new, found.offset), found.errors, expected, strict=True):
+    expected = (TRUE.temperature, TRUE.offset - math.log((1 - share) / share))
+    for value, error, true in zip((found.temperature, found.offset), found.errors, expected, strict=True):
         assert 0 < error < 0.2
         assert abs(value - true) < 4 * error
 
@@ -76,7 +74,7 @@ def test_slopes_and_second_derivatives_are_those_of_differences():
     def slope(numbers):
         return names._derivatives(log_p, labels, seen, numbers, weight)[1].sum(axis=0)
 
-    step = 1e-5 * np.eye(3)
+    step = 1e-5 * np.eye(2)
     by_differences = [(loss(NUMBERS + one) - loss(NUMBERS - one)) / 2e-5 for one in step]
     np.testing.assert_allclose(slope(NUMBERS), by_differences, rtol=1e-5, atol=1e-7)
     second = [(slope(NUMBERS + one) - slope(NUMBERS - one)) / 2e-5 for one in step]
@@ -93,7 +91,7 @@ def test_the_slow_likelihood_is_lowest_at_the_fit():
         return -(log_q[seen[labels]].mean() + log_q[~seen[labels]].mean()) / 2
 
     best = names.fit_names(log_p, labels, seen)
-    for field in ("seen", "new", "offset"):
+    for field in ("temperature", "offset"):
         for step in (-0.02, 0.02):
             assert nll(dataclasses.replace(best, **{field: getattr(best, field) + step})) > nll(best)
 
@@ -116,7 +114,7 @@ def test_candidates_of_one_kind_have_its_temperature_whatever_is_expected():
     for prior in ("seen", "new", 0.5):
         one = calibration(prior)
         np.testing.assert_array_equal(names.calibrated(one, log_p, np.ones_like(seen), 0), scaled(log_p, 1.2))
-        np.testing.assert_array_equal(names.calibrated(one, log_p, np.zeros_like(seen), 0), scaled(log_p, TRUE.new))
+        np.testing.assert_array_equal(names.calibrated(one, log_p, np.zeros_like(seen), 0), scaled(log_p, 2.0))
         np.testing.assert_array_equal(names.calibrated(one, log_p, None, 0), scaled(log_p, 1.2))
 
 

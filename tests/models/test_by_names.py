@@ -70,5 +70,5 @@ def test_too_few_images_of_a_kind_leave_one_temperature(training, reason):
 
 def test_images_that_are_all_right_leave_one_temperature():
     log_p, labels = drawn(noise=0.1)
-    with pytest.raises(OneTemperature, match="no temperatures of seen and new names fit"):
+    with pytest.raises(OneTemperature, match="no temperature and offset of seen and new names fit"):
         fit_by_names({0: log_p}, labels, [[name] for name in NAMES], familiar(NAMES[:NUM_SEEN]))

@@ -61,7 +61,7 @@ def fit_by_names(
             nll = -float(log_q[is_seen].mean() + log_q[~is_seen].mean())
             found.append((nll, rule, fitted))
     if not found:
-        raise OneTemperature("no temperatures of seen and new names fit")
+        raise OneTemperature("no temperature and offset of seen and new names fit")
     _, rule, fitted = min(found, key=lambda one: one[0])
     seen = by_rule[rule][labels]
     num_seen, num_new = (len(np.unique(labels[kind])) for kind in (seen, ~seen))

@@ -100,11 +100,9 @@ def _fitted_names(content: dict[str, Any]) -> FittedNames:
     alone, errors = _fitted(content.pop("alone")), tuple(map(float, content.pop("errors")))
     numbers = {name: float(value) for name, value in content.items()}
     fitted = FittedNames(errors=cast(Any, errors), alone=alone, **numbers)
-    temperatures = (
-        LOWEST_TEMPERATURE <= min(fitted.seen, fitted.new) <= max(fitted.seen, fitted.new) <= HIGHEST_TEMPERATURE
-    )
-    if len(errors) != 3 or not all(map(math.isfinite, (fitted.offset, *errors))) or not temperatures:
-        raise ValueError(f"temperatures of names of {fitted}")
+    is_finite = len(errors) == 2 and all(map(math.isfinite, (fitted.offset, *errors)))
+    if not is_finite or not LOWEST_TEMPERATURE <= fitted.temperature <= HIGHEST_TEMPERATURE:
+        raise ValueError(f"a temperature and offset of names of {fitted}")
     return fitted
 
 

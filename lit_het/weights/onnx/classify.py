@@ -136,10 +136,9 @@ def calibrated(logits, fitted, kind, seen, prior):
     if names is None or seen.all() or (prior == "seen" and seen.any()):
         return softmax(logits / fitted[kind])
     if not seen.any() or prior == "new":
-        return softmax(logits / names["alone" if seen.any() else "new"])
-    gaps, share = logits - logits.max(-1, keepdims=True), 0.5 if prior == "balanced" else float(prior)
-    offset = names["offset"] + np.log((1 - share) / share)
-    return softmax(gaps / np.where(seen, names["seen"], names["new"]) + offset * seen)
+        return softmax(logits / names["alone"])
+    share = 0.5 if prior == "balanced" else float(prior)
+    return softmax(logits / names["temperature"] + (names["offset"] + np.log((1 - share) / share)) * seen)
 
 
 def entropy(probabilities):

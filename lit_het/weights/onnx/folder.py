@@ -210,6 +210,6 @@ def _temperatures(calibration: Calibration | None) -> dict[str, Any]:
         for name, samples in (("noiseless_names", 0), ("monte_carlo_names", 1)):
             names = calibration.fitted_names(samples)
             assert names is not None
-            found[name] = {"seen": names.seen, "new": names.new, "offset": names.offset}
+            found[name] = {"temperature": names.temperature, "offset": names.offset}
             found[name]["alone"] = names.alone.temperature
     return found
