@@ -87,7 +87,8 @@ class ExperimentConfig:
             training; ``auto`` is 2 %, at most 10,000, where `lit_het.models.calibration.split` can hold them out; None
             trains on all and fits none.
         calibration_by: which samples ``auto`` takes: by a hash of the name of their shard and their key, of their key
-            alone or of their caption, or the last in order. By default samples of one caption are split: so 2 % are 2 %
+            alone, of their caption or of caption and sample ("name": all samples of some captions and some of the
+            others), or the last in order. By default samples of one caption are split: so 2 % are 2 %
             where few captions have many images, no caption is lost to training, and none is read to choose.
         log: service that receives the metrics of ``metrics.jsonl`` too: ``wandb``, ``trackio`` or None.
         seed: seed of initialisation and noise; ``data.seed`` is that of the order of the data.

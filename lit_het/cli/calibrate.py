@@ -22,7 +22,8 @@ def add_to(commands: Any) -> None:
         "averaged over noise samples, and saves both in RUN/calibration.json. classify, caption, demo, export and all "
         "evaluations apply them by default. Images with captions are matched among all of their captions, those of a "
         "classifier are labelled as in training; of a decoder each token is predicted from those before it. The run "
-        "must not have been trained on them.",
+        "must not have been trained on them. Of 100 captions or more that training never had, a further T is fitted, "
+        "and an offset of the others, for --prior of these commands.",
     )
     calibrating.add_argument("run", type=Path, metavar="RUN", help="directory of a run")
     calibrating.add_argument(
