@@ -5,6 +5,12 @@ import math
 from typing import Literal, TypeAlias
 
 
+def with_error(value: float, error: float) -> str:
+    """Returns a value with its standard error: two digits of the error, and as many decimals of the value."""
+    decimals = max(0, 1 - math.floor(math.log10(max(error, 1e-9))))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+
+
 @dataclasses.dataclass(frozen=True)
 class FittedTemperature:
     """A temperature T that was fitted to predictions, which become ``softmax(log p / T)``.
@@ -21,9 +27,7 @@ class FittedTemperature:
     nll_after: float
 
     def __str__(self) -> str:
-        # Two digits of the error, and as many decimals of the temperature.
-        decimals = max(0, 1 - math.floor(math.log10(max(self.standard_error, 1e-9))))
-        return f"{self.temperature:.{decimals}f} ± {self.standard_error:.{decimals}f}"
+        return with_error(self.temperature, self.standard_error)
 
 
 Prior: TypeAlias = Literal["seen", "new"] | float
@@ -52,6 +56,10 @@ class FittedNames:
     offset: float
     errors: tuple[float, float]
     alone: FittedTemperature
+
+    def __str__(self) -> str:
+        of_temperature, of_offset = self.errors
+        return f"{with_error(self.temperature, of_temperature)}, offset {with_error(self.offset, of_offset)}"
 
 
 @dataclasses.dataclass(frozen=True)

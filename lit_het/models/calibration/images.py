@@ -230,14 +230,9 @@ def _table(calibration: Calibration, fits: _Fits) -> Table:
         values = (fitted.nll_before, fitted.nll_after, *fits.token_errors.get(count, ()))
         rows.append((name, str(fitted), *(f"{value:.4f}" for value in values)))
         if (names := calibration.fitted_names(count)) is not None:
-            rows.append(
-                (
-                    f"{name}, new names",
-                    str(names.alone),
-                    f"{names.alone.nll_before:.4f}",
-                    f"{names.alone.nll_after:.4f}",
-                )
-            )
+            of_new = names.alone
+            rows.append((f"{name}, new names", str(of_new), f"{of_new.nll_before:.4f}", f"{of_new.nll_after:.4f}"))
+            rows.append((f"{name}, both kinds", str(names), "", ""))
     return plain_table(title, ("T ± standard error", *columns), rows)
 
 
