@@ -113,10 +113,12 @@ class Familiarity:
         return bool((self.least > 1).any()) or self.num_captions < self.num_samples
 
     def save(self, path: Path) -> None:
-        """Writes the table to a file."""
-        with completed(path) as partial, partial.open("wb") as file:
-            fields = dataclasses.asdict(self)
-            np.savez(file, **fields)
+        """Writes the table to a file; raises a `UserError` if that is not possible."""
+        try:
+            with completed(path) as partial, partial.open("wb") as file:
+                np.savez(file, **dataclasses.asdict(self))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
     @staticmethod
     def load(path: Path) -> "Familiarity | None":

@@ -44,7 +44,9 @@ class Candidates:
 
     @property
     def new_in_words(self) -> str:
-        """How many labels training captions did not have, and the first of them; empty if that is unknown."""
+        """How many labels training captions did not have, and the first of them; empty for a classifier."""
+        if self.predictor.model.text is not None and self.new is None:
+            return "which names were in the training captions is not known"
         return ": ".join(filter(None, [self.predictor.new_names, ", ".join((self.new or ())[:_NUM_NEW])]))
 
 

@@ -99,7 +99,7 @@ class Run:
     @functools.cached_property
     def data_digest(self) -> str | None:
         """Identifies the samples that it was trained on; None if they are unknown."""
-        if portable.is_portable(self.run_dir):
+        if portable.is_portable(self.run_dir) or not checkpoint_dir(self.run_dir).is_dir():
             return None
         with Checkpoints(checkpoint_dir(self.run_dir), read_only=True) as checkpoints:
             return checkpoints.at(self.step).read_info()[0].get("data_digest")
