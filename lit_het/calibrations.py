@@ -48,12 +48,14 @@ class FittedNames:
     Attributes:
         temperature: T, fitted to as many images of new names as of seen ones.
         offset: fitted with it.
+        new_per_seen: candidates that were new, for each that training captions had.
         errors: standard errors of both over names.
         alone: the T without offset that fits images of new names best.
     """
 
     temperature: float
     offset: float
+    new_per_seen: float
     errors: tuple[float, float]
     alone: FittedTemperature
 
@@ -131,4 +133,4 @@ def _expected(prior: Prior) -> str:
     """Returns in words which right answers are expected."""
     if isinstance(prior, str):
         return f"{prior} names expected"
-    return f"{prior:.0%} new names expected"
+    return f"{100 * prior:g} % new names expected"

@@ -1,8 +1,8 @@
 """Which names training captions had: a table of their words, kept beside a run.
 
 A table holds how often runs of one to four words (n-grams) and whole captions occur, by 32 bits of a hash. It is exact
-but for names that share a hash with others, one in ``2^32 / entries``; where the entries are too many, those of the
-longest n-grams that occur least often are left out, and it says which.
+but for names that share a hash with others, one in ``2^32 / entries``; where the entries are too many, n-grams that
+occur least often are left out, the longest first, and it says which.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class Familiarity:
         counts: logarithm of each entry's count to base 2, rounded down.
         least: the least count of the entries of each order: of whole captions, and of n-grams of 1 to 4 words.
         num_captions: that were read.
-        num_samples: of the training data; of more than were read, those were evenly spread.
+        is_sample: whether training had further ones.
         digest: of the training data.
     """
 
@@ -52,17 +52,17 @@ class Familiarity:
     counts: UInt8[np.ndarray, " e"]
     least: Int[np.ndarray, " orders"]
     num_captions: int
-    num_samples: int
+    is_sample: bool
     digest: str
 
     @staticmethod
-    def of(captions: Iterable[str], num_samples: int, digest: str, most: int = _MAX_ENTRIES) -> "Familiarity":
+    def of(captions: Iterable[str], digest: str, *, is_sample: bool = False, most: int = _MAX_ENTRIES) -> "Familiarity":
         """Counts the n-grams of captions.
 
         Args:
-            captions: of the training samples, or of some of them.
-            num_samples: of training.
+            captions: of the training samples, or of some of them, evenly spread.
             digest: of the training data.
+            is_sample: whether training had further captions.
             most: entries to keep.
         """
         by_order: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in _ORDERS]
@@ -76,7 +76,7 @@ class Familiarity:
         kept = [(keys[times >= low], times[times >= low]) for (keys, times), low in zip(merged, least, strict=True)]
         keys, times = _merged(kept)
         counts = np.log2(times).astype(np.uint8)
-        return Familiarity(keys, counts, least, num_captions, num_samples, digest)
+        return Familiarity(keys, counts, least, num_captions, is_sample, digest)
 
     def log_counts(self, names: Sequence[str], rule: Rule) -> Int[np.ndarray, " k"]:
         """Returns the logarithm of how often captions have each name, to base 2 and rounded down; -1 for never.
@@ -102,15 +102,11 @@ class Familiarity:
         return np.where(self.keys[places] == keys, self.counts[places].astype(int), -1)
 
     def __str__(self) -> str:
-        read = f"{self.num_captions:,} training captions"
-        orders = [f"{order} words" for order in _ORDERS if order and self.least[order] > 1]
-        rare = f", without the rarest runs of {' and '.join(orders)}" if orders else ""
-        return f"{read} (of {self.num_samples:,} samples{rare})" if self.is_partial else read
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether a name that some captions have may be missing."""
-        return bool((self.least > 1).any()) or self.num_captions < self.num_samples
+        what = f"the words of {self.num_captions:,} training captions{' of more' * self.is_sample}"
+        kinds = ["whole captions", *(f"runs of {order} words" for order in _ORDERS[1:])]
+        rare = [f"{kind} in fewer than {low}" for kind, low in zip(kinds, self.least, strict=True) if low > 1]
+        left_out = f", without {' and '.join(rare)}" if rare else ""
+        return f"{what}{left_out}; of other names 1 in {2**32 // max(1, len(self.keys)):,} is taken for one of them"
 
     def save(self, path: Path) -> None:
         """Writes the table to a file; raises a `UserError` if that is not possible."""
@@ -209,11 +205,15 @@ def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[UInt32[np.n
 
 
 def _least(merged: Sequence[tuple[np.ndarray, np.ndarray]], most: int) -> Int[np.ndarray, " orders"]:
-    """Returns the least count to keep of each order: raised where entries are most, until all fit."""
+    """Returns the least count to keep of each order: raised for the longest n-grams until all fit.
+
+    No count is raised far above twice that of shorter ones; whole captions, by which names are told apart, come last.
+    """
     least = np.ones(len(merged), int)
     sizes = np.array([len(keys) for keys, _ in merged])
     while sizes.sum() > most:
-        order = int(sizes.argmax())
+        orders = [order for order in _ORDERS[:0:-1] if sizes[order] and least[order] <= 2 * least[1:].min()]
+        order = orders[0] if orders else 0
         least[order] += 1
         sizes[order] = (merged[order][1] >= least[order]).sum()
     return least
@@ -228,5 +228,5 @@ def _checked(fields: dict[str, np.ndarray]) -> Familiarity:
         raise Malformed("its keys are not in order")
     if least.shape != (len(_ORDERS),) or least.dtype.kind != "i":
         raise Malformed("its least counts have another form")
-    numbers = (int(fields["num_captions"]), int(fields["num_samples"]))
-    return Familiarity(keys, counts, least, *numbers, str(fields["digest"]))
+    num_captions, is_sample = int(fields["num_captions"]), bool(fields["is_sample"])
+    return Familiarity(keys, counts, least, num_captions, is_sample, str(fields["digest"]))

@@ -82,10 +82,8 @@ class ZeroShot:
                     errors |= of_part(part, part_errors)
                 bar.advance(1)
         found[f"{CALIBRATED}/temperature_factor"] = factor
-        raw = self._as_trained(without_noise, features)
-        if raw is not None:
-            for into, values in zip((found, errors), _of_kinds(quiet, raw, without_noise), strict=True):
-                into.update(values)
+        of_kinds, errors_of_kinds, curve = self._by_kind(quiet, without_noise, features)
+        found, errors = found | of_kinds, errors | errors_of_kinds
         if self.relabels is not None:
             acceptable = [self.relabels[position] for position in quiet.positions]
             found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, acceptable)
@@ -98,7 +96,7 @@ class ZeroShot:
             figures=found,
             errors=errors,
             chance={name: value for name, value in chance.items() if name in found},
-            draw=lambda: self._draw(model, {part or "plain": one for part, one in parts.items()}, without_noise, raw),
+            draw=lambda: self._draw(model, {part or "plain": one for part, one in parts.items()}, curve),
             calibrated=str(model.calibration or ""),
         )
 
@@ -110,47 +108,36 @@ class ZeroShot:
             by_image = scores.soft_nll(predictions.log_probabilities, self.soft_labels[predictions.positions])
             yield {"soft_nll": float(by_image.mean())}, {"soft_nll": standard_error(by_image)}
 
-    def _as_trained(self, predictor: Predictor, features: Features) -> Predictions | None:
-        """Returns predictions without calibration; None unless training captions had some of the names, but not all."""
-        if predictor.seen is None:
-            return None
+    def _by_kind(
+        self, predictions: Predictions, predictor: Predictor, features: Features
+    ) -> tuple[dict[str, float], dict[str, float], names.SeenAgainstNew | None]:
+        """Returns figures of names that training captions had and of new ones, their errors, and the curve of both.
+
+        There are none unless some of the names are seen and others new; of both kinds there must be images, too.
+        """
+        seen = predictor.seen
+        if seen is None:
+            return {}, {}, None
         message(f"{self.opened.config.name}: {predictor.new_names}")
-        if predictor.seen.all() or not predictor.seen.any():
-            return None
-        return self.recognition.predict(dataclasses.replace(predictor, as_trained=True), features)
+        if seen.all() or not seen.any():
+            return {}, {}, None
+        raw = self.recognition.predict(dataclasses.replace(predictor, as_trained=True), features)
+        found, errors = {"raw_top1": float(raw.hits(1).mean())}, {"raw_top1": standard_error(raw.hits(1))}
+        if len({*seen[raw.labels].tolist()}) < 2:
+            return found, errors, None
+        curve = names.seen_against_new(raw.log_probabilities, raw.labels, seen)
+        of_kinds, errors_of_kinds = names.figures_of_kinds(predictions.hits(1), predictions.labels, seen)
+        return {**found, **of_kinds, "ausuc": curve.area}, {**errors, **errors_of_kinds}, curve
 
     def _draw(
-        self, model: EvaluatedModel, parts: Mapping[str, Predictions], predictor: Predictor, raw: Predictions | None
+        self, model: EvaluatedModel, parts: Mapping[str, Predictions], curve: names.SeenAgainstNew | None
     ) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
         features = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
         arrays = {**drawing.arrays, "spectrum": image_quantity(model, quantities.noise_spectrum, features)}
-        if raw is not None and (curve := _curve(raw, predictor)) is not None:
+        if curve is not None:
             arrays["seen_against_new"] = np.stack([curve.seen, curve.new])
         return dataclasses.replace(drawing, arrays=arrays)
-
-
-def _of_kinds(
-    predictions: Predictions, raw: Predictions, predictor: Predictor
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns figures of names that training captions had and of new ones: top-1 as trained, and of either kind."""
-    found = {"raw_top1": float(raw.hits(1).mean())}
-    errors = {"raw_top1": standard_error(raw.hits(1))}
-    if (curve := _curve(raw, predictor)) is not None:
-        assert predictor.seen is not None
-        figures, of_figures = names.figures_of_kinds(predictions.hits(1), predictions.labels, predictor.seen)
-        found |= {**figures, "ausuc": curve.area}
-        errors |= of_figures
-    return found, errors
-
-
-def _curve(raw: Predictions, predictor: Predictor) -> names.SeenAgainstNew | None:
-    """Returns the curve of seen against new names; None without images of both."""
-    assert predictor.seen is not None, "asked only where some names are seen"
-    of_labels = predictor.seen[raw.labels]
-    if of_labels.all() or not of_labels.any():
-        return None
-    return names.seen_against_new(raw.log_probabilities, raw.labels, predictor.seen)
 
 
 def _kind(model: EvaluatedModel) -> str:

@@ -46,8 +46,7 @@ def parse_prior(text: str) -> Prior:
         share = math.nan
     if not 0 < share < 1:
         raise UserError(
-            f"--prior {text}: give seen, new, balanced, or the share of right answers that are new names, between 0 "
-            "and 1"
+            f"prior {text}: give seen, new, balanced, or the share of right answers that are new names, between 0 and 1"
         )
     return share
 
@@ -59,7 +58,7 @@ def calibrated_by(calibrated: bool, prior: str | float | None) -> Calibrated:
         return calibrated
     if not calibrated:
         raise UserError(
-            "--prior is part of the calibration, which --uncalibrated (calibrated=False) leaves out; give one of them"
+            "a prior is part of the calibration, which --uncalibrated (calibrated=False) leaves out; give one of them"
         )
     return parse_prior(str(prior))
 
@@ -90,12 +89,15 @@ def with_offset(
 ) -> Float[np.ndarray, "n k"]:
     """Returns log-probabilities of `FittedNames` where a share of the right answers are new names, in float32.
 
-    The offset is fitted to as many images of either kind. By Bayes' rule that of another share has the logarithm of
-    the odds beside: ``offset + log((1 - share) / share)``.
+    The offset is fitted to as many images of either kind, among K_new and K_seen names. Names of a kind being equally
+    frequent, a name has the prior ``share / k_new``, or ``(1 - share) / k_seen``, and by Bayes' rule the offset is
+    ``offset + log((1 - share) / share) + log(k_new / k_seen) - log(K_new / K_seen)``.
     """
     check_log_probabilities(log_p)
     result = np.empty(log_p.shape, np.float32)
-    numbers = np.array([1 / names.temperature, names.offset + math.log((1 - share) / share)])
+    new_per_seen = (~seen).sum() / seen.sum()
+    odds = math.log((1 - share) / share) + math.log(new_per_seen / names.new_per_seen)
+    numbers = np.array([1 / names.temperature, names.offset + odds])
     for rows, gaps in _gaps(log_p):
         result[rows] = scipy.special.log_softmax(_logits(gaps, seen, numbers), axis=1)
     return result
@@ -141,7 +143,8 @@ def fit_names(
     except UserError as error:
         raise NoFit(f"of new names, {error}") from error
     # By the delta method the error of T is T² times that of 1/T.
-    return FittedNames(float(1 / inverse), float(offset), (of_inverse / float(inverse) ** 2, of_offset), alone)
+    errors = of_inverse / float(inverse) ** 2, of_offset
+    return FittedNames(float(1 / inverse), float(offset), float((~seen).sum() / seen.sum()), errors, alone)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,10 +169,12 @@ def seen_against_new(
 ) -> SeenAgainstNew:
     """Returns the curve of an evaluation with images of both kinds."""
     is_seen = seen[labels]
-    of_seen, of_new = (np.where(kind, log_p.astype(np.float64), -np.inf) for kind in (seen, ~seen))
-    right = np.where(is_seen, of_seen.argmax(axis=1), of_new.argmax(axis=1)) == labels
-    # The offset of seen names from which on the prediction is one of them.
-    turns = of_new.max(axis=1) - of_seen.max(axis=1)
+    right, turns = np.empty(len(labels), bool), np.empty(len(labels))
+    for rows in row_blocks(*log_p.shape):
+        of_seen, of_new = (np.where(kind, log_p[rows].astype(np.float64), -np.inf) for kind in (seen, ~seen))
+        right[rows] = np.where(is_seen[rows], of_seen.argmax(axis=1), of_new.argmax(axis=1)) == labels[rows]
+        # The offset of seen names from which on the prediction is one of them.
+        turns[rows] = of_new.max(axis=1) - of_seen.max(axis=1)
     offsets = np.unique(turns)
     # An image of a seen name is right from its turn on, one of a new name before.
     at = [np.searchsorted(np.sort(turns[right & kind]), offsets, "right") for kind in (is_seen, ~is_seen)]

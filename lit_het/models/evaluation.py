@@ -58,6 +58,8 @@ def evaluate(
         sizes: of patches and images, see `lit_het.models.sizes.with_sizes`.
     """
     changed = "experts" if experts else "sizes" if sizes != AS_TRAINED else ""
+    if changed and not isinstance(calibrated, bool):
+        raise UserError(f"--prior is of the model as trained, which other {changed} change; leave one of them out")
     _check_request(checkpoints, configs, output, changed)
     means = means_over(configs, reference)
     opened = [with_sizes(with_experts(open_run(one, pretrained), experts), sizes) for one in checkpoints]

@@ -18,11 +18,12 @@ from lit_het import parameters, sharding
 from lit_het.calibrations import Calibrated, Calibration
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.texts.familiarity import Familiarity
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.models.calibration.saved import read_calibration
-from lit_het.models.calibration.seen_names import knows, read_familiarity
+from lit_het.models.calibration.seen_names import FAMILIARITY, knows, read_familiarity
 from lit_het.models.predictor import Programs
 from lit_het.models.pretrained import abstract_params, locked_params
 from lit_het.models.tower_fingerprints import tower_fingerprint
@@ -74,17 +75,21 @@ class Run:
         if self.calibration is None or self.calibration.names is None:
             raise UserError(
                 f"--prior {calibrated}: {self.run_dir} is not calibrated by names; run lit-het calibrate "
-                f"{self.run_dir} with images of 100 names or more that it was not trained on, and of others that it was"
+                f"{self.run_dir} with held-out images of 100 names or more that training had not, and of names it had"
+            )
+        if self.familiarity is None:
+            raise UserError(
+                f"--prior {calibrated}: which names training had is not known, as {self.run_dir} lacks its "
+                f"{FAMILIARITY}; run lit-het calibrate {self.run_dir} again, or leave --prior out"
             )
         return dataclasses.replace(self.calibration, prior=calibrated)
 
     def _knows(self) -> Knows | None:
         """Returns what tells names that training captions had; None without them."""
-        found = read_familiarity(self.run_dir, self.data_digest) if self.config.task.embeds_texts else None
-        if found is None:
+        if self.familiarity is None:
             return None
         by_names = None if self.calibration is None else self.calibration.names
-        return functools.partial(knows, found, "words" if by_names is None else by_names.rule)
+        return functools.partial(knows, self.familiarity, "words" if by_names is None else by_names.rule)
 
     def sets(self) -> Sets:
         """Returns what opens sets of images, or of texts to translate, for evaluations of this model."""
@@ -95,6 +100,11 @@ class Run:
     def calibration(self) -> Calibration | None:
         """The temperatures that were fitted to this checkpoint; a message tells of those of another one."""
         return read_calibration(self.run_dir, self.step)
+
+    @functools.cached_property
+    def familiarity(self) -> Familiarity | None:
+        """The table of training captions; None if there is none, or, with a message, only that of another run."""
+        return read_familiarity(self.run_dir, self.data_digest) if self.config.task.embeds_texts else None
 
     @functools.cached_property
     def data_digest(self) -> str | None:

@@ -105,7 +105,7 @@ def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> No
     """
     arguments.instance(licence, "licence", str | None, "a text or None")
     tokenizer = None if run.tokenizer is None else run.tokenizer.model_bytes
-    portable.write(folder, run.config, run.params, run.step, run.run_dir, tokenizer)
+    portable.write(folder, run.config, run.params, run.step, run.run_dir, tokenizer, run.data_digest)
     write_atomically(folder / "README.md", write_card(run, name, licence=licence, library="lit-het"))
 
 

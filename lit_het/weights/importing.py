@@ -151,7 +151,7 @@ def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> Non
         config = dataclasses.replace(run.config, run_dir=run_dir)
         directory.write(partial, config, None if run.tokenizer is None else run.tokenizer.model_bytes)
         copy_calibration(folder, partial, step=0)
-        copy_familiarity(folder, partial)
+        copy_familiarity(folder, partial, None)
     message(f"{parameters.count(run.params):,} parameters of {folder} in {run_dir}")
 
 

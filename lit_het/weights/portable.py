@@ -64,7 +64,13 @@ def find(address: str) -> Path | None:
 
 
 def write(
-    folder: Path, config: ExperimentConfig, params: Params, step: int, run_dir: Path, tokenizer: bytes | None
+    folder: Path,
+    config: ExperimentConfig,
+    params: Params,
+    step: int,
+    run_dir: Path,
+    tokenizer: bytes | None,
+    data_digest: str | None,
 ) -> None:
     """Writes a model to an empty folder, which `read` opens again with equal outputs.
 
@@ -73,15 +79,16 @@ def write(
         config: of the run; paths of its data and of locked parameters are left out.
         params: of all parts.
         step: of the checkpoint, to which the calibration belongs.
-        run_dir: of the run, whose calibration is copied.
+        run_dir: of the run, whose calibration and table of captions are copied.
         tokenizer: content of its file; None without one.
+        data_digest: of the data that it was trained on; None if that is unknown.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # float32 holds every value of a locked tower's bfloat16.
     flat = {path: np.asarray(array, np.float32, order="C") for path, array in parameters.flatten(params).items()}
     write_safetensors(folder / "model.safetensors", flat, {"format": "lit-het", _STEP: str(step)})
     copy_calibration(run_dir, folder, step)
-    copy_familiarity(run_dir, folder)
+    copy_familiarity(run_dir, folder, data_digest)
     directory.write(folder, _without_training(config), tokenizer)
 
 

@@ -130,7 +130,7 @@ def test_held_out_are_all_samples_of_some_names_and_the_run_knows_which(once_by_
     found = read_familiarity(once_by_names, model.data_digest)
     assert found is not None
     assert dict(zip(NAMES, found.knows(NAMES, "caption").tolist(), strict=True)) == in_training
-    assert found.num_captions == found.num_samples == training_loader(model.config).num_samples
+    assert (found.num_captions, found.is_sample) == (training_loader(model.config).num_samples, False)
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_seen_and_new_change_no_ranking_and_the_table_names_what_training_had_no
 def test_the_model_in_python_takes_a_prior(once_by_names, in_training, image):
     names = some(in_training, 4, 3)
     balanced = load(once_by_names, prior="balanced")
-    assert balanced.calibration.endswith("50% new names expected)")
+    assert balanced.calibration.endswith("50 % new names expected)")
     by_share, by_word = (load(once_by_names, prior=prior).classify(image, names) for prior in (0.5, "balanced"))
     assert dict(by_share) == dict(by_word)
     assert by_word.new_labels == tuple(names[4:])
@@ -274,8 +274,8 @@ def test_the_script_of_an_onnx_folder_has_equal_probabilities(
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--prior", "1.5"), "--prior 1.5: give seen, new, balanced, or the share of right answers that are new names"),
-        (("--prior", "new", "--uncalibrated"), "--prior is part of the calibration, which --uncalibrated"),
+        (("--prior", "1.5"), "prior 1.5: give seen, new, balanced, or the share of right answers that are new names"),
+        (("--prior", "new", "--uncalibrated"), "a prior is part of the calibration, which --uncalibrated"),
         (("--prior", "new", "--coverage", "0.9"), "a coverage is fitted to images of names that training had"),
     ],
 )
@@ -291,11 +291,14 @@ def test_a_prior_without_calibration_by_names_is_one_line(capsys, once_calibrate
 @pytest.mark.slow
 def test_a_table_of_another_run_is_ignored_and_a_broken_one_refused(capsys, by_names, in_training, image):
     names, path = some(in_training, 2, 2), by_names / "familiarity.npz"
-    Familiarity.of(NAMES, len(NAMES), "another").save(path)
+    Familiarity.of(NAMES, "another").save(path)
+    assert "which names training had is not known" in refusal(
+        capsys, *classify(by_names, image, names, "--prior", "new")
+    )
     run_command(*classify(by_names, image, names))
     said = capsys.readouterr()
     assert "has the captions of another run: ignored" in " ".join(said.err.split())
-    assert "training captions" not in said.out
+    assert "which names were in the training captions is not known" in " ".join(said.out.split())
     path.write_bytes(b"PK broken")
     assert "is not a table of words" in refusal(capsys, *classify(by_names, image, names))
 
@@ -303,7 +306,7 @@ def test_a_table_of_another_run_is_ignored_and_a_broken_one_refused(capsys, by_n
 @pytest.mark.parametrize("change", [{"rule": "letters"}, {"num_new": 1.5}, {"noiseless": {"temperature": 0.0}}])
 def test_a_broken_calibration_by_names_is_one_line(calibrated, change):
     fitted = FittedTemperature(1.0, 0.1, 1.0, 0.9)
-    of_names = FittedNames(1.0, -1.0, (0.1, 0.1), fitted)
+    of_names = FittedNames(1.0, -1.0, 0.5, (0.1, 0.1), fitted)
     kept = calibration_of(calibrated, 60)
     found = NameCalibration("caption", 100, 100, of_names, None)
     write_calibration(calibrated, 60, dataclasses.replace(kept, names=found))

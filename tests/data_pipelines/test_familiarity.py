@@ -22,7 +22,7 @@ SENTENCES = (
 
 
 def table(captions, **most) -> Familiarity:
-    return Familiarity.of(captions, len(captions), "digest", **most)
+    return Familiarity.of(captions, "digest", **most)
 
 
 def slowly(captions, name):
@@ -78,10 +78,12 @@ def test_a_table_that_is_too_large_loses_the_rarest_of_the_longest_and_says_so()
     draw = random.Random(0)
     captions = [" ".join(draw.choices("abcdefghijkl", k=8)) for _ in range(500)]
     whole, small = table(captions), table(captions, most=2_500)
-    assert not whole.is_partial
-    assert small.is_partial
     assert len(small.keys) <= 2_500 < len(whole.keys)
-    assert "without the rarest runs of 4 words" in str(small)
+    assert "without" not in str(whole)
+    assert "the words of 500 training captions, without" in str(small)
+    assert f"runs of 4 words in fewer than {small.least[4]}; of other names 1 in" in str(small)
+    assert small.least[0] == 1
+    assert small.knows(captions, "caption").all()
     # What is left is what was counted.
     assert set(small.keys.tolist()) < set(whole.keys.tolist())
     assert small.knows(list("abcdefghijkl")).all()
@@ -110,7 +112,7 @@ def test_the_largest_table_has_64_megabytes(tmp_path):
         np.zeros(MAX_BYTES // 5 - 1024, np.uint8),
         np.ones(MAX_ORDER + 1, int),
         1,
-        1,
+        False,
         "digest",
     )
     full.save(tmp_path / "familiarity.npz")

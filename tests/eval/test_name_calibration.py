@@ -12,7 +12,7 @@ from lit_het.errors import UserError
 from lit_het.eval.metrics import names
 from lit_het.eval.metrics.calibration import scaled
 
-TRUE = FittedNames(1.7, -1.5, (0.0, 0.0), FittedTemperature(2.0, 0.1, 1.0, 1.0))
+TRUE = FittedNames(1.7, -1.5, 1.0, (0.0, 0.0), FittedTemperature(2.0, 0.1, 1.0, 1.0))
 NUMBERS = np.array([1 / TRUE.temperature, TRUE.offset])
 
 
@@ -51,6 +51,19 @@ def test_another_share_moves_the_odds_of_new_names_by_bayes_rule():
         for one in (names.with_offset(log_p, seen, TRUE, share) for share in (0.5, 0.2))
     ]
     np.testing.assert_allclose(odds[1], odds[0] * 0.2 / 0.8, rtol=1e-4)
+
+
+def test_other_candidates_have_the_prior_of_their_kind_shared_among_them():
+    # Every name of a kind is as likely a priori: with the likelihoods of names, Bayes' rule gives the probabilities.
+    likelihood = np.exp(np.random.default_rng(0).normal(size=(50, 12)))
+    fitted = FittedNames(1.0, math.log(9 / 3), 9 / 3, (0.0, 0.0), TRUE.alone)  # of 9 new and 3 seen names, half each
+    for chosen, num_seen in ((slice(0, 12), 3), (slice(1, 6), 2), (slice(2, 12), 1)):
+        some = likelihood[:, chosen]
+        seen = np.arange(some.shape[1]) < num_seen
+        for share in (0.5, 0.1):
+            joint = some * np.where(seen, (1 - share) / num_seen, share / (~seen).sum())
+            found = names.with_offset(special.log_softmax(np.log(some), axis=1), seen, fitted, share)
+            np.testing.assert_allclose(np.exp(found), joint / joint.sum(axis=1, keepdims=True), rtol=1e-4)
 
 
 def test_a_fit_finds_the_numbers_that_labels_were_drawn_with():

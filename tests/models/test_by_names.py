@@ -21,7 +21,7 @@ def drawn(noise: float = 2.0):
 
 
 def familiar(names) -> Familiarity:
-    return Familiarity.of(names, len(names), "digest")
+    return Familiarity.of(names, "digest")
 
 
 def test_kinds_are_those_of_the_training_captions_and_the_rest_is_the_fit_of_names():

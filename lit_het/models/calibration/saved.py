@@ -100,7 +100,7 @@ def _fitted_names(content: dict[str, Any]) -> FittedNames:
     alone, errors = _fitted(content.pop("alone")), tuple(map(float, content.pop("errors")))
     numbers = {name: float(value) for name, value in content.items()}
     fitted = FittedNames(errors=cast(Any, errors), alone=alone, **numbers)
-    is_finite = len(errors) == 2 and all(map(math.isfinite, (fitted.offset, *errors)))
+    is_finite = len(errors) == 2 and all(map(math.isfinite, (fitted.offset, *errors))) and fitted.new_per_seen > 0
     if not is_finite or not LOWEST_TEMPERATURE <= fitted.temperature <= HIGHEST_TEMPERATURE:
         raise ValueError(f"a temperature and offset of names of {fitted}")
     return fitted

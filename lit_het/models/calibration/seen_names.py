@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -39,14 +40,14 @@ def read_familiarity(run_dir: Path, digest: str | None) -> Familiarity | None:
     """
     found = Familiarity.load(path := familiarity_path(run_dir))
     if found is not None and digest is not None and found.digest != digest:
-        message(f"{path} has the captions of another run: ignored; delete it, and run lit-het calibrate {run_dir}")
+        message(f"{path} has the captions of another run: ignored; run lit-het calibrate {run_dir} again")
         return None
     return found
 
 
-def copy_familiarity(source: Path, run_dir: Path) -> None:
-    """Copies the table of a run's training captions, if there is one."""
-    if familiarity_path(source).is_file():
+def copy_familiarity(source: Path, run_dir: Path, digest: str | None) -> None:
+    """Copies the table of a run's training captions, if there is one; arguments are those of `read_familiarity`."""
+    if read_familiarity(source, digest) is not None:
         shutil.copyfile(familiarity_path(source), familiarity_path(run_dir))
 
 
@@ -65,7 +66,8 @@ def require_familiarity(run_dir: Path, config: ExperimentConfig, task: AnyTask, 
     if (found := read_familiarity(run_dir, digest)) is not None:
         return found
     _, trainable = parameters.partition(task.shapes, config.task.locked)
-    if not config.data.shards or "text_tower" not in trainable:
+    towers: Any = config.task
+    if not config.data.shards or "text_tower" not in trainable or towers.text_tower.weights is not None:
         raise UserError("its text tower learned from other captions than those of its configuration")
     if config.data.stream is not None:
         raise UserError("it was trained on a stream, whose captions are not read again")
@@ -74,8 +76,11 @@ def require_familiarity(run_dir: Path, config: ExperimentConfig, task: AnyTask, 
         raise UserError("the shards of its training have changed")
     count = min(loader.num_samples, MOST_SAMPLES)
     with Bar("reading captions of training", count, "samples") as bar:
-        found = Familiarity.of(_captions(loader, count, bar.advance), loader.num_samples, loader.digest)
+        found = Familiarity.of(
+            _captions(loader, count, bar.advance), loader.digest, is_sample=count < loader.num_samples
+        )
     found.save(familiarity_path(run_dir))
+    message(f"{familiarity_path(run_dir)} has {found}")
     return found
 
 

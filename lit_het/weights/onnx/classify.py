@@ -110,8 +110,11 @@ def softmax(logits):
     return powers / powers.sum(-1, keepdims=True)
 
 
-def knows(name, rule):
-    """Returns whether training captions had a name, as ``lit_het.data_pipelines.texts.familiarity`` finds it."""
+def knows(name, rule, keys):
+    """Returns whether training captions had a name, as ``lit_het.data_pipelines.texts.familiarity`` finds it.
+
+    ``keys`` are those of ``familiarity.npz``, which are in order.
+    """
     words = re.findall(r"\w+", unicodedata.normalize("NFKC", name).casefold())
     words = words[1:] if words[:1] in (["a"], ["an"], ["the"]) and len(words) > 1 else words
     if not words:
@@ -127,7 +130,8 @@ def knows(name, rule):
             grams = grams[: len(words) - count + 1] * multiplier + hashes[count - 1 :]
     mixed = (grams ^ np.uint64(order)) * multiplier
     mixed = (mixed ^ (mixed >> np.uint64(29))) * multiplier
-    return np.isin((mixed >> np.uint64(32)).astype(np.uint32), np.load(FOLDER / "familiarity.npz")["keys"]).all()
+    found = (mixed >> np.uint64(32)).astype(np.uint32)
+    return bool((keys[np.minimum(np.searchsorted(keys, found), len(keys) - 1)] == found).all())
 
 
 def calibrated(logits, fitted, kind, seen, prior):
@@ -138,7 +142,9 @@ def calibrated(logits, fitted, kind, seen, prior):
     if not seen.any() or prior == "new":
         return softmax(logits / names["alone"])
     share = 0.5 if prior == "balanced" else float(prior)
-    return softmax(logits / names["temperature"] + (names["offset"] + np.log((1 - share) / share)) * seen)
+    # Names of a kind are equally frequent a priori; there were other numbers of them where the offset was fitted.
+    odds = np.log((1 - share) / share) + np.log((~seen).sum() / seen.sum() / names["new_per_seen"])
+    return softmax(logits / names["temperature"] + (names["offset"] + odds) * seen)
 
 
 def entropy(probabilities):
@@ -168,7 +174,8 @@ def main():
     prior = options.prior or fitted.get("prior", "seen")
     if prior not in ("seen", "new", "balanced") and not (is_number(prior) and 0 < float(prior) < 1):
         parser.error(f"--prior {prior}: give seen, new, balanced, or a share of new names between 0 and 1")
-    seen = np.array(["rule" not in fitted or knows(label, fitted["rule"]) for label in labels])
+    keys = np.load(FOLDER / "familiarity.npz")["keys"] if "rule" in fitted else None
+    seen = np.array([keys is None or knows(label, fitted["rule"], keys) for label in labels])
     if not seen.all():
         print(f"{(~seen).sum():,} of {len(seen):,} names were not in the training captions")
     temperature = np.reshape(model.get("temperature", 1.0), (-1, 1, 1))  # of each member

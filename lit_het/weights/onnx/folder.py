@@ -77,7 +77,7 @@ def write(run: Run, folder: Path, class_names: Sequence[str], calibration: Calib
     if run.tokenizer is not None:
         (folder / settings["tokenizer"]["file"]).write_bytes(run.tokenizer.model_bytes)
     if calibration is not None and calibration.names is not None:
-        copy_familiarity(run.run_dir, folder)
+        copy_familiarity(run.run_dir, folder, run.data_digest)
     for name, model in models.items():
         save(model, folder / f"{name}.onnx")
     (folder / "model.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
@@ -210,6 +210,6 @@ def _temperatures(calibration: Calibration | None) -> dict[str, Any]:
         for name, samples in (("noiseless_names", 0), ("monte_carlo_names", 1)):
             names = calibration.fitted_names(samples)
             assert names is not None
-            found[name] = {"temperature": names.temperature, "offset": names.offset}
-            found[name]["alone"] = names.alone.temperature
+            found[name] = {"temperature": names.temperature, "offset": names.offset, "alone": names.alone.temperature}
+            found[name]["new_per_seen"] = names.new_per_seen
     return found
