@@ -76,9 +76,8 @@ def require_familiarity(run_dir: Path, config: ExperimentConfig, task: AnyTask, 
         raise UserError("the shards of its training have changed")
     count = min(loader.num_samples, MOST_SAMPLES)
     with Bar("reading captions of training", count, "samples") as bar:
-        found = Familiarity.of(
-            _captions(loader, count, bar.advance), loader.digest, is_sample=count < loader.num_samples
-        )
+        captions, is_sample = _captions(loader, count, bar.advance), count < loader.num_samples
+        found = Familiarity.of(captions, loader.digest, is_sample=is_sample)
     found.save(familiarity_path(run_dir))
     message(f"{familiarity_path(run_dir)} has {found}")
     return found
