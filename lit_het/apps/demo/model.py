@@ -86,7 +86,7 @@ class DemoModel(PageModel):
         remarks = [among.new_in_words]
         if among.threshold is not None:
             inside = [found[place] for place in predictions.prediction_set(among.threshold)]
-            remarks.append(describe_set(inside, among.coverage, _NUM_IN_SET))
+            remarks.insert(0, describe_set(inside, among.coverage, _NUM_IN_SET))
         return found, predictions, "; ".join(filter(None, remarks))
 
     def noise(self, features: Float[np.ndarray, " f"]) -> tuple[float, list[NoiseRank]]:
