@@ -61,6 +61,8 @@ def write(run: Run, folder: Path, class_names: Sequence[str], calibration: Calib
         class_names: of a classifier, in order; empty if unknown, or for an image-text model.
         calibration: the temperatures that the script applies; None for none.
     """
+    if calibration is not None and run.familiarity is None:
+        calibration = dataclasses.replace(calibration, names=None)  # the script could not tell names apart
     task = _in_float32(run.task)
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), run.params)
     # All models are converted before the first file is written: one may be refused.
