@@ -55,10 +55,8 @@ def nested(depth: int) -> dict[str, Any]:
             "1,000,000,000,000 characters from one",
         ),
         ({"normalizer": replacing({"String": ""}, "x" * 1024)}, "1,025 characters from one"),
-        (
-            {"normalizer": replacing({"Regex": "(a|aa)+$c"}, "")},
-            r"retry-limit-in-match over|takes .* s for .* characters",
-        ),
+        # Retries grow so fast with the length that their limit is met before that on seconds on any processor.
+        ({"normalizer": replacing({"Regex": "(a|a|a|a)+$c"}, "")}, "retry-limit-in-match over"),
         ({"normalizer": replacing({"Regex": r"(.|..){0,20}\b\B"}, "")}, r"takes .* s for .* characters"),
         ({"normalizer": nested(9)}, "nested more than 8 deep"),
         ({"normalizer": sequence([{"type": "Lowercase"}] * 65)}, "at most 64 are allowed"),
