@@ -3,10 +3,12 @@
     python -m scripts.studies.study_names --output runs/names --seeds 0 1 2
     python -m scripts.studies.study_names --data icons --fonts DIR --steps 500 --output runs/names_icons
     python -m scripts.studies.study_names --data emoji --fonts DIR --steps 500 --output runs/names_emoji
+    python -m scripts.studies.study_names --noise cyrillic --level 0.4 --members 3 --output runs/names_noisy
 
 One in ten training names is left out of training. Ways are fitted on images of the validation style of the names that
 stay, and on images of those that are left out, both with the same weight; all names are candidates. They are compared
-on the held-out style of the names that stay, and on held-out names.
+on the held-out style of the names that stay, and on held-out names. With ``--members`` a head is also measured as the
+mean of runs from other initial parameters, as ``task.text_members`` trains them in one.
 """
 
 import argparse
@@ -29,11 +31,17 @@ from lit_het.eval.report.tables import markdown_table
 from lit_het.heads.temperature_config import LogTemperature
 from lit_het.tasks.two_towers import ContrastiveTask
 from scripts.studies import harness, study_noise
+from scripts.studies.noise import pairs as noise
 from scripts.studies.noise.pairs import PairSet
 from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import Trained, train
 
 HEADS = ("DET", "smoothing 0.1", "S16", "S16 smoothing 0.1", "pairwise_probit")
+# What the summary shows: for known names what serves them, for new ones what serves those.
+SUMMARY = (
+    *("T of images/known/top1", "T of images/known/nll", "T of images/known/ece"),
+    *("T of names/new/top1", "T of names/new/nll", "T of names/new/ece", "offset/harmonic", "ausuc", "seconds"),
+)
 MOST = 1000  # images of each set that ways are fitted on
 
 
@@ -187,16 +195,21 @@ def seen_against_new(known: Predictions, new: Predictions, names: Names) -> floa
     return float(abs(np.trapezoid(top_new, top_known)))
 
 
-def measure(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"], left_out: np.ndarray) -> dict[str, float]:
-    """Returns the figures of all ways: ``<way>/<set>/<figure>``."""
-    names = known_of(trained, data, seen)
+def measure(
+    members: Sequence[Trained], data: Data, seen: Bool[np.ndarray, " k"], left_out: np.ndarray, ways: Sequence[str]
+) -> dict[str, float]:
+    """Returns the figures of ways: ``<way>/<set>/<figure>``; members predict together, with their mean probability."""
+    names = known_of(members[0], data, seen)
     candidates = np.arange(len(seen))
     random = np.random.default_rng(0)
 
     def predicted(pairs: PairSet, most: int | None = None) -> Predictions:
         if most is not None and len(pairs.captions) > most:
             pairs = pairs.take(random.permutation(len(pairs.captions))[:most])
-        return trained.predict(pairs, candidates)
+        found = [one.predict(pairs, candidates) for one in members]
+        of_members = np.stack([one.log_probabilities for one in found])
+        mean = special.logsumexp(of_members, axis=0) - np.log(len(members))
+        return dataclasses.replace(found[0], log_probabilities=mean)
 
     known, new = (
         predicted(pairs, MOST)
@@ -207,7 +220,8 @@ def measure(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"], left_out
     )
     sets = {"known": predicted(data.held_out.take(seen[data.held_out.captions])), "new": predicted(data.unseen)}
     found = {"ausuc": seen_against_new(sets["known"], sets["new"], names)}
-    for name, way in WAYS.items():
+    for name in ways:
+        way = WAYS[name]
         numbers = fit(way, known, new, names)
         found |= {f"{name}/numbers/{place}": value for place, value in enumerate(numbers)}
         of_sets = {key: figures(one, scores(way, one, names, numbers)) for key, one in sets.items()}
@@ -244,29 +258,60 @@ def noise_of_names(trained: Trained) -> Float[np.ndarray, " k"]:
     return log_norm - log_norm.mean()
 
 
-def train_and_measure(data: Data, head: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """Returns the figures of a run: a tenth of the names is left out of training."""
-    left_out = np.random.default_rng(seed).permutation(data.known)[: len(data.known) // 10]
-    seen = np.isin(np.arange(len(data.train.names)), np.setdiff1d(data.known, left_out))
-    pairs = data.train.take(~np.isin(data.train.captions, left_out))
-    config, began = study_noise.configuration(data, head, options), time.monotonic()
-    with Bar(f"{head}, seed {seed}", options.steps, "steps") as bar:
-        trained = train(config, data.locked, pairs, data.tokenizer, seed, bar.advance)
-    found = measure(trained, data, seen, left_out)
-    return {**found, "seconds": time.monotonic() - began}
+class Runs:
+    """Trains the heads of a study; what the last head needed is kept."""
+
+    def __init__(self, options: argparse.Namespace):
+        self._options = options
+        self._data = functools.lru_cache(maxsize=1)(functools.partial(study_noise.prepare, options))
+        # A head alone is the first of its members.
+        self._trained = functools.lru_cache(maxsize=options.members)(self._train)
+
+    def figures(self, head: str, seed: int, members: int) -> dict[str, float]:
+        """Returns the figures of a head, or of its members together."""
+        began = time.monotonic()
+        trained = [self._trained(head, seed, member) for member in range(members)]
+        data, (seen, left_out) = self._data(seed), self._names(seed)
+        found = measure(trained, data, seen, left_out, self._options.ways)
+        return {**found, "seconds": time.monotonic() - began}
+
+    def _names(self, seed: int) -> tuple[Bool[np.ndarray, " k"], np.ndarray]:
+        """Returns which names are in training, and the tenth that is left out of it."""
+        data = self._data(seed)
+        left_out = np.random.default_rng(seed).permutation(data.known)[: len(data.known) // 10]
+        return np.isin(np.arange(len(data.train.names)), np.setdiff1d(data.known, left_out)), left_out
+
+    def _train(self, head: str, seed: int, member: int) -> Trained:
+        options, data, (seen, left_out) = self._options, self._data(seed), self._names(seed)
+        pairs = data.train.take(~np.isin(data.train.captions, left_out))
+        if options.noise:
+            pairs, _ = noise.inject(pairs, options.noise, options.level, np.flatnonzero(seen), seed)
+        config = study_noise.configuration(data, head, options)
+        with Bar(f"{head}, seed {seed}.{member}", options.steps, "steps") as bar:
+            return train(config, data.locked, pairs, data.tokenizer, seed + 1000 * member, bar.advance, order=seed)
 
 
 def study(options: argparse.Namespace) -> None:
-    """Trains and measures what is not finished, and writes a table for each head."""
+    """Trains and measures what is not finished, and writes a table for each head and one of all."""
     study_noise.check_data(options)
-    data = functools.lru_cache(maxsize=1)(lambda seed: study_noise.prepare(options, seed))
+    runs = Runs(options)
     settings = {name: getattr(options, name) for name in ("data", "steps", "temperature", "temperature_factor")}
+    settings |= {name: getattr(options, name) for name in ("noise", "level", "ways")}
+    # Clean and noisy captions share an output folder, with the image towers.
+    captions = f", {options.noise}" if options.noise else ""
+    cells: dict[str, tuple[str, int]] = {}
+    for head in options.heads:
+        cells[f"{head}{captions}"] = (head, 1)
+        if options.members > 1:
+            cells[f"{head} x{options.members}{captions}"] = (head, options.members)
     found = harness.run_cells(
-        {head: {**settings, "configuration": repr(study_noise.HEADS[head])} for head in options.heads},
-        lambda head, seed: train_and_measure(data(seed), head, seed, options),
+        {name: {**settings, "configuration": repr(study_noise.HEADS[head])} for name, (head, _) in cells.items()},
+        lambda name, seed: runs.figures(cells[name][0], seed, cells[name][1]),
         options,
     )
-    harness.write_tables(options.output / "table.md", *(table(head, of) for head, of in found.items()))
+    found = {name: found[name] for name in cells if name in found}
+    summary = markdown_table(("head", *SUMMARY), harness.rows_of(found, SUMMARY))
+    harness.write_tables(options.output / "table.md", *(table(head, of) for head, of in found.items()), summary)
 
 
 def table(head: str, by_seed: Mapping[int, harness.Figures]) -> str:
@@ -275,6 +320,7 @@ def table(head: str, by_seed: Mapping[int, harness.Figures]) -> str:
     found: harness.Found = {
         way: {seed: {column: of[f"{way}/{column}"] for column in columns} for seed, of in by_seed.items()}
         for way in WAYS
+        if all(f"{way}/harmonic" in of for of in by_seed.values())
     }
     means = {name: np.mean([of[name] for of in by_seed.values()]) for name in ("ausuc", "best T/new/nll")}
     title = f"{head}, {len(by_seed)} seeds, AUSUC {means['ausuc']:.3f}, NLL of new names with the best T "
@@ -287,6 +333,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", choices=("characters", "icons", "emoji"), default="characters")
     parser.add_argument("--fonts", type=Path, metavar="DIR", help="icons, emoji: unpacked packages")
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), metavar="HEAD")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help="to calibrate")
+    parser.add_argument("--members", type=int, default=1, help="also measure so many runs of each head together")
+    parser.add_argument("--noise", choices=list(noise.NOISES), help="whose captions are wrong in training")
+    parser.add_argument("--level", type=float, default=0.4, help="of --noise: the share that is replaced")
     learned = LogTemperature()
     parser.add_argument("--temperature", type=float, default=learned.initial, help="the initial τ")
     parser.add_argument("--temperature-factor", type=float, default=learned.learning_rate_factor)

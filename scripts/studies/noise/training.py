@@ -95,6 +95,7 @@ def train(
     tokenizer: Tokenizer,
     seed: int,
     advance: Callable[[int], None],
+    order: int | None = None,
 ) -> Trained:
     """Trains on pairs, whose images are already features.
 
@@ -105,6 +106,7 @@ def train(
         tokenizer: of the captions.
         seed: of the initial parameters, the order and the noise.
         advance: called with 1 after every step.
+        order: seed of the order in its place, which members of one run share.
     """
     task: Any = config.task.build()
     locked = {} if isinstance(task, FeatureClassifier) else locked  # it has no tower
@@ -115,7 +117,7 @@ def train(
     state = initial_state(draw(jax.random.key(seed)), optimizer)
     step = jax.jit(make_step(of_trainable(task.loss), optimizer, seed), donate_argnums=0)
     last: list[dict[str, Array]] = []
-    batches = shuffled_batches(len(pairs.captions), config.data.batch_size, seed)
+    batches = shuffled_batches(len(pairs.captions), config.data.batch_size, seed if order is None else order)
     for rows in itertools.islice(batches, run.num_steps):
         batch = Batch(
             jnp.ones(len(rows), bool),
