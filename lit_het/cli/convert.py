@@ -72,6 +72,12 @@ def add_to(commands: Any) -> None:
     )
     add_prior(exporting)
     exporting.add_argument(
+        "--member",
+        type=int,
+        metavar="N",
+        help="huggingface, npz: which one of task.text_members to write, counted from 0 (0)",
+    )
+    exporting.add_argument(
         "--push", metavar="OWNER/NAME", help="also upload the folder to this model repository of the Hugging Face Hub"
     )
     exporting.add_argument("--licence", metavar="ID", help="licence in the model card, such as apache-2.0")
@@ -96,5 +102,6 @@ def _export(options: argparse.Namespace, _: list[str]) -> None:
         raise UserError("--to onnx needs onnx: pip install 'lit-het[onnx]'")
     from lit_het.weights.exporting import ExportOptions, export
 
-    how = ExportOptions(options.pretrained, calibrated_of(options), options.push, options.licence)
+    calibrated = calibrated_of(options)
+    how = ExportOptions(options.pretrained, calibrated, options.push, options.licence, options.member)
     export(options.checkpoint, options.to, options.output, how)

@@ -47,6 +47,7 @@ class Run:
         params: of all parts; without ``head`` if only an image tower was imported.
         tokenizer: for captions; None for a classifier.
         step: number of optimizer updates of the checkpoint.
+        member: number of the member that is left of those of its text tower, see `alone`; None for the whole run.
     """
 
     run_dir: Path
@@ -55,6 +56,15 @@ class Run:
     params: Params
     tokenizer: Tokenizer | None
     step: int
+    member: int | None = None
+
+    def alone(self, number: int) -> "Run":
+        """Returns one of the members that were trained beside one another, without what was measured of all."""
+        if not 0 <= number < (count := self.task.num_members):
+            raise UserError(f"member {number} is not one of the {count} of {self.run_dir}, which are counted from 0")
+        one, params = self.task.one, self.task.members(self.params)[number]
+        config = dataclasses.replace(self.config, task=one.config)
+        return dataclasses.replace(self, config=config, task=one, params=params, member=number)
 
     def model(self, *, calibrated: Calibrated = True, mesh: Mesh | None = None) -> EvaluatedModel:
         """Returns the model for evaluators on all devices, by default with temperatures of ``lit-het calibrate``.
@@ -99,7 +109,7 @@ class Run:
     @functools.cached_property
     def calibration(self) -> Calibration | None:
         """The temperatures that were fitted to this checkpoint; a message tells of those of another one."""
-        return read_calibration(self.run_dir, self.step)
+        return read_calibration(self.run_dir, self.step) if self.member is None else None
 
     @functools.cached_property
     def familiarity(self) -> Familiarity | None:

@@ -132,8 +132,13 @@ class Task(Generic[Config, Model]):
         """Returns the model with these parameters."""
         return nnx.merge(self.graph, params)
 
+    @property
+    def one(self) -> "AnyTask":
+        """The task of each member alone."""
+        return self
+
     def members(self, params: Params) -> list[Params]:
-        """Returns the parameters of each member, as those of `model`."""
+        """Returns the parameters of each member, as those of `one`."""
         return [params]
 
     def layers_above(self, params: Params) -> Params:

@@ -115,11 +115,6 @@ class ContrastiveConfig(TaskOptions):
         return "An image-text model" + (f" with {self.text_members} text towers" if self.text_members > 1 else "")
 
     @property
-    def exports(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Formats of ``lit-het export``: those of other libraries hold one text tower."""
-        return ("lit-het", "onnx") if self.text_members > 1 else TaskOptions.exports
-
-    @property
     def takes_members(self) -> bool:
         """Whether an image may have several keys."""
         return self.head.takes_members and self.loss.takes_members

@@ -36,9 +36,14 @@ class TextMembersTask(ContrastiveTask):
 
     def __init__(self, config: ContrastiveConfig):
         super().__init__(config)
-        self.one = dataclasses.replace(config, text_members=1).build()
+        self._one = dataclasses.replace(config, text_members=1).build()
         self.num_members = self.num_predictions = config.text_members
         self.shapes = jax.eval_shape(self.initialize, jax.random.key(0))
+
+    @property
+    def one(self) -> ContrastiveTask:
+        """The task of each member alone."""
+        return self._one
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters; those of the first member are those of a single one with this key."""

@@ -115,6 +115,8 @@ def _data(config: ExperimentConfig) -> str:
 
 
 def _figures(run: Run) -> str:
+    if run.member is not None:
+        return "None was measured of this member alone."
     rows = [
         (
             *map(in_markdown, (record.kind.replace("_", "-"), record.name, name)),

@@ -27,6 +27,7 @@ from lit_het.weights.cards import TRANSPARENT, WITHOUT_NOISE, write_card
 from lit_het.weights.huggingface import image_processors
 from lit_het.weights.publishing import push
 
+_ALL_MEMBERS = ("lit-het", "onnx")
 _MULTIPLIED = "the temperature is multiplied by {} of lit-het calibrate; --uncalibrated leaves it as trained"
 
 
@@ -39,12 +40,15 @@ class ExportOptions:
         calibrated: whether to fold in the temperature of ``lit-het calibrate``, if there is one.
         push: repository ``owner/name`` of the Hugging Face Hub to upload a folder to; None uploads nothing.
         licence: an identifier for the model card, such as ``apache-2.0``; None for no licence.
+        member: number of the one to write, of several members of the text tower; None for all, or where a format holds
+            one text tower, for the first.
     """
 
     pretrained: Path | None = None
     calibrated: Calibrated = True
     push: str | None = None
     licence: str | None = None
+    member: int | None = None
 
 
 def export(run_dir: Path, to: str, output: Path, options: ExportOptions = ExportOptions()) -> None:
@@ -58,7 +62,7 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
     if to != "npz":
         require_empty(output)
     try:
-        run = open_run(run_dir, options.pretrained)
+        run = _of_member(open_run(run_dir, options.pretrained), to, options)
         task = run.config.task
         left_out = set(run.params) - {"image_tower", "text_tower", "head"}
         if task.embeds_texts and left_out and to != "lit-het":
@@ -92,6 +96,24 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
     message(f"{run_dir} as {to} in {output}")
     if options.push is not None:
         push(output, options.push, f"; the export is complete in {output}")
+
+
+def _of_member(run: Run, to: str, options: ExportOptions) -> Run:
+    """Returns the run, or one of its members where a format holds one text tower, with a message."""
+    count = run.task.num_members
+    if to in _ALL_MEMBERS or count == 1:
+        if options.member is not None:
+            where = f"--to {to} holds all members" if count > 1 else f"{run.run_dir} has no members of its text tower"
+            raise UserError(f"--member {options.member}: {where}; leave it out")
+        return run
+    if not isinstance(options.calibrated, bool):
+        raise UserError(f"--to {to} holds one member, and --prior is of all together; export with --to lit-het or onnx")
+    number = options.member or 0
+    message(
+        f"--to {to} holds one text tower: member {number} of {count} (--member), as trained; the others and what was "
+        "fitted to all together are left out"
+    )
+    return run.alone(number)
 
 
 def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> None:

@@ -14,7 +14,7 @@ from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.models.model import load
 from lit_het.models.opening import open_run
-from lit_het.training.directory import checkpoint_dir
+from lit_het.training.directory import checkpoint_dir, tokenizer_path
 from lit_het.training.log import MetricLog
 from lit_het.training.preemption import Preempted
 from lit_het.training.train import train
@@ -104,8 +104,23 @@ def test_a_text_tower_is_not_taken_from_members_nor_its_captions_embedded(run_di
     assert_refused("task.text_members = 2", lit_het.embed, run_dir, tmp_path / "texts", texts=True)
 
 
-@pytest.mark.parametrize("to", ["huggingface", "npz"])
-def test_formats_of_one_text_tower_are_refused(capsys, run_dir, to, tmp_path):
-    line = last_line(capsys, "export", "--checkpoint", run_dir, "--to", to, "--output", tmp_path / "out")
-    assert f"--to {to} does not write an image-text model with 2 text towers" in line
-    assert "export with --to lit-het or --to onnx" in line
+def test_a_format_of_one_text_tower_holds_the_first_member_or_the_one_that_is_named(capsys, run_dir, images, tmp_path):
+    run = open_run(run_dir)
+    size = run.config.data.image_size
+    for number, chosen in ((0, ()), (1, ("--member", "1"))):
+        file = tmp_path / f"{number}.npz"
+        run_command("export", "--checkpoint", run_dir, "--to", "npz", "--output", file, *chosen)
+        assert f"holds one text tower: member {number} of {M} (--member)" in capsys.readouterr().err
+        folder, tokenizer = tmp_path / f"run{number}", tokenizer_path(run_dir)
+        run_command("import", "--from", file, "--to", folder, "--tokenizer", tokenizer, "--image-size", size)
+        found, expected = open_run(folder), run.alone(number)
+        arrays = (parameters.flatten(one.params["text_tower"]) for one in (found, expected))
+        for (path, array), (_, of_member) in zip(*(sorted(one.items()) for one in arrays), strict=True):
+            np.testing.assert_array_equal(array, of_member, err_msg=path)
+        assert found.task.temperature(found.params) == pytest.approx(expected.task.temperature(expected.params))
+
+
+def test_a_member_that_does_not_exist_or_is_not_asked_for_is_refused(capsys, run_dir, tmp_path):
+    export_to = "export", "--checkpoint", run_dir, "--output", tmp_path / "out", "--to"
+    assert "member 2 is not one of the 2" in last_line(capsys, *export_to, "npz", "--member", "2")
+    assert "--to onnx holds all members; leave it out" in last_line(capsys, *export_to, "onnx", "--member", "1")
