@@ -37,6 +37,7 @@ from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import Trained, train
 
 HEADS = ("DET", "smoothing 0.1", "S16", "S16 smoothing 0.1", "pairwise_probit")
+OTHERS = ("S16 smoothing 0.2", "S16 smoothing without noise", "S16 smoothing of samples", "smoothing 0.2")
 # What the summary shows: for known names what serves them, for new ones what serves those.
 SUMMARY = (
     *("T of images/known/top1", "T of images/known/nll", "T of images/known/ece"),
@@ -247,15 +248,23 @@ def known_of(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"]) -> Name
 
 
 def noise_of_names(trained: Trained) -> Float[np.ndarray, " k"]:
-    """Returns the logarithm of the norm of the noise of every name, less its mean; zeros without noise of texts."""
+    """Returns the logarithm of the norm of the noise of every name, less its mean; zeros of members or without any."""
     assert isinstance(trained.task, ContrastiveTask)
     assert trained.names is not None
+    if trained.task.num_members > 1:
+        return np.zeros(len(trained.tokens))
     head = trained.task.model(trained.params).head
     noise = head.text_noise(trained.names)
     if noise is None:
         return np.zeros(len(trained.tokens))
     log_norm = np.log(np.asarray(noise.trace())) / 2
     return log_norm - log_norm.mean()
+
+
+def left_out(data: Data, seed: int) -> tuple[Bool[np.ndarray, " k"], np.ndarray]:
+    """Returns which names are in training, and the tenth that is left out of it."""
+    names = np.random.default_rng(seed).permutation(data.known)[: len(data.known) // 10]
+    return np.isin(np.arange(len(data.train.names)), np.setdiff1d(data.known, names)), names
 
 
 class Runs:
@@ -271,19 +280,14 @@ class Runs:
         """Returns the figures of a head, or of its members together."""
         began = time.monotonic()
         trained = [self._trained(head, seed, member) for member in range(members)]
-        data, (seen, left_out) = self._data(seed), self._names(seed)
-        found = measure(trained, data, seen, left_out, self._options.ways)
+        data = self._data(seed)
+        found = measure(trained, data, *left_out(data, seed), self._options.ways)
         return {**found, "seconds": time.monotonic() - began}
 
-    def _names(self, seed: int) -> tuple[Bool[np.ndarray, " k"], np.ndarray]:
-        """Returns which names are in training, and the tenth that is left out of it."""
-        data = self._data(seed)
-        left_out = np.random.default_rng(seed).permutation(data.known)[: len(data.known) // 10]
-        return np.isin(np.arange(len(data.train.names)), np.setdiff1d(data.known, left_out)), left_out
-
     def _train(self, head: str, seed: int, member: int) -> Trained:
-        options, data, (seen, left_out) = self._options, self._data(seed), self._names(seed)
-        pairs = data.train.take(~np.isin(data.train.captions, left_out))
+        options, data = self._options, self._data(seed)
+        seen, without = left_out(data, seed)
+        pairs = data.train.take(~np.isin(data.train.captions, without))
         if options.noise:
             pairs, _ = noise.inject(pairs, options.noise, options.level, np.flatnonzero(seen), seed)
         config = study_noise.configuration(data, head, options)
@@ -332,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = harness.study_parser(__doc__, "runs/names", steps=1500)
     parser.add_argument("--data", choices=("characters", "icons", "emoji"), default="characters")
     parser.add_argument("--fonts", type=Path, metavar="DIR", help="icons, emoji: unpacked packages")
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), metavar="HEAD")
+    parser.add_argument("--heads", nargs="+", choices=(*HEADS, *OTHERS), default=list(HEADS), metavar="HEAD")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help="to calibrate")
     parser.add_argument("--members", type=int, default=1, help="also measure so many runs of each head together")
     parser.add_argument("--noise", choices=list(noise.NOISES), help="whose captions are wrong in training")

@@ -40,7 +40,12 @@ from scripts.studies.noise import pairs as noise
 from scripts.studies.noise import sources
 from scripts.studies.noise.classifiers import FeatureClassifierConfig
 from scripts.studies.noise.pairs import PairSet
-from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig, NoiseSmoothedSoftmaxLoss
+from scripts.studies.noise.rivals import (
+    AmplitudeConfig,
+    InputTemperatureConfig,
+    NoiselessSmoothedSoftmaxLoss,
+    NoiseSmoothedSoftmaxLoss,
+)
 from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import NUM_EVAL_SAMPLES, Trained, auroc, figures, train
 
@@ -75,6 +80,14 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
     "S16 smoothing by noise": {
         "head": HetXLContrastiveConfig(SMALL, num_samples=16),
         "loss": NoiseSmoothedSoftmaxLoss(0.1),
+    },
+    "S16 smoothing without noise": {
+        "head": HetXLContrastiveConfig(SMALL, num_samples=16),
+        "loss": NoiselessSmoothedSoftmaxLoss(0.1),
+    },
+    "S16 smoothing of samples": {
+        "head": HetXLContrastiveConfig(SMALL, num_samples=16),
+        "loss": NoiselessSmoothedSoftmaxLoss(0.1, each_sample=True),
     },
     "input temperature": {"head": InputTemperatureConfig()},
     "paper S1": {"head": HetXLContrastiveConfig(PAPER, num_samples=1)},

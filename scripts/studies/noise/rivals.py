@@ -66,6 +66,56 @@ class NoiseSmoothedSoftmaxLoss:
 
 
 @dataclasses.dataclass(frozen=True)
+class NoiselessSmoothedSoftmaxLoss:
+    """The softmax loss of noisy queries, smoothed by the cross-entropy of the uniform distribution without noise.
+
+    Smoothing of the mean probability asks for flat noisy predictions, which more noise gives as well as smaller logits.
+
+    Attributes:
+        smoothing: the share of the uniform distribution.
+        each_sample: whether it is compared with each noisy prediction in place of that without noise.
+    """
+
+    smoothing: float = 0.1
+    each_sample: bool = False
+
+    likelihood: ClassVar[str] = "samples"
+    takes_members: ClassVar[bool] = False
+
+    def __call__(
+        self,
+        samples: EmbeddingSamples,
+        valid: Bool[Array, " b"],
+        ids: Sequence[UInt32[Array, "b 2"]] = (),
+        weight: Float[Array, " b"] | None = None,
+    ) -> Float[Array, ""]:
+        """Returns the weighted mean over valid examples of half the sum of both directions; ``ids`` are unused."""
+        sides = (
+            (samples.image_queries, samples.image, samples.text),
+            (samples.text_queries, samples.text, samples.image),
+        )
+        losses = [self._losses(*side, samples.temperature, valid) for side in sides]
+        return jnp.sum(weights(valid, weight) * sum(losses)) / 2
+
+    def _losses(
+        self,
+        queries: Queries | None,
+        mean: Float[Array, "b d"],
+        keys: Float[Array, "b d"],
+        temperature: Float[Array, ""],
+        valid: Bool[Array, " b"],
+    ) -> Float[Array, " b"]:
+        assert queries is not None, "both sides have noise"
+        log_p = jax.nn.log_softmax(jnp.where(valid[None, None], queries.products(keys) / temperature, MASKED), axis=2)
+        if self.each_sample:
+            flat = jnp.mean(log_p, axis=1)
+        else:
+            flat = jax.nn.log_softmax(jnp.where(valid[None], mean @ keys.T / temperature, MASKED), axis=1)
+        nll = -jnp.diagonal(jax.nn.logmeanexp(log_p, axis=1))
+        return (1 - self.smoothing) * nll - self.smoothing * jnp.mean(flat, axis=1, where=valid[None])
+
+
+@dataclasses.dataclass(frozen=True)
 class InputTemperatureConfig(ContrastiveOptions):
     """Deterministic embeddings with a temperature for every query, ``τ(x) = τ exp(w·x + b)``.
 
