@@ -43,7 +43,6 @@ from scripts.studies.noise.pairs import PairSet
 from scripts.studies.noise.rivals import (
     AmplitudeConfig,
     InputTemperatureConfig,
-    NoiselessSmoothedSoftmaxLoss,
     NoiseSmoothedSoftmaxLoss,
 )
 from scripts.studies.noise.sources import Data
@@ -81,13 +80,9 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
         "head": HetXLContrastiveConfig(SMALL, num_samples=16),
         "loss": NoiseSmoothedSoftmaxLoss(0.1),
     },
-    "S16 smoothing without noise": {
-        "head": HetXLContrastiveConfig(SMALL, num_samples=16),
-        "loss": NoiselessSmoothedSoftmaxLoss(0.1),
-    },
-    "S16 smoothing of samples": {
-        "head": HetXLContrastiveConfig(SMALL, num_samples=16),
-        "loss": NoiselessSmoothedSoftmaxLoss(0.1, each_sample=True),
+    "probit smoothing 0.1": {
+        "head": HetXLContrastiveConfig(SMALL, num_samples=0),
+        "loss": SoftmaxLoss(likelihood="pairwise_probit", duplicates="negatives", label_smoothing=0.1),
     },
     "input temperature": {"head": InputTemperatureConfig()},
     "paper S1": {"head": HetXLContrastiveConfig(PAPER, num_samples=1)},

@@ -61,7 +61,9 @@ def reference(kind, ids, smoothing):
         of_text = np.exp(np.einsum("sd,imd->sim", of_texts[n], image[rows]) / tau)
         for x in (of_image, of_text):
             p = (x / x.sum(axis=(1, 2), keepdims=True)).mean(axis=0)
-            losses.append(-(1 - smoothing) * np.log(p[right].sum()) - smoothing * np.log(p).mean())
+            mean = np.exp(np.log(x).mean(axis=0))
+            uniform = np.log(mean / mean.sum()).mean()
+            losses.append(-(1 - smoothing) * np.log(p[right].sum()) - smoothing * uniform)
     return np.mean(losses)
 
 

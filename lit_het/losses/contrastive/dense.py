@@ -28,7 +28,9 @@ def softmax(pairs: Pairs) -> Float[Array, ""]:
     answer, so the sum is the probability of being right, and a batch of exact copies has the loss of one copy of each.
 
     With label smoothing α the target is uniform over the M valid keys for a share of α (Szegedy et al. 2016, Sec. 7):
-    ``-Σ_n w_n ((1 - α) log (1/S Σ_s Σ_{m ∈ P(n)} p_snm) + α/M Σ_m log (1/S Σ_s p_snm))``.
+    ``-Σ_n w_n ((1 - α) log (1/S Σ_s Σ_{m ∈ P(n)} p_snm) + α/M Σ_m log p_nm)``, where p_n is the softmax of the mean of
+    the samples' logits: of those without noise, where samples are antithetic. The mean of p_snm would become flat by
+    more noise, in place of smaller logits (docs/noise.md).
     """
     return -jnp.sum(pairs.query_examples.weight * _log_likelihood(pairs, pairs.masked_logits))
 
@@ -59,8 +61,12 @@ def _log_likelihood(pairs: Pairs, logits: Float[Array, "n s m"]) -> Float[Array,
     found = jax.nn.logmeanexp(pairs.positive_logit(logits) - normalizer, axis=1)
     if not pairs.smoothing:
         return found
-    log_p = jax.nn.logmeanexp(logits - normalizer[:, :, None], axis=1)
-    return pairs.smoothed(found, mean_of_valid(log_p, pairs.key_examples))
+    return pairs.smoothed(found, uniform_log_p(logits.mean(axis=1), pairs.key_examples))
+
+
+def uniform_log_p(logits: Float[Array, "n m"], examples: Examples) -> Float[Array, " n"]:
+    """Returns the mean of ``log softmax(logits)`` over the valid keys, from masked logits."""
+    return mean_of_valid(jax.nn.log_softmax(logits), examples)
 
 
 def mean_of_valid(values: Float[Array, "n m"], examples: Examples) -> Float[Array, " n"]:

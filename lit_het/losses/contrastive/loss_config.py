@@ -31,12 +31,12 @@ class SoftmaxLoss:
         duplicates: whether examples of the batch with the same image or an equal text are "positives", as a right
             caption cannot also be a wrong answer; "negatives" is the loss of the papers.
         label_smoothing: share α of the uniform distribution over all keys of the batch in the target (Szegedy et al.
-            2016, Sec. 7; `lit_het.losses.contrastive.dense.softmax`).
+            2016, Sec. 7), for logits without noise (`lit_het.losses.contrastive.dense.softmax`).
         has_class_probabilities: whether each pair has a probability of its own.
 
     Raises:
         UserError: an unknown form or likelihood, a block without queries, a ring without samples, or smoothing outside
-            of [0, 1), or with "delta" or "pairwise_probit".
+            of [0, 1).
     """
 
     form: Form = "gather"
@@ -61,12 +61,6 @@ class SoftmaxLoss:
                 "'gather'"
             )
         require_share(self, "label_smoothing")
-        # Bounded key by key, those of "delta" could all approach 1: unlimited noise would have the lowest loss.
-        if self.label_smoothing and self.likelihood in ("delta", "pairwise_probit"):
-            raise UserError(
-                f"SoftmaxLoss: likelihood = {self.likelihood!r} has no probabilities of all keys that sum to 1; set "
-                "label_smoothing to 0, or likelihood to 'samples' or 'mean_field'"
-            )
 
     def __call__(
         self,

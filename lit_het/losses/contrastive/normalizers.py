@@ -17,8 +17,8 @@ from lit_het.losses.contrastive.blocks import Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import MASKED, Examples, Pairs
 from lit_het.types import Queries
 
-# Log-sum-exps over all pairs, and over the positives.
-_Sums: TypeAlias = tuple[Array, Array]
+# Log-sum-exps over all pairs, over the positives, and with label smoothing of mean logits.
+_Sums: TypeAlias = tuple[Array, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Normalizers:
     Attributes:
         row, row_positive: over the keys of all devices, for each query.
         column, column_positive: over the queries of all devices, for each key; of use without noise only.
+        mean: over the keys, of the mean of each query's logits over samples; with label smoothing only.
     """
 
     row: Float[Array, "n s"]
     row_positive: Float[Array, "n s"]
     column: Float[Array, " m"]
     column_positive: Float[Array, " m"]
+    mean: Float[Array, " n"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +43,14 @@ class _Uniform:
     """What the uniform part of the targets needs of this device's examples.
 
     Attributes:
-        row: mean over all valid keys of ``log 1/S Σ_s p_snm``.
-        share: mean over all valid keys of a sample's share ``p_snm / Σ_s p_snm``.
+        row: mean over all valid keys of log p_nm, of the mean logits.
+        normalizer: of these.
         column: mean over all valid queries of log p'_nm, for each key; of use without noise only.
         per_key, per_query: one divided by the number of valid keys, and of vectors of valid queries.
     """
 
     row: Float[Array, " n"]
-    share: Float[Array, "n s"]
+    normalizer: Float[Array, " n"]
     column: Float[Array, " m"]
     per_key: Float[Array, ""]
     per_query: Float[Array, ""]
@@ -62,9 +64,8 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
     responsibility ``r_sn = p_sn / Σ_s p_sn`` is the share of sample s. The other direction, normalized over columns to
     p' and t', adds ``w_m (p'_nm - t'_nm)``.
 
-    With label smoothing α these have the factor ``1 - α``. The uniform part adds ``α/M w_n (p_snm Σ_i r_sni - r_snm)``,
-    where ``r_snm = p_snm / Σ_s p_snm`` is the responsibility for each of M keys, and ``α w_m (p'_nm - 1/N)`` for N
-    queries.
+    With label smoothing α these have the factor ``1 - α``. The uniform part adds ``α/S w_n (p_nm - 1/M)`` for M keys,
+    where p_n is the softmax of the mean of the samples' logits, and ``α w_m (p'_nm - 1/N)`` for N queries.
     """
     found = _normalizers(pairs, layout, columns=symmetric)
     query_weight, key_weight = pairs.query_examples.weight, pairs.key_examples.weight
@@ -80,14 +81,17 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
     def block_sum(block: Pairs, query_data: Any, key_data: Any) -> Float[Array, ""]:
         """Returns the sum of logits times the loss's slopes, whose gradient is that of the loss."""
         logits = block.masked_logits
-        slope = _row_slopes(block, logits, uniform, *query_data)
+        *of_rows, normalizer = query_data
+        slope = _row_slopes(block, logits, *of_rows)
+        if uniform is not None:
+            slope = block.smoothed(slope, _uniform_slopes(block, logits, uniform.per_key, normalizer))
         if symmetric:
             slope = (slope + _column_slopes(block, logits, uniform, *key_data)) / 2
         return jnp.sum(jax.lax.stop_gradient(slope) * logits)
 
     # p_sn / Σ_s p_sn is a softmax over samples of log p: no probability is formed that could round to zero.
     responsibility = query_weight[:, None] * jax.nn.softmax(log_p, axis=1)
-    query_data = responsibility, found.row, found.row_positive, None if uniform is None else uniform.share
+    query_data = responsibility, found.row, found.row_positive, None if uniform is None else uniform.normalizer
     slopes = sum_over_pairs(block_sum, pairs, layout, query_data, (found.column, found.column_positive))
     # The value comes from the normalizers: the bracket is exactly 0 and has only the gradient. A sum of slopes times
     # logits would lose the digits of a small loss.
@@ -97,22 +101,23 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
 def _row_slopes(
     block: Pairs,
     logits: Float[Array, "n s m"],
-    uniform: _Uniform | None,
     responsibility: Float[Array, "n s"],
     row: Float[Array, "n s"],
     row_positive: Float[Array, "n s"],
-    share: Float[Array, "n s"] | None,
 ) -> Float[Array, "n s m"]:
     # Each is at most 1, since it is divided by a sum that contains it: the exponentials cannot overflow.
     p = jnp.exp(logits - row[:, :, None])
     t = block.positive_share(logits - row_positive[:, :, None])
-    slope = responsibility[:, :, None] * (p - t)
-    if uniform is None or share is None:
-        return slope
-    is_key = block.key_examples.weight[None, None] > 0
-    of_keys = jnp.where(is_key, jax.nn.softmax(logits - row[:, :, None], axis=1) * uniform.per_key, 0.0)
-    weight = block.query_examples.weight[:, None, None]
-    return block.smoothed(slope, weight * (share[:, :, None] * p - of_keys))
+    return responsibility[:, :, None] * (p - t)
+
+
+def _uniform_slopes(
+    block: Pairs, logits: Float[Array, "n s m"], per_key: Float[Array, ""], normalizer: Float[Array, " n"]
+) -> Float[Array, "n 1 m"]:
+    """Returns the slopes of the uniform part of the targets, which are those of all samples."""
+    p = jnp.exp(logits.mean(axis=1) - normalizer[:, None])
+    of_keys = jnp.where(block.key_examples.weight[None] > 0, per_key, 0.0)
+    return (block.query_examples.weight[:, None] / logits.shape[1] * (p - of_keys))[:, None]
 
 
 def _column_slopes(
@@ -145,42 +150,11 @@ def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> _Uniform:
     key_sum, query_sum, num_keys, num_vectors = jax.lax.psum(sums, layout.axes) if layout.axes else sums
     per_key, per_query = 1 / jnp.maximum(num_keys, 1), 1 / jnp.maximum(num_vectors, 1)
     # Means of logits are logits with the mean of all keys, and of all queries.
+    assert found.mean is not None
+    of_mean_key = pairs.queries.products((key_sum * per_key)[None])[:, :, 0].mean(axis=1)
+    row = of_mean_key / pairs.temperature + pairs.bias - found.mean
     column = pairs.keys @ (query_sum * per_query) / pairs.temperature + pairs.bias - found.column
-    if pairs.queries.num_samples == 1:
-        row = pairs.queries.materialize() @ (key_sum * per_key) / pairs.temperature + pairs.bias - found.row
-        return _Uniform(row[:, 0], jnp.ones_like(found.row), column, per_key, per_query)
-    row, share = _uniform_rows(pairs, layout, found.row)
-    return _Uniform(row * per_key, share * per_key, column, per_key, per_query)
-
-
-def _uniform_rows(
-    pairs: Pairs, layout: Layout, normalizer: Float[Array, "n s"]
-) -> tuple[Float[Array, " n"], Float[Array, "n s"]]:
-    """Returns sums over valid keys, of the log of the mean probability and of the shares of samples in it."""
-
-    def of_chunk(chunk: tuple[Array, Examples]) -> tuple[Array, Array]:
-        keys, key_examples = chunk
-        is_key = key_examples.weight > 0
-
-        def of_block(_: None, rows: tuple[Queries, Examples, Array]) -> tuple[None, tuple[Array, Array]]:
-            queries, query_examples, normalizer = rows
-            log_p = pairs.block(queries, query_examples, keys, key_examples).logits - normalizer[:, :, None]
-            found = jnp.sum(jax.nn.logmeanexp(log_p, axis=1), axis=1, where=is_key[None])
-            return None, (found, jnp.sum(jax.nn.softmax(log_p, axis=1), axis=2, where=is_key[None, None]))
-
-        rows = (pairs.queries, pairs.query_examples, normalizer)
-        return blocks.scan_examples(of_block, None, rows, layout.examples_per_block(pairs.queries))[1]
-
-    chunk = (pairs.keys, pairs.key_examples)
-    if layout.form != "ring":
-        return of_chunk(layout.gather(chunk))
-
-    def step(carry: Any, _: None) -> tuple[Any, None]:
-        chunk, sums = carry
-        return (ring.rotate(chunk, layout.axes), jax.tree.map(jnp.add, sums, of_chunk(chunk))), None
-
-    start = (chunk, (jnp.zeros(len(normalizer)), jnp.zeros_like(normalizer)))
-    return jax.lax.scan(step, start, length=ring.num_devices(layout.axes))[0][1]
+    return _Uniform(row, found.mean, column, per_key, per_query)
 
 
 def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
@@ -200,24 +174,28 @@ def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
                 of_valid_queries = jnp.where(query_examples.weight[:, None, None] > 0, logits, MASKED)
                 of_block = jax.nn.logsumexp(of_valid_queries, axis=(0, 1))
                 column = _log_add(column, (of_block, block.positive_logit(of_valid_queries, axis=(0, 1))))
-            return column, (jax.nn.logsumexp(logits, axis=-1), block.positive_logit(logits))
+            mean = (jax.nn.logsumexp(logits.mean(axis=1), axis=-1),) if pairs.smoothing else ()
+            return column, (jax.nn.logsumexp(logits, axis=-1), block.positive_logit(logits), *mean)
 
         rows = (pairs.queries, pairs.query_examples)
         return blocks.scan_examples(scan_block, column, rows, layout.examples_per_block(pairs.queries))
 
-    def nothing(shape: tuple[int, ...]) -> _Sums:
+    def nothing(*shapes: tuple[int, ...]) -> _Sums:
         """Returns the logarithms of empty sums."""
-        return jnp.full(shape, MASKED), jnp.full(shape, MASKED)
+        return tuple(jnp.full(shape, MASKED) for shape in shapes)
+
+    def normalizers(row: _Sums, column: _Sums) -> Normalizers:
+        return Normalizers(row[0], row[1], column[0], column[1], row[2] if pairs.smoothing else None)
 
     chunk = (pairs.keys, pairs.key_examples)
     if layout.form != "ring":
         chunk = layout.gather(chunk)
-        column, row = scan_chunk(chunk, nothing(chunk[1].weight.shape))
+        column, row = scan_chunk(chunk, nothing(*[chunk[1].weight.shape] * 2))
         if layout.axes:
             # Each device has summed the columns of all keys over its own queries only.
             gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, layout.axes), column)
             column = jax.tree.map(lambda x: jax.nn.logsumexp(x, axis=0)[pairs.key_examples.index], gathered)
-        return Normalizers(*row, *column)
+        return normalizers(row, column)
 
     def step(carry: Any, _: None) -> tuple[Any, None]:
         chunk, column, row = carry
@@ -226,11 +204,12 @@ def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
         chunk, column = ring.rotate((chunk, column), layout.axes)
         return (chunk, column, _log_add(row, chunk_row)), None
 
-    rows = (pairs.queries.samples.shape[0], pairs.queries.num_samples)
-    start = (chunk, nothing(pairs.key_examples.weight.shape), nothing(rows))
+    n, s = pairs.queries.samples.shape[0], pairs.queries.num_samples
+    rows = ((n, s), (n, s), (n,)) if pairs.smoothing else ((n, s), (n, s))
+    start = (chunk, nothing(*[pairs.key_examples.weight.shape] * 2), nothing(*rows))
     (_, column, row), _ = jax.lax.scan(step, start, length=ring.num_devices(layout.axes))
-    return Normalizers(*row, *column)
+    return normalizers(row, column)
 
 
 def _log_add(one: _Sums, other: _Sums) -> _Sums:
-    return jnp.logaddexp(one[0], other[0]), jnp.logaddexp(one[1], other[1])
+    return jax.tree.map(jnp.logaddexp, one, other)

@@ -54,8 +54,9 @@ class NoiseSmoothedSoftmaxLoss:
         assert queries is not None, "both sides have noise"
         logits = jnp.where(valid[None, None], queries.products(keys) / samples.temperature, MASKED)
         log_p = jax.nn.logmeanexp(jax.nn.log_softmax(logits, axis=2), axis=1)
+        uniform = jnp.mean(jax.nn.log_softmax(logits.mean(axis=1)), axis=1, where=valid[None])
         share = self.shares(queries, valid)
-        return -(1 - share) * jnp.diagonal(log_p) - share * jnp.mean(log_p, axis=1, where=valid[None])
+        return -(1 - share) * jnp.diagonal(log_p) - share * uniform
 
     def shares(self, queries: Queries, valid: Bool[Array, " b"]) -> Float[Array, " b"]:
         """Returns α_n of each query."""
@@ -63,56 +64,6 @@ class NoiseSmoothedSoftmaxLoss:
         return jnp.minimum(
             self.smoothing * norm / (jnp.sum(norm, where=valid) / jnp.maximum(jnp.sum(valid), 1) + 1e-12), 0.5
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class NoiselessSmoothedSoftmaxLoss:
-    """The softmax loss of noisy queries, smoothed by the cross-entropy of the uniform distribution without noise.
-
-    Smoothing of the mean probability asks for flat noisy predictions, which more noise gives as well as smaller logits.
-
-    Attributes:
-        smoothing: the share of the uniform distribution.
-        each_sample: whether it is compared with each noisy prediction in place of that without noise.
-    """
-
-    smoothing: float = 0.1
-    each_sample: bool = False
-
-    likelihood: ClassVar[str] = "samples"
-    takes_members: ClassVar[bool] = False
-
-    def __call__(
-        self,
-        samples: EmbeddingSamples,
-        valid: Bool[Array, " b"],
-        ids: Sequence[UInt32[Array, "b 2"]] = (),
-        weight: Float[Array, " b"] | None = None,
-    ) -> Float[Array, ""]:
-        """Returns the weighted mean over valid examples of half the sum of both directions; ``ids`` are unused."""
-        sides = (
-            (samples.image_queries, samples.image, samples.text),
-            (samples.text_queries, samples.text, samples.image),
-        )
-        losses = [self._losses(*side, samples.temperature, valid) for side in sides]
-        return jnp.sum(weights(valid, weight) * sum(losses)) / 2
-
-    def _losses(
-        self,
-        queries: Queries | None,
-        mean: Float[Array, "b d"],
-        keys: Float[Array, "b d"],
-        temperature: Float[Array, ""],
-        valid: Bool[Array, " b"],
-    ) -> Float[Array, " b"]:
-        assert queries is not None, "both sides have noise"
-        log_p = jax.nn.log_softmax(jnp.where(valid[None, None], queries.products(keys) / temperature, MASKED), axis=2)
-        if self.each_sample:
-            flat = jnp.mean(log_p, axis=1)
-        else:
-            flat = jax.nn.log_softmax(jnp.where(valid[None], mean @ keys.T / temperature, MASKED), axis=1)
-        nll = -jnp.diagonal(jax.nn.logmeanexp(log_p, axis=1))
-        return (1 - self.smoothing) * nll - self.smoothing * jnp.mean(flat, axis=1, where=valid[None])
 
 
 @dataclasses.dataclass(frozen=True)
