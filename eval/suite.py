@@ -153,7 +153,7 @@ class RetrievalConfig(EvaluationOptions):
         """Opens the set and reads all captions."""
         from lit_het.eval.evaluators.retrieval import Retrieval, read_captions
 
-        opened = sets.open(dataclasses.replace(self.data, labelled=False))
+        opened = sets.open(dataclasses.replace(self.data, labelled=False, captions=self.captions))
         return Retrieval(opened, read_captions(opened, self.captions))
 
 

@@ -35,6 +35,7 @@ class ImageSet:
             lists, in place of ``classnames.txt``.
         max_bad_fraction: the fraction of images that may be broken or unlabelled; these are left out of all metrics.
         labelled: whether class names and labels are read.
+        captions: the member with the captions that a portion by caption or by name goes by; None if none are read.
     """
 
     name: tyro.conf.Suppress[str]
@@ -47,14 +48,10 @@ class ImageSet:
     caption_words: bool = False
     max_bad_fraction: float = 0.0
     labelled: tyro.conf.Suppress[bool] = True
+    captions: tyro.conf.Suppress[str | None] = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")
-        if self.portion.by in ("caption", "name"):
-            # A set does not know which member of its samples holds the captions of a training.
-            raise UserError(
-                f"{self.name}: portion {self.portion}: a set has portions by sample, by key or in order; give one"
-            )
         if self.multi_label and self.caption_words:
             raise UserError("labels are vectors or words of captions; give one of --multi-label and --caption-words")
 

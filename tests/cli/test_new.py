@@ -32,7 +32,7 @@ def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tm
     assert max(map(len, text.splitlines())) <= 120
     assert 35 <= len(text.partition("def get_config")[2].splitlines()) <= 45
     config = load_module_config(project / "config.py")
-    assert config.task.loss == SoftmaxLoss()
+    assert config.task.loss == SoftmaxLoss(label_smoothing=0.1)
     assert str(config.calibration) == "87%:100% by sample" == str(config.evaluations[0].data.portion)
 
     flags = ("--length", "3 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
@@ -125,6 +125,22 @@ def test_a_first_tower_classifies_by_labels_or_else_by_frequent_words(
     assert (task.num_classes, task.loss) == (5, SigmoidCrossEntropy())
     assert config.data.labels == CaptionWords(words, ignore_others=True)
     assert (task.image_tower.image_size, task.image_tower.patch_size) == (28, 7)
+
+
+@pytest.mark.parametrize(("names", "rule"), [(1000, "sample"), (2500, "name")])
+def test_names_are_held_out_where_there_are_enough_of_them(
+    data, upstream, tmp_path, monkeypatch, everything_fits, names, rule
+):
+    """13 % are held out, half of them by names: at least 130 names, on average, are enough to calibrate."""
+    pairs = tiny.write_data(tmp_path / "pairs", num_samples=8) / "train"
+    monkeypatch.setattr("lit_het.apps.new.project._count", lambda *_: 2600)
+    captions = [f"{number % names}" for number in range(2600)]
+    monkeypatch.setattr("lit_het.apps.new.project.read_captions", lambda *_: captions)
+    run_command("new", tmp_path / "mine", "--tower", upstream, "--data", pairs)
+    config = load_module_config(tmp_path / "mine" / "config.py")
+    assert str(config.calibration) == f"87%:100% by {rule}" == str(config.evaluations[0].data.portion)
+    text = (tmp_path / "mine" / "config.py").read_text()
+    assert ("half of it all samples of some captions" in text) == (rule == "name")
 
 
 @pytest.mark.parametrize("count", [1000, 6500])

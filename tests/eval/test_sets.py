@@ -10,6 +10,7 @@ from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.sets.folders import parse_set
 from lit_het.types import ImageFeatures
+from tests.refusals import assert_refused
 
 NAMES = ("zero", "one", "two")
 
@@ -95,3 +96,23 @@ def test_a_portion_has_its_own_labels_texts_and_images(digits, sets):
         np.testing.assert_array_equal(ours, theirs)
     unlabelled = sets.open(dataclasses.replace(digits, portion=Portion(50), labelled=False))
     assert unlabelled.texts("txt", str) == ["?", "?"]
+
+
+def test_a_portion_by_name_goes_by_the_captions_that_an_evaluation_reads(write_set, sets):
+    """Half of it are all samples of some captions: without the names, another half of the samples."""
+    config = write_set("named", [{"txt": f"name {number % 5}", "cls": 0} for number in range(40)], NAMES)
+    chosen = {}
+    for rule in ("name", "sample"):
+        part = dataclasses.replace(config, portion=Portion(60, by=rule), captions="txt", labelled=False)
+        chosen[rule] = sets.open(part).texts("txt", str)
+    every = sets.open(dataclasses.replace(config, labelled=False)).texts("txt", str)
+    assert [name for name in chosen["name"] if chosen["name"].count(name) == every.count(name)]
+    assert not [name for name in chosen["sample"] if chosen["sample"].count(name) == every.count(name)]
+    rest = sets.open(dataclasses.replace(config, portion=Portion(0, 60, by="name"), captions="txt", labelled=False))
+    assert sorted(rest.texts("txt", str) + chosen["name"]) == sorted(every)
+
+
+def test_a_portion_by_captions_needs_an_evaluation_that_reads_them(digits, sets):
+    assert_refused(
+        "this evaluation reads no captions", sets.open, dataclasses.replace(digits, portion=Portion(by="name"))
+    )

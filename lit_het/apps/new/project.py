@@ -13,14 +13,16 @@ import jax
 import psutil
 
 from lit_het.apps.new import first_tower
-from lit_het.apps.tokenizer import train_tokenizer
+from lit_het.apps.tokenizer import read_captions, train_tokenizer
 from lit_het.configs.experiment import ExperimentConfig, load_module_config
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.portions import Rule
 from lit_het.data_pipelines.shards.urls import absolute
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError
+from lit_het.models.calibration.seen_names import MOST_SAMPLES
 from lit_het.models.calibration.split import EXPECTED_IMAGES
 from lit_het.planning.plan import Step
 from lit_het.training.directory import checkpoint_dir, load_config, tokenizer_path
@@ -89,7 +91,7 @@ Written by lit-het new for {devices}.""",
                 pooling="last",
             ),
             head=HetXLContrastiveConfig(),  # DeterministicContrastiveConfig() learns no noise
-            loss=SoftmaxLoss(),  # or SigmoidLoss(), with initial_bias=-10.0 in the head
+            loss=SoftmaxLoss(label_smoothing=0.1),  # or SigmoidLoss(), with initial_bias=-10.0 in the head
         )""",
     "images": "image_size=image_tower.image_size",
     "texts": "captions={captions},\n            preprocessing=tower.data.preprocessing",
@@ -195,11 +197,17 @@ def _shared_fields(shards: str, count: int) -> dict[str, Any]:
         "most_pieces": size,
         "epochs": epochs,
         "threads": min(16, os.cpu_count() or 1),
-        "portions": (f'Portion(0, {start}, by="sample")', f'Portion({start}, by="sample")') if start else None,
+        "portions": _portions(start, "sample") if start else None,
+        "start": start,
         "held_out": f"{100 - start} %, by a hash of their shard and key"
         if start
         else f"nothing, as {count:,} pairs are few",
     }
+
+
+def _portions(start: int, rule: Rule) -> tuple[str, str]:
+    """Returns the portions to train on and to hold out, as Python."""
+    return f'Portion(0, {start}, by="{rule}")', f'Portion({start}, by="{rule}")'
 
 
 def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +227,7 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict
         built = dataclasses.replace(taken, model=tokenizer_path(tower)).build()
         pieces, length = built.vocabulary_size, built.length
         tokenizer = "dataclasses.replace(tower.tokenizer, model=tokenizer_path(TOWER))"
-    place, (_, portion) = json.dumps(captions), shared["portions"] or (None, None)
+    place, (portion, held_out) = json.dumps(captions), _held_out(source, shards, captions, shared)
     retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, {portion}), captions={place}),)'
     return {
         "image_tower": image_tower,
@@ -229,8 +237,23 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict
         "captions": place,
         "tokenizer": tokenizer,
         "calibration": portion,
+        "held_out": held_out,
         "evaluations": retrieval if portion else "()",
     }
+
+
+def _held_out(source: ExperimentConfig, shards: str, captions: str, shared: dict[str, Any]) -> tuple[str | None, str]:
+    """Returns the portion to hold out, as Python, and what it holds: by names, where there are enough to calibrate."""
+    if not shared["portions"]:
+        return None, shared["held_out"]
+    share, names = (100 - shared["start"]) / 100, 0
+    # A tower of this data has not seen what it held out itself; of many captions, all would be read at each start.
+    is_of_tower = set(expand(shards)) & {address for one in source.data.shards for address in expand(one)}
+    if not is_of_tower and shared["count"] <= MOST_SAMPLES:
+        names = len(set(read_captions([shards], [captions])))
+    if names * share / 2 < EXPECTED_IMAGES:
+        return shared["portions"][1], shared["held_out"]
+    return _portions(shared["start"], "name")[1], f"{share:.0%}: half of it all samples of some captions"
 
 
 def _fitting(path: Path, template: str, fields: dict[str, Any], count: int) -> ExperimentConfig:
