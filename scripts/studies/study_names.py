@@ -37,7 +37,7 @@ from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import Trained, train
 
 HEADS = ("DET", "smoothing 0.1", "S16", "S16 smoothing 0.1", "pairwise_probit")
-OTHERS = ("probit smoothing 0.1", "S16 smoothing 0.2", "smoothing 0.2")
+OTHERS = ("PCME++", "sigmoid Gaussian", "sigmoid DET", "probit smoothing 0.1", "S16 smoothing 0.2", "smoothing 0.2")
 # What the summary shows: for known names what serves them, for new ones what serves those.
 SUMMARY = (
     *("T of images/known/top1", "T of images/known/nll", "T of images/known/ece"),

@@ -127,6 +127,10 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
     "Gaussian alone": {"head": GaussianContrastiveConfig(bottleneck=0.0, inclusion=0.0)},
     "ProbVLM": {"head": ProbVLMContrastiveConfig()},
     "sigmoid Gaussian": {"head": GaussianContrastiveConfig(initial_bias=-10.0), "loss": SigmoidLoss()},
+    "PCME++": {
+        "head": GaussianContrastiveConfig(initial_noise_norm=0.3, inclusion=0.0, initial_bias=-10.0),
+        "loss": SigmoidLoss(pseudo_positives=0.1),
+    },
     "sigmoid probit": {
         "head": HetXLContrastiveConfig(SMALL, num_samples=0, initial_bias=-10.0),
         "loss": SigmoidLoss(likelihood="probit"),
