@@ -41,7 +41,8 @@ OTHERS = ("PCME++", "sigmoid Gaussian", "sigmoid DET", "probit smoothing 0.1", "
 # What the summary shows: for known names what serves them, for new ones what serves those.
 SUMMARY = (
     *("T of images/known/top1", "T of images/known/nll", "T of images/known/ece"),
-    *("T of names/new/top1", "T of names/new/nll", "T of names/new/ece", "offset/harmonic", "ausuc", "seconds"),
+    *("T of names/new/top1", "T of names/new/nll", "T of names/new/ece", "best T/new/nll"),
+    *("raw/harmonic", "offset/harmonic", "offset/known/ece", "offset/new/ece", "ausuc", "seconds"),
 )
 MOST = 1000  # images of each set that ways are fitted on
 
