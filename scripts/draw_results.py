@@ -107,6 +107,17 @@ def noise() -> Panels:
     }
 
 
+def names() -> Panels:
+    """Candidates for the default beside the deterministic head, on known and on new names."""
+    default = tables("names")["default"]
+    data, models = (list(dict.fromkeys(row[at] for row in default.rows)) for at in (0, 1))
+    figures = ("known: top-1", "known: NLL", "new: NLL", "H, balanced")
+    return {
+        figure: {one: default.column(figure, {model: (one, model) for model in models[1:]}) for one in data}
+        for figure in figures
+    }
+
+
 def quickstart() -> Panels:
     """HET-XL beside the deterministic head."""
     figures = tables("quickstart")["figures"]
@@ -129,6 +140,7 @@ DRAWINGS: Mapping[str, Callable[[], Panels]] = {
     "rivals": rivals,
     "ensembles": ensembles,
     "noise": noise,
+    "names": names,
     "quickstart": quickstart,
 }
 

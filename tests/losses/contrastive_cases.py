@@ -185,7 +185,10 @@ def reference(loss, arrays, valid, ids=(), weight=None, mixed=None, pseudo_posit
         queries = queries_one_by_one(arrays, side)
         for place, n in enumerate(rows):
             logits = np.array(queries[n]) @ keys[rows].T / arrays["temperature"] + arrays.get("bias", 0.0)
-            losses[place] += _of_query(loss, logits, label[n, rows], place, pseudo_positives, label_smoothing) / 2
+            quiet = arrays[side][n] @ keys[rows].T / arrays["temperature"]
+            losses[place] += (
+                _of_query(loss, logits, quiet, label[n, rows], place, pseudo_positives, label_smoothing) / 2
+            )
     return np.average(losses, weights=None if weight is None else np.asarray(weight, np.float64)[rows])
 
 
@@ -207,17 +210,16 @@ def queries_one_by_one(arrays, side):
     return queries
 
 
-def _of_query(loss, logits, y, place, pseudo_positives, smoothing):
+def _of_query(loss, logits, quiet, y, place, pseudo_positives, smoothing):
     """Returns the loss of a query whose partner is at ``place``, from the logits of its samples ``[s m]``.
 
     Softmax: -log 1/S Σ_s Σ_m y_m exp(logit_sm) / Σ_i exp(logit_si). Sigmoid: Σ_m -y_m log p_m - (1 - y_m) log(1 - p_m)
-    with p_m = 1/S Σ_s σ(logit_sm), and α times that of pseudo-positives. The uniform distribution is over keys, of the
-    mean logits, or over both labels of a pair.
+    with p_m = 1/S Σ_s σ(logit_sm), and α times that of pseudo-positives. The uniform distribution is over keys, beside
+    the prediction of the logits without noise, or over both labels of a pair.
     """
     if loss is SoftmaxLoss:
         p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        mean = logits.mean(axis=0)
-        uniform = np.mean(mean) - np.log(np.exp(mean).sum())
+        uniform = np.mean(quiet) - np.log(np.exp(quiet).sum())
         return -(1 - smoothing) * np.log(p.mean(axis=0) @ y) - smoothing * uniform
     log_p, log_not_p = (np.log(np.mean(1 / (1 + np.exp(-sign * logits)), axis=0)) for sign in (1, -1))
     raised = np.where(log_p >= log_p[place], np.maximum(y, y[place]), y)

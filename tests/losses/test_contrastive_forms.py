@@ -249,6 +249,24 @@ def test_a_batch_of_three_copies_has_the_softmax_loss_of_one_copy(form, kind):
     np.testing.assert_allclose(found, smoothed + SMOOTHED["label_smoothing"] * np.log(3), rtol=1e-5)
 
 
+@pytest.mark.devices
+@pytest.mark.parametrize(("form", "num_samples"), [("dense", 16), ("gather", 1), ("ring", 5)])
+def test_smoothing_takes_no_notice_of_the_noise(form, num_samples):
+    """With the share 1 - α less, the same smoothing is left of any noise; one device has no valid row."""
+    left = []
+    for seed in (0, 1):
+        samples = make("both sides noisy", b=B, num_samples=num_samples)
+        other = make("both sides noisy", b=B, num_samples=num_samples, seed=seed)
+        noisy = dataclasses.replace(samples, image_queries=other.image_queries, text_queries=other.text_queries)
+        told = noisy, jnp.asarray(VALID)
+        (smoothed, _), (plain, _) = (
+            on_devices(8, compiled(SoftmaxLoss(form, 6, **kind)), told) for kind in (SMOOTHED, {})
+        )
+        left.append(float(smoothed) - (1 - SMOOTHED["label_smoothing"]) * float(plain))
+    assert left[0] == pytest.approx(left[1], abs=1e-4)
+    assert left[0] > 0.1
+
+
 def test_two_examples_need_not_share_what_both_share_with_a_third():
     """Rows 0 and 1 have one image, rows 1 and 2 one text: 0 and 2 stay negatives of each other."""
     samples, loss = make("deterministic", b=3), jax.jit(SigmoidLoss())

@@ -57,13 +57,14 @@ def reference(kind, ids, smoothing):
     tau, rows, losses = float(samples.temperature), np.flatnonzero(VALID), []
     for n in rows:
         right = [m == n or any((one[m] == one[n]).all() for one in ids) for m in rows]
-        of_image = np.exp(image_queries[n] @ text[rows].T / tau)[:, :, None]  # [s i one]
-        of_text = np.exp(np.einsum("sd,imd->sim", of_texts[n], image[rows]) / tau)
-        for x in (of_image, of_text):
-            p = (x / x.sum(axis=(1, 2), keepdims=True)).mean(axis=0)
-            mean = np.exp(np.log(x).mean(axis=0))
-            uniform = np.log(mean / mean.sum()).mean()
-            losses.append(-(1 - smoothing) * np.log(p[right].sum()) - smoothing * uniform)
+        # [s i one] of texts, [s i m] of images.
+        of_image, quiet_image = (np.exp(one @ text[rows].T / tau)[:, :, None] for one in (image_queries[n], image[n]))
+        of_text, quiet_text = (
+            np.exp(np.einsum("sd,imd->sim", one, image[rows]) / tau) for one in (of_texts[n], text[n : n + 1])
+        )
+        for x, quiet in ((of_image, quiet_image), (of_text, quiet_text)):
+            p, without = (y / y.sum(axis=(1, 2), keepdims=True) for y in (x, quiet))
+            losses.append(-(1 - smoothing) * np.log(p.mean(axis=0)[right].sum()) - smoothing * np.log(without).mean())
     return np.mean(losses)
 
 

@@ -67,7 +67,7 @@ def reference(loss, samples, weight=None):
         (samples.image, samples.image_queries, samples.text),
         (samples.text, samples.text_queries, samples.image),
     ):
-        keys = np.asarray(keys, np.float64)[valid]
+        keys, own = np.asarray(keys, np.float64)[valid], np.asarray(mean, np.float64)
         # A query is an array of its own, beside the key of the same embedding.
         means = np.asarray(mean if queries is None else queries.samples[:, 0], np.float64)
         factors = np.zeros((B, 1, D)) if queries is None else np.asarray(queries.factors, np.float64)
@@ -79,7 +79,7 @@ def reference(loss, samples, weight=None):
                 total -= weight[n] * (y * np.log(expit(logits)) + (1 - y) * np.log(expit(-logits))).sum()
             else:
                 found = one_query(loss.likelihood, place, u, g)
-                total += weight[n] * ((1 - smoothing) * found - smoothing * np.mean(log_softmax(u)))
+                total += weight[n] * ((1 - smoothing) * found - smoothing * np.mean(log_softmax(keys @ own[n] / TAU)))
     return total / weight[valid].sum() / 2
 
 

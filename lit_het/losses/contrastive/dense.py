@@ -28,9 +28,8 @@ def softmax(pairs: Pairs) -> Float[Array, ""]:
     answer, so the sum is the probability of being right, and a batch of exact copies has the loss of one copy of each.
 
     With label smoothing α the target is uniform over the M valid keys for a share of α (Szegedy et al. 2016, Sec. 7):
-    ``-Σ_n w_n ((1 - α) log (1/S Σ_s Σ_{m ∈ P(n)} p_snm) + α/M Σ_m log p_nm)``, where p_n is the softmax of the mean of
-    the samples' logits: of those without noise, where samples are antithetic. The mean of p_snm would become flat by
-    more noise, in place of smaller logits (docs/noise.md).
+    ``-Σ_n w_n ((1 - α) log (1/S Σ_s Σ_{m ∈ P(n)} p_snm) + α/(S M) Σ_sm log p_snm)``. It is of queries without noise,
+    which are several where an image has members (`lit_het.losses.contrastive.loss.softmax_loss`).
     """
     return -jnp.sum(pairs.query_examples.weight * _log_likelihood(pairs, pairs.masked_logits))
 
@@ -49,7 +48,7 @@ def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     column = pairs.positive_logit(of_valid_queries, axis=(0, 1)) - normalizer
     if pairs.smoothing:
         log_p = jnp.mean(of_valid_queries, axis=1) - normalizer[None]
-        column = pairs.smoothed(column, mean_of_valid(log_p.T, pairs.query_examples))
+        column = pairs.smoothed(column, _mean_of_valid(log_p.T, pairs.query_examples))
     return -jnp.sum(weight * (_log_likelihood(pairs, logits) + column)) / 2
 
 
@@ -61,15 +60,11 @@ def _log_likelihood(pairs: Pairs, logits: Float[Array, "n s m"]) -> Float[Array,
     found = jax.nn.logmeanexp(pairs.positive_logit(logits) - normalizer, axis=1)
     if not pairs.smoothing:
         return found
-    return pairs.smoothed(found, uniform_log_p(logits.mean(axis=1), pairs.key_examples))
+    log_p = jnp.mean(logits - normalizer[:, :, None], axis=1)
+    return pairs.smoothed(found, _mean_of_valid(log_p, pairs.key_examples))
 
 
-def uniform_log_p(logits: Float[Array, "n m"], examples: Examples) -> Float[Array, " n"]:
-    """Returns the mean of ``log softmax(logits)`` over the valid keys, from masked logits."""
-    return mean_of_valid(jax.nn.log_softmax(logits), examples)
-
-
-def mean_of_valid(values: Float[Array, "n m"], examples: Examples) -> Float[Array, " n"]:
+def _mean_of_valid(values: Float[Array, "n m"], examples: Examples) -> Float[Array, " n"]:
     """Returns the mean over the examples that are valid; 0 if none is."""
     is_valid = examples.weight > 0
     return jnp.sum(values, axis=1, where=is_valid[None]) / jnp.maximum(jnp.sum(is_valid), 1)

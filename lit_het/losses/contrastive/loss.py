@@ -6,6 +6,7 @@ value (`lit_het.losses.blocks`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,8 +44,17 @@ _SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
 
 
 def softmax_loss(loss: SoftmaxLoss, samples: EmbeddingSamples, rows: Rows) -> Float[Array, ""]:
-    """Computes a `SoftmaxLoss`."""
-    return _mean(_softmax, _symmetric_softmax, loss, samples, rows)
+    """Computes a `SoftmaxLoss`.
+
+    With noise and label smoothing α it is ``(1 - α)`` times the loss without smoothing and α times the cross-entropy of
+    the uniform distribution over keys and the prediction without noise: the mean over samples can become flat by more
+    noise, in place of smaller logits (docs/noise.md).
+    """
+    share, mean = loss.label_smoothing, functools.partial(_mean, _softmax, _symmetric_softmax, loss)
+    if not share or _is_noiseless(samples):
+        return mean(samples, rows, share)
+    noiseless = dataclasses.replace(samples, image_queries=None, text_queries=None)
+    return (1 - share) * mean(samples, rows, 0.0) + share * mean(noiseless, rows, 1.0)
 
 
 def sigmoid_loss(loss: SigmoidLoss, samples: EmbeddingSamples, rows: Rows) -> Float[Array, ""]:
@@ -57,7 +67,11 @@ def sigmoid_loss(loss: SigmoidLoss, samples: EmbeddingSamples, rows: Rows) -> Fl
         # Half the sum of both is either of them, where rows have equal weights and their labels are symmetric.
         return _sigmoid(loss, pairs, layout, symmetric=rows.weight is not None or loss.pseudo_positives > 0)
 
-    return _mean(direction, both_directions, loss, samples, rows)
+    return _mean(direction, both_directions, loss, samples, rows, loss.label_smoothing)
+
+
+def _is_noiseless(samples: EmbeddingSamples) -> bool:
+    return samples.image_queries is None and samples.text_queries is None
 
 
 def _softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
@@ -98,6 +112,7 @@ def _mean(
     loss: ContrastiveLoss,
     samples: EmbeddingSamples,
     batch: Rows,
+    smoothing: float,
 ) -> Float[Array, ""]:
     """Returns the mean over valid examples of half the sum of both directions.
 
@@ -107,13 +122,13 @@ def _mean(
         loss: the form and the size of blocks.
         samples: queries and keys of the whole batch.
         batch: which examples count and how much, and which are duplicates.
+        smoothing: share of the uniform distribution in the targets.
 
     Raises:
         UserError: images have several keys, and the loss is another than the softmax loss of samples.
     """
     if samples.image.ndim == 3 and not loss.takes_members:
         raise UserError("images with several keys need the softmax loss with likelihood = 'samples'")
-    is_noiseless = samples.image_queries is None and samples.text_queries is None
 
     def directed(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
         # Without factors there is no noise: with ``noisy = "image"`` one direction has none.
@@ -127,8 +142,8 @@ def _mean(
         texts = Examples(weight, layout.global_index(weight.shape[0]), ids)
         images = dataclasses.replace(texts, mixed=mixed, members=image.shape[1] if image.ndim == 3 else 1)
         queries = _queries(image, image_queries)
-        image_to_text = Pairs(queries, images, text, texts, *shared, smoothing=loss.label_smoothing)
-        if is_noiseless:
+        image_to_text = Pairs(queries, images, text, texts, *shared, smoothing=smoothing)
+        if _is_noiseless(samples):
             return both_directions(image_to_text, layout)
         total = directed(image_to_text, layout)
         # A matrix of its own: the noise is on the queries, so the logits of both directions differ (docs/paper_map.md,

@@ -17,8 +17,8 @@ from lit_het.losses.contrastive.blocks import Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import MASKED, Examples, Pairs
 from lit_het.types import Queries
 
-# Log-sum-exps over all pairs, over the positives, and with label smoothing of mean logits.
-_Sums: TypeAlias = tuple[Array, ...]
+# Log-sum-exps over all pairs, and over the positives.
+_Sums: TypeAlias = tuple[Array, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +28,12 @@ class Normalizers:
     Attributes:
         row, row_positive: over the keys of all devices, for each query.
         column, column_positive: over the queries of all devices, for each key; of use without noise only.
-        mean: over the keys, of the mean of each query's logits over samples; with label smoothing only.
     """
 
     row: Float[Array, "n s"]
     row_positive: Float[Array, "n s"]
     column: Float[Array, " m"]
     column_positive: Float[Array, " m"]
-    mean: Float[Array, " n"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +41,12 @@ class _Uniform:
     """What the uniform part of the targets needs of this device's examples.
 
     Attributes:
-        row: mean over all valid keys of log p_nm, of the mean logits.
-        normalizer: of these.
-        column: mean over all valid queries of log p'_nm, for each key; of use without noise only.
+        row: mean over all valid keys and samples of log p_snm.
+        column: mean over all valid queries of log p'_nm, for each key.
         per_key, per_query: one divided by the number of valid keys, and of vectors of valid queries.
     """
 
     row: Float[Array, " n"]
-    normalizer: Float[Array, " n"]
     column: Float[Array, " m"]
     per_key: Float[Array, ""]
     per_query: Float[Array, ""]
@@ -64,8 +60,8 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
     responsibility ``r_sn = p_sn / Σ_s p_sn`` is the share of sample s. The other direction, normalized over columns to
     p' and t', adds ``w_m (p'_nm - t'_nm)``.
 
-    With label smoothing α these have the factor ``1 - α``. The uniform part adds ``α/S w_n (p_nm - 1/M)`` for M keys,
-    where p_n is the softmax of the mean of the samples' logits, and ``α w_m (p'_nm - 1/N)`` for N queries.
+    With label smoothing α these have the factor ``1 - α``. The uniform part adds ``α/S w_n (p_snm - 1/M)`` for M keys,
+    and ``α w_m (p'_nm - 1/N)`` for N queries.
     """
     found = _normalizers(pairs, layout, columns=symmetric)
     query_weight, key_weight = pairs.query_examples.weight, pairs.key_examples.weight
@@ -81,17 +77,14 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
     def block_sum(block: Pairs, query_data: Any, key_data: Any) -> Float[Array, ""]:
         """Returns the sum of logits times the loss's slopes, whose gradient is that of the loss."""
         logits = block.masked_logits
-        *of_rows, normalizer = query_data
-        slope = _row_slopes(block, logits, *of_rows)
-        if uniform is not None:
-            slope = block.smoothed(slope, _uniform_slopes(block, logits, uniform.per_key, normalizer))
+        slope = _row_slopes(block, logits, uniform, *query_data)
         if symmetric:
             slope = (slope + _column_slopes(block, logits, uniform, *key_data)) / 2
         return jnp.sum(jax.lax.stop_gradient(slope) * logits)
 
     # p_sn / Σ_s p_sn is a softmax over samples of log p: no probability is formed that could round to zero.
     responsibility = query_weight[:, None] * jax.nn.softmax(log_p, axis=1)
-    query_data = responsibility, found.row, found.row_positive, None if uniform is None else uniform.normalizer
+    query_data = responsibility, found.row, found.row_positive
     slopes = sum_over_pairs(block_sum, pairs, layout, query_data, (found.column, found.column_positive))
     # The value comes from the normalizers: the bracket is exactly 0 and has only the gradient. A sum of slopes times
     # logits would lose the digits of a small loss.
@@ -101,6 +94,7 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
 def _row_slopes(
     block: Pairs,
     logits: Float[Array, "n s m"],
+    uniform: _Uniform | None,
     responsibility: Float[Array, "n s"],
     row: Float[Array, "n s"],
     row_positive: Float[Array, "n s"],
@@ -108,16 +102,12 @@ def _row_slopes(
     # Each is at most 1, since it is divided by a sum that contains it: the exponentials cannot overflow.
     p = jnp.exp(logits - row[:, :, None])
     t = block.positive_share(logits - row_positive[:, :, None])
-    return responsibility[:, :, None] * (p - t)
-
-
-def _uniform_slopes(
-    block: Pairs, logits: Float[Array, "n s m"], per_key: Float[Array, ""], normalizer: Float[Array, " n"]
-) -> Float[Array, "n 1 m"]:
-    """Returns the slopes of the uniform part of the targets, which are those of all samples."""
-    p = jnp.exp(logits.mean(axis=1) - normalizer[:, None])
-    of_keys = jnp.where(block.key_examples.weight[None] > 0, per_key, 0.0)
-    return (block.query_examples.weight[:, None] / logits.shape[1] * (p - of_keys))[:, None]
+    slope = responsibility[:, :, None] * (p - t)
+    if uniform is None:
+        return slope
+    is_key = block.key_examples.weight[None, None] > 0
+    weight = block.query_examples.weight[:, None, None] / row.shape[1]
+    return block.smoothed(slope, weight * (p - jnp.where(is_key, uniform.per_key, 0.0)))
 
 
 def _column_slopes(
@@ -150,11 +140,10 @@ def _uniform(pairs: Pairs, layout: Layout, found: Normalizers) -> _Uniform:
     key_sum, query_sum, num_keys, num_vectors = jax.lax.psum(sums, layout.axes) if layout.axes else sums
     per_key, per_query = 1 / jnp.maximum(num_keys, 1), 1 / jnp.maximum(num_vectors, 1)
     # Means of logits are logits with the mean of all keys, and of all queries.
-    assert found.mean is not None
-    of_mean_key = pairs.queries.products((key_sum * per_key)[None])[:, :, 0].mean(axis=1)
-    row = of_mean_key / pairs.temperature + pairs.bias - found.mean
+    of_mean_key = pairs.queries.products((key_sum * per_key)[None])[:, :, 0]
+    row = jnp.mean(of_mean_key / pairs.temperature + pairs.bias - found.row, axis=1)
     column = pairs.keys @ (query_sum * per_query) / pairs.temperature + pairs.bias - found.column
-    return _Uniform(row, found.mean, column, per_key, per_query)
+    return _Uniform(row, column, per_key, per_query)
 
 
 def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
@@ -174,28 +163,24 @@ def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
                 of_valid_queries = jnp.where(query_examples.weight[:, None, None] > 0, logits, MASKED)
                 of_block = jax.nn.logsumexp(of_valid_queries, axis=(0, 1))
                 column = _log_add(column, (of_block, block.positive_logit(of_valid_queries, axis=(0, 1))))
-            mean = (jax.nn.logsumexp(logits.mean(axis=1), axis=-1),) if pairs.smoothing else ()
-            return column, (jax.nn.logsumexp(logits, axis=-1), block.positive_logit(logits), *mean)
+            return column, (jax.nn.logsumexp(logits, axis=-1), block.positive_logit(logits))
 
         rows = (pairs.queries, pairs.query_examples)
         return blocks.scan_examples(scan_block, column, rows, layout.examples_per_block(pairs.queries))
 
-    def nothing(*shapes: tuple[int, ...]) -> _Sums:
+    def nothing(shape: tuple[int, ...]) -> _Sums:
         """Returns the logarithms of empty sums."""
-        return tuple(jnp.full(shape, MASKED) for shape in shapes)
-
-    def normalizers(row: _Sums, column: _Sums) -> Normalizers:
-        return Normalizers(row[0], row[1], column[0], column[1], row[2] if pairs.smoothing else None)
+        return jnp.full(shape, MASKED), jnp.full(shape, MASKED)
 
     chunk = (pairs.keys, pairs.key_examples)
     if layout.form != "ring":
         chunk = layout.gather(chunk)
-        column, row = scan_chunk(chunk, nothing(*[chunk[1].weight.shape] * 2))
+        column, row = scan_chunk(chunk, nothing(chunk[1].weight.shape))
         if layout.axes:
             # Each device has summed the columns of all keys over its own queries only.
             gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, layout.axes), column)
             column = jax.tree.map(lambda x: jax.nn.logsumexp(x, axis=0)[pairs.key_examples.index], gathered)
-        return normalizers(row, column)
+        return Normalizers(*row, *column)
 
     def step(carry: Any, _: None) -> tuple[Any, None]:
         chunk, column, row = carry
@@ -204,12 +189,11 @@ def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
         chunk, column = ring.rotate((chunk, column), layout.axes)
         return (chunk, column, _log_add(row, chunk_row)), None
 
-    n, s = pairs.queries.samples.shape[0], pairs.queries.num_samples
-    rows = ((n, s), (n, s), (n,)) if pairs.smoothing else ((n, s), (n, s))
-    start = (chunk, nothing(*[pairs.key_examples.weight.shape] * 2), nothing(*rows))
+    rows = (pairs.queries.samples.shape[0], pairs.queries.num_samples)
+    start = (chunk, nothing(pairs.key_examples.weight.shape), nothing(rows))
     (_, column, row), _ = jax.lax.scan(step, start, length=ring.num_devices(layout.axes))
-    return normalizers(row, column)
+    return Normalizers(*row, *column)
 
 
 def _log_add(one: _Sums, other: _Sums) -> _Sums:
-    return jax.tree.map(jnp.logaddexp, one, other)
+    return jnp.logaddexp(one[0], other[0]), jnp.logaddexp(one[1], other[1])

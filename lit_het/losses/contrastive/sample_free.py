@@ -2,8 +2,7 @@
 
 A query with the mean α and the factors R (rows of V(x) and d(x), so that Σ = RᵀR) has the logits ``u + gᵀ ξ`` with
 ``u_m = α · k_m / τ``, ``g_m = R k_m / τ`` and standard normals ξ. Each function approximates ``-Σ_n w_n log E[p_n]``
-from u and g, for as many products of keys as r + 2 samples need, and has no gradient noise. Label smoothing is that of
-u, as with samples (`lit_het.losses.contrastive.dense.softmax`).
+from u and g, for as many products of keys as r + 2 samples need, and has no gradient noise.
 """
 
 import math
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lit_het.losses.contrastive.dense import uniform_log_p
 from lit_het.losses.contrastive.pairs import MASKED, Pairs
 
 # E[σ(u + s ξ)] ≈ σ(u / sqrt(1 + π/8 s²)): the logistic function as a probit with the slope that agrees at 0
@@ -41,7 +39,7 @@ def delta(pairs: Pairs) -> Float[Array, ""]:
     # The logarithm of the other branch's values could be NaN, and then its gradient would be.
     gain = jnp.minimum(jnp.log1p(jnp.maximum(x, 0.0) / 2), -log_p)
     change = jnp.where(x > 0, gain, x / 2)
-    return _smoothed(pairs, log_p + change)
+    return -jnp.sum(pairs.query_examples.weight * (log_p + change))
 
 
 def mean_field(pairs: Pairs) -> Float[Array, ""]:
@@ -50,7 +48,7 @@ def mean_field(pairs: Pairs) -> Float[Array, ""]:
     logits = (pairs.logits[:, 0] - pairs.bias) / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
     logits = pairs.masked(logits[:, None])[:, 0]
     normalizer = jax.nn.logsumexp(logits, axis=-1)
-    return _smoothed(pairs, pairs.positive_logit(logits[:, None])[:, 0] - normalizer)
+    return -jnp.sum(pairs.query_examples.weight * (pairs.positive_logit(logits[:, None])[:, 0] - normalizer))
 
 
 def pairwise_probit(pairs: Pairs) -> Float[Array, ""]:
@@ -66,14 +64,7 @@ def pairwise_probit(pairs: Pairs) -> Float[Array, ""]:
     variance = jnp.sum((pairs.partner_logit(factors)[:, :, None] - factors) ** 2, axis=1)
     scaled = pairs.masked((-difference / jnp.sqrt(1 + PROBIT * variance))[:, None])[:, 0]
     scaled = jnp.where(pairs.is_positive & ~pairs.is_partner, MASKED, scaled)
-    return _smoothed(pairs, -jax.nn.logsumexp(scaled, axis=-1))
-
-
-def _smoothed(pairs: Pairs, log_p: Float[Array, " n"]) -> Float[Array, ""]:
-    """Returns the loss from the likelihood of each query, with label smoothing of its logits without noise."""
-    if pairs.smoothing:
-        log_p = pairs.smoothed(log_p, uniform_log_p(pairs.masked_logits[:, 0], pairs.key_examples))
-    return -jnp.sum(pairs.query_examples.weight * log_p)
+    return jnp.sum(pairs.query_examples.weight * jax.nn.logsumexp(scaled, axis=-1))
 
 
 def probit(pairs: Pairs, z: Float[Array, "#n #m"]) -> Float[Array, "n m"]:
