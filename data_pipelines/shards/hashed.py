@@ -6,7 +6,7 @@ import numpy as np
 
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex
-from lit_het.data_pipelines.shards.portions import Marked, Portion
+from lit_het.data_pipelines.shards.portions import Marked, Portion, Rule
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.texts.captions import captions_in
 from lit_het.data_pipelines.texts.captions_config import TextPlace
@@ -30,18 +30,30 @@ def marked(
     """
     parts, start = list[Marked](), sum(index.counts[: shards.start])
     for shard in shards:
-        keys, name = index.keys(shard), index.names[shard]
-        identities = {"key": keys}
-        if portion.by in ("sample", "name"):
-            identities["sample"] = [b"%s %s" % (name, key) for key in keys]
-        if portion.by in ("caption", "name"):
-            identities["caption"] = _first_captions(index, range(start, start + len(keys)), place, keys)
-        marks = portion.marks(*(identities[one] for one in _IDENTITIES.get(portion.by, (portion.by,))))
+        marks = portion.marks(*identities(portion.by, index, shard, place).values())
         first, end = np.searchsorted(left_out, [start, start + len(marks)])
         marks[np.asarray(left_out[first:end], int) - start] = False
         parts.append(Marked(start, marks))
         start += len(marks)
     return parts
+
+
+def identities(rule: Rule, index: ShardIndex, shard: int, place: TextPlace) -> dict[str, list[bytes]]:
+    """Returns what a rule by a hash goes by, of each sample of a shard: its key, name or first caption.
+
+    Args:
+        rule: of a portion.
+        index: of all shards.
+        shard: its number.
+        place: of the captions; a sample without a readable one has its key in its place.
+    """
+    keys, start = index.keys(shard), sum(index.counts[:shard])
+    found = {"key": list(keys)}
+    if rule in ("sample", "name"):
+        found["sample"] = [b"%s %s" % (index.names[shard], key) for key in keys]
+    if rule in ("caption", "name"):
+        found["caption"] = _first_captions(index, range(start, start + len(keys)), place, keys)
+    return {one: found[one] for one in _IDENTITIES.get(rule, (rule,))}
 
 
 def captions_of(index: ShardIndex, samples: Sequence[int], place: TextPlace) -> Iterator[list[str]]:

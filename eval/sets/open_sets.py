@@ -220,14 +220,15 @@ class Sets:
 
     def open(self, config: ImageSet) -> OpenSet:
         """Opens a set; raises as `OpenSet`, and a `UserError` for a portion by captions that are not read."""
-        if config.portion.by in ("caption", "name") and config.captions is None:
+        captions = config.captions if config.portion.by in ("caption", "name") else LoaderConfig.captions
+        if captions is None:
             raise UserError(
                 f"{config.name}: portion {config.portion}: this evaluation reads no captions; give a portion by "
                 "sample, by key or in order"
             )
         data = LoaderConfig(
             shards=(config.shards,),
-            captions=config.captions or "txt",
+            captions=captions,
             portion=config.portion,
             image_size=self.image_size,
             batch_size=config.batch_size,

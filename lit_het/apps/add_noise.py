@@ -210,6 +210,8 @@ def _check_model(model: ExperimentConfig, name: str) -> None:
         raise UserError(
             f"{name} has no text tower; noise is added to image-text models, see lit_het.sklearn for others"
         )
+    if model.task.text_members > 1:
+        raise UserError(f"{name} has {model.task.text_members} text towers; noise is added to models with one")
     if model.task.head.has_noise:
         raise UserError(f"{name} has noise already; give a model with a deterministic head")
     if model.tokenizer is None:

@@ -60,7 +60,8 @@ class Run:
 
     def alone(self, number: int) -> "Run":
         """Returns one of the members that were trained beside one another, without what was measured of all."""
-        if not 0 <= number < (count := self.task.num_members):
+        count = self.task.num_members
+        if not 0 <= number < count:
             raise UserError(f"member {number} is not one of the {count} of {self.run_dir}, which are counted from 0")
         one, params = self.task.one, self.task.members(self.params)[number]
         config = dataclasses.replace(self.config, task=one.config)

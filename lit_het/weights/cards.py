@@ -83,7 +83,7 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
     fields = ModelCardData(license=licence, library_name=library, pipeline_tag=tag, tags=["lit-het", "jax"])
     text = _TEXT.format(
         name=in_markdown(name),
-        what=_what(run.config),
+        what=_what(run),
         data=_data(run.config),
         figures=_figures(run),
         calibration=_calibration(run),
@@ -94,11 +94,12 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
     return str(ModelCard(f"---\n{fields.to_yaml()}\n---\n\n{text}"))
 
 
-def _what(config: ExperimentConfig) -> str:
-    task = config.task
+def _what(run: Run) -> str:
+    task = run.config.task
     head, loss = type(task.head).__name__.removesuffix("Config"), type(task.loss).__name__
     towers = [type(tower).__name__.removesuffix("Config") for tower in task.towers.values()]
-    return f"{task.summary}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
+    alone = "" if run.member is None else f", member {run.member} of several text towers of one run"
+    return f"{task.summary}{alone}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
 
 
 def _data(config: ExperimentConfig) -> str:

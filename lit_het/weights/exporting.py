@@ -108,12 +108,12 @@ def _of_member(run: Run, to: str, options: ExportOptions) -> Run:
         return run
     if not isinstance(options.calibrated, bool):
         raise UserError(f"--to {to} holds one member, and --prior is of all together; export with --to lit-het or onnx")
-    number = options.member or 0
+    alone = run.alone(options.member or 0)
     message(
-        f"--to {to} holds one text tower: member {number} of {count} (--member), as trained; the others and what was "
-        "fitted to all together are left out"
+        f"--to {to} holds one text tower: member {alone.member} of {count} (--member), as trained; the others and what "
+        "was fitted to all together are left out"
     )
-    return run.alone(number)
+    return alone
 
 
 def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> None:

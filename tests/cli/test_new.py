@@ -10,13 +10,14 @@ from lit_het.configs.experiment import load_module_config
 from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
 from lit_het.data_pipelines.shards.portions import ALL, Portion
-from lit_het.data_pipelines.shards.writing import write_shards
+from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.models.calibration.saved import read_calibration
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.training.directory import load_config
 from lit_het.training.log import read_metrics
 from tests import tiny
 from tests.cli.conftest import changed, last_line, printed, refusal, run_command
@@ -127,20 +128,61 @@ def test_a_first_tower_classifies_by_labels_or_else_by_frequent_words(
     assert (task.image_tower.image_size, task.image_tower.patch_size) == (28, 7)
 
 
-@pytest.mark.parametrize(("names", "rule"), [(1000, "sample"), (2500, "name")])
+def named_pairs(folder, captions):
+    """Shards of black images with lists of captions in their JSON."""
+    image = encode_jpeg(np.zeros((8, 8, 3), np.uint8))
+    write_shards(folder, ({"__key__": f"{at:05d}", "jpg": image, "json": {"all": c}} for at, c in enumerate(captions)))
+    return folder
+
+
+NAMES = [[f"name {number}", "a story"] for number in range(2600)]
+
+
+@pytest.mark.parametrize(
+    ("captions", "rule"),
+    [
+        (NAMES, "name"),
+        # Half of what is held out are all samples of some names: of so few, too few.
+        ([[f"name {number % 1000}", f"story {number}"] for number in range(2600)], "sample"),
+        # The name of most samples might be held out.
+        ([["name 6" if number % 8 else f"name {number}"] for number in range(2600)], "sample"),
+    ],
+    ids=["names", "few names", "one name"],
+)
 def test_names_are_held_out_where_there_are_enough_of_them(
-    data, upstream, tmp_path, monkeypatch, everything_fits, names, rule
+    upstream, tmp_path, monkeypatch, everything_fits, captions, rule
 ):
-    """13 % are held out, half of them by names: at least 130 names, on average, are enough to calibrate."""
-    pairs = tiny.write_data(tmp_path / "pairs", num_samples=8) / "train"
-    monkeypatch.setattr("lit_het.apps.new.project._count", lambda *_: 2600)
-    captions = [f"{number % names}" for number in range(2600)]
-    monkeypatch.setattr("lit_het.apps.new.project.read_captions", lambda *_: captions)
-    run_command("new", tmp_path / "mine", "--tower", upstream, "--data", pairs)
+    monkeypatch.setattr("lit_het.apps.new.project._SIZES", ((None, "EncoderConfig(depth=1)", 300, 1),))
+    pairs = named_pairs(tmp_path / "pairs", captions)
+    run_command("new", tmp_path / "mine", "--tower", upstream, "--data", pairs, "--captions", "json/all")
     config = load_module_config(tmp_path / "mine" / "config.py")
     assert str(config.calibration) == f"87%:100% by {rule}" == str(config.evaluations[0].data.portion)
     text = (tmp_path / "mine" / "config.py").read_text()
     assert ("half of it all samples of some captions" in text) == (rule == "name")
+
+
+def test_the_data_of_the_tower_in_any_spelling_is_held_out_as_it_was_and_may_be_gone(
+    upstream, tmp_path, monkeypatch, everything_fits
+):
+    monkeypatch.setattr("lit_het.apps.new.project._SIZES", ((None, "EncoderConfig(depth=1)", 300, 1),))
+    pairs, tower = named_pairs(tmp_path / "pairs", NAMES), load_config(upstream)
+    monkeypatch.chdir(tmp_path)
+    for shards, rule in ((f"{tmp_path}/../{tmp_path.name}/pairs", "sample"), ("/nowhere/else", "name")):
+        source = changed(tower, data__shards=(shards,))
+        monkeypatch.setattr("lit_het.apps.new.project.load_config", lambda _, source=source: source)
+        run_command("new", tmp_path / rule, "--tower", upstream, "--data", "pairs", "--captions", "json/all")
+        assert str(load_module_config(tmp_path / rule / "config.py").calibration) == f"87%:100% by {rule}"
+    assert pairs.is_dir()
+
+
+class Counted:
+    """An index of more samples than there are."""
+
+    def __init__(self, shards, count):
+        self.summaries, self._count = [SimpleNamespace(address=path) for path in expand(shards)], count
+
+    def __len__(self):
+        return self._count
 
 
 @pytest.mark.parametrize("count", [1000, 6500])
@@ -148,7 +190,7 @@ def test_names_are_held_out_where_there_are_enough_of_them(
 def test_a_first_tower_and_the_model_on_it_hold_out_the_same_images(
     data, tmp_path, monkeypatch, everything_fits, count
 ):
-    monkeypatch.setattr("lit_het.apps.new.project._count", lambda *_: count)
+    monkeypatch.setattr("lit_het.apps.new.project._index", lambda shards, _: Counted(shards, count))
     run_command("new", tmp_path / "first", "--classes", "--data", data / "train")
     first = load_module_config(tmp_path / "first" / "config.py")
     fields = {"calibration": None, "evaluations": (), "data__portion": ALL, "data__batch_size": 2}

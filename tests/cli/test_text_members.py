@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 import lit_het
 from lit_het import parameters
@@ -120,7 +122,30 @@ def test_a_format_of_one_text_tower_holds_the_first_member_or_the_one_that_is_na
         assert found.task.temperature(found.params) == pytest.approx(expected.task.temperature(expected.params))
 
 
+def test_what_was_fitted_to_all_members_is_left_out_of_one(capsys, run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    run_command("calibrate", run, "--data", tiny.write_data(tmp_path / "pairs", num_samples=120) / "train")
+    assert open_run(run).calibration is not None
+    run_command("export", "--checkpoint", run, "--to", "huggingface", "--output", tmp_path / "one", "--member", "1")
+    said, alone = capsys.readouterr().err, open_run(run).alone(1)
+    assert "the others and what was fitted to all together are left out" in said
+    assert "the temperature is multiplied" not in said
+    with safe_open(tmp_path / "one" / "model.safetensors", "np") as file:
+        log_scale = float(file.get_tensor("logit_scale"))
+    assert log_scale == pytest.approx(-np.log(float(alone.task.temperature(alone.params))), abs=1e-6)
+    card = (tmp_path / "one" / "README.md").read_text()
+    assert "member 1 of several text towers of one run" in card
+    assert "Not calibrated." in card
+
+
+def test_noise_is_not_added_to_several_text_towers(capsys, run_dir, tmp_path):
+    pairs = tiny.write_data(tmp_path / "pairs", num_samples=1000) / "train"
+    command = "add-noise", "--model", run_dir, "--data", pairs, "--output", tmp_path / "noisy"
+    assert "has 2 text towers; noise is added to models with one" in last_line(capsys, *command)
+
+
 def test_a_member_that_does_not_exist_or_is_not_asked_for_is_refused(capsys, run_dir, tmp_path):
     export_to = "export", "--checkpoint", run_dir, "--output", tmp_path / "out", "--to"
-    assert "member 2 is not one of the 2" in last_line(capsys, *export_to, "npz", "--member", "2")
+    for number in ("2", "-1"):
+        assert f"member {number} is not one of the 2" in last_line(capsys, *export_to, "npz", "--member", number)
     assert "--to onnx holds all members; leave it out" in last_line(capsys, *export_to, "onnx", "--member", "1")

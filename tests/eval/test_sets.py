@@ -6,9 +6,11 @@ import fsspec
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.shards.portions import Portion
+from lit_het.data_pipelines.shards.portions import ALL, Portion
+from lit_het.eval.evaluators.retrieval import read_captions
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.sets.folders import parse_set
+from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig
 from lit_het.types import ImageFeatures
 from tests.refusals import assert_refused
 
@@ -34,7 +36,7 @@ def digits(write_set):
 
 def test_sets_that_differ_only_in_name_are_read_once(digits, sets):
     tower = Counting()
-    for config in (digits, dataclasses.replace(digits, name="near/digits")):
+    for config in (digits, dataclasses.replace(digits, name="near/digits", captions="json/other")):
         assert sets.open(config).features(tower.features).labels.tolist() == [0, 1, 2, 0]
     assert tower.seen == 4
 
@@ -100,16 +102,19 @@ def test_a_portion_has_its_own_labels_texts_and_images(digits, sets):
 
 def test_a_portion_by_name_goes_by_the_captions_that_an_evaluation_reads(write_set, sets):
     """Half of it are all samples of some captions: without the names, another half of the samples."""
-    config = write_set("named", [{"txt": f"name {number % 5}", "cls": 0} for number in range(40)], NAMES)
-    chosen = {}
-    for rule in ("name", "sample"):
-        part = dataclasses.replace(config, portion=Portion(60, by=rule), captions="txt", labelled=False)
-        chosen[rule] = sets.open(part).texts("txt", str)
-    every = sets.open(dataclasses.replace(config, labelled=False)).texts("txt", str)
+    samples = [{"json": {"name": f"name {number % 5}"}, "txt": f"{number}", "cls": 0} for number in range(40)]
+    config = dataclasses.replace(write_set("named", samples, NAMES), labelled=False, captions="json/name")
+
+    def names(portion):
+        return [name for (name,) in read_captions(sets.open(dataclasses.replace(config, portion=portion)), "json/name")]
+
+    chosen, every = {rule: names(Portion(60, by=rule)) for rule in ("name", "sample")}, names(ALL)
     assert [name for name in chosen["name"] if chosen["name"].count(name) == every.count(name)]
     assert not [name for name in chosen["sample"] if chosen["sample"].count(name) == every.count(name)]
-    rest = sets.open(dataclasses.replace(config, portion=Portion(0, 60, by="name"), captions="txt", labelled=False))
-    assert sorted(rest.texts("txt", str) + chosen["name"]) == sorted(every)
+    assert sorted(names(Portion(0, 60, by="name")) + chosen["name"]) == sorted(every)
+    part = dataclasses.replace(config, portion=Portion(60, by="name"), captions=None)
+    for evaluation in (ZeroShotConfig(part, captions="json/name"), RetrievalConfig(part, captions="json/name")):
+        assert evaluation.build(sets).opened.loader.num_samples == len(chosen["name"])
 
 
 def test_a_portion_by_captions_needs_an_evaluation_that_reads_them(digits, sets):

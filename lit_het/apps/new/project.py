@@ -1,10 +1,13 @@
 """``lit-het new``: a project for one's own pairs, configured for the tower, the data and the machine."""
 
+import collections
 import dataclasses
+import itertools
 import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -13,15 +16,17 @@ import jax
 import psutil
 
 from lit_het.apps.new import first_tower
-from lit_het.apps.tokenizer import read_captions, train_tokenizer
+from lit_het.apps.tokenizer import train_tokenizer
 from lit_het.configs.experiment import ExperimentConfig, load_module_config
 from lit_het.console import Bar, message
+from lit_het.data_pipelines.shards.hashed import identities
 from lit_het.data_pipelines.shards.index import ShardIndex
-from lit_het.data_pipelines.shards.portions import Rule
-from lit_het.data_pipelines.shards.urls import absolute
+from lit_het.data_pipelines.shards.portions import Portion, Rule
+from lit_het.data_pipelines.shards.urls import absolute, canonical
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
-from lit_het.data_pipelines.texts.captions_config import member_of
+from lit_het.data_pipelines.texts.captions_config import TextPlace, member_of
 from lit_het.errors import UserError
+from lit_het.models.calibration.by_names import LEAST_NAMES
 from lit_het.models.calibration.seen_names import MOST_SAMPLES
 from lit_het.models.calibration.split import EXPECTED_IMAGES
 from lit_het.planning.plan import Step
@@ -142,7 +147,8 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
     if project.exists():
         raise UserError(f"{project} already exists; choose another folder, or train with its config.py")
     member = member_of(captions) if tower else first_tower.labels_member(shards)
-    count = _count(shards, member)
+    index = _index(shards, member)
+    count = len(index)
     partial = project.with_name(f"{project.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -152,7 +158,7 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
             parts = first_tower.PARTS
             fields |= first_tower.classifier_fields(partial, shards, member, image_size, fields["portions"])
         else:
-            fields |= _fields(partial, _tower(partial, tower, image_size), shards, captions, fields)
+            fields |= _fields(partial, _tower(partial, tower, image_size), index, captions, fields)
         if fields["portions"] is None:
             message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
         config = _fitting(partial / "config.py", _CONFIGURATION.substitute(parts), fields, count)
@@ -165,7 +171,7 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
     message(f"{count:,} {what}, batches of {config.data.batch_size}; next: lit-het train --config {project}/config.py")
 
 
-def _count(shards: str, member: str) -> int:
+def _index(shards: str, member: str) -> ShardIndex:
     addresses = expand(shards)
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, [IMAGE, member], advance=bar.advance)
@@ -176,7 +182,7 @@ def _count(shards: str, member: str) -> int:
         message(
             f"{faults:,} samples cannot be used: lit-het data check lists them, --data.max-bad-fraction allows them"
         )
-    return len(index)
+    return index
 
 
 def _tower(partial: Path, tower: str, image_size: int | None) -> Path:
@@ -211,7 +217,7 @@ def _portions(start: int, rule: Rule) -> tuple[str, str]:
     return f'Portion(0, {start}, by="{rule}")', f'Portion({start}, by="{rule}")'
 
 
-def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict[str, Any]) -> dict[str, Any]:
+def _fields(partial: Path, tower: Path, index: ShardIndex, captions: str, shared: dict[str, Any]) -> dict[str, Any]:
     """Returns the parts of the configuration that depend on the tower and the data; trains a tokenizer for it."""
     source = load_config(tower)
     image_tower, taken = "tower.task.image_tower", source.tokenizer
@@ -219,16 +225,15 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict
         # A classifier's ensemble has an embedding of each member; a text is compared with one.
         image_tower = f'dataclasses.replace({image_tower}, members="mean")'
     if taken is None:
-        pieces, length, cut = train_tokenizer(
-            [shards], [captions], shared["most_pieces"], partial / "tokenizer.model", seen_often=True
-        )
+        shards, path = [json.loads(shared["shards"])], partial / "tokenizer.model"
+        pieces, length, cut = train_tokenizer(shards, [captions], shared["most_pieces"], path, seen_often=True)
         message(f"{pieces:,} pieces; {length} tokens cut {cut:.1%} of the captions")
         tokenizer = f'SentencePieceConfig(PROJECT / "tokenizer.model", length={length})'
     else:
         built = dataclasses.replace(taken, model=tokenizer_path(tower)).build()
         pieces, length = built.vocabulary_size, built.length
         tokenizer = "dataclasses.replace(tower.tokenizer, model=tokenizer_path(TOWER))"
-    place, (portion, held_out) = json.dumps(captions), _held_out(source, shards, captions, shared)
+    place, (portion, held_out) = json.dumps(captions), _held_out(source, index, captions, shared)
     retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, {portion}), captions={place}),)'
     return {
         "image_tower": image_tower,
@@ -243,18 +248,37 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, shared: dict
     }
 
 
-def _held_out(source: ExperimentConfig, shards: str, captions: str, shared: dict[str, Any]) -> tuple[str | None, str]:
+def _held_out(
+    source: ExperimentConfig, index: ShardIndex, captions: str, shared: dict[str, Any]
+) -> tuple[str | None, str]:
     """Returns the portion to hold out, as Python, and what it holds: by names, where there are enough to calibrate."""
     if not shared["portions"]:
         return None, shared["held_out"]
-    share, names = (100 - shared["start"]) / 100, 0
     # A tower of this data has not seen what it held out itself; of many captions, all would be read at each start.
-    is_of_tower = set(expand(shards)) & {address for one in source.data.shards for address in expand(one)}
-    if not is_of_tower and shared["count"] <= MOST_SAMPLES:
-        names = len(set(read_captions([shards], [captions])))
-    if names * share / 2 < EXPECTED_IMAGES:
+    is_of_tower = _addresses([one.address for one in index.summaries]) & _addresses(source.data.shards)
+    if is_of_tower or len(index) > MOST_SAMPLES:
+        return shared["portions"][1], shared["held_out"]
+    portion, shards = Portion(shared["start"], by="name"), range(len(index.counts))
+    names, total = collections.Counter[bytes](), collections.Counter[bytes]()
+    with Bar("counting names", len(shards), "shards") as bar:
+        for shard in shards:
+            goes_by = identities("name", index, shard, TextPlace(captions))
+            total.update(goes_by["caption"])
+            names.update(itertools.compress(goes_by["caption"], portion.marks(*goes_by.values())))
+            bar.advance(1)
+    new, share = sum(names[name] == total[name] for name in names), (100 - shared["start"]) / 100
+    # A name of many samples would leave too few for training.
+    if new < LEAST_NAMES or names.total() > 1.5 * share * len(index):
         return shared["portions"][1], shared["held_out"]
     return _portions(shared["start"], "name")[1], f"{share:.0%}: half of it all samples of some captions"
+
+
+def _addresses(shards: Sequence[str]) -> set[str]:
+    """Returns the one spelling of the addresses of shards; none of those that are no longer there."""
+    try:
+        return {canonical(address) for address in expand(shards)}
+    except UserError:
+        return set()
 
 
 def _fitting(path: Path, template: str, fields: dict[str, Any], count: int) -> ExperimentConfig:
