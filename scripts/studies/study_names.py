@@ -249,10 +249,11 @@ def known_of(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"]) -> Name
 
 
 def noise_of_names(trained: Trained) -> Float[np.ndarray, " k"]:
-    """Returns the logarithm of the norm of the noise of every name, less its mean; zeros of members or without any."""
+    """Returns the logarithm of the norm of the noise of every name, less its mean; zeros where there is none."""
     assert isinstance(trained.task, ContrastiveTask)
     assert trained.names is not None
-    if trained.task.num_members > 1:
+    # Members have several norms, and Gaussian embeddings hold their own variances.
+    if trained.task.num_members > 1 or trained.task.config.head.text_variances is not None:
         return np.zeros(len(trained.tokens))
     head = trained.task.model(trained.params).head
     noise = head.text_noise(trained.names)
