@@ -1,6 +1,7 @@
 """Members that share parameters: what each of them computes with, and what exists once."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,10 +12,11 @@ from lit_het.configs import quickstart_lit_deterministic
 from scripts.studies.study_members import Sharing, SharingConfig, SharingTask, arms
 
 M, DEPTH = 3, 2
+SHARING = {name: sharing for name, sharing in arms(DEPTH).items() if sharing is not None}
 
 
 def task_of(sharing: Sharing) -> SharingTask:
-    task = quickstart_lit_deterministic.get_config().task
+    task: Any = quickstart_lit_deterministic.get_config().task
     text = dataclasses.replace(
         task.text_tower, encoder=dataclasses.replace(task.text_tower.encoder, width=8, depth=DEPTH, mlp_width=16)
     )
@@ -24,9 +26,9 @@ def task_of(sharing: Sharing) -> SharingTask:
     return built
 
 
-@pytest.mark.parametrize("name", [name for name, sharing in arms(DEPTH).items() if sharing is not None])
+@pytest.mark.parametrize("name", SHARING)
 def test_a_member_has_the_arrays_of_a_single_tower_and_shares_what_is_named(name):
-    sharing = arms(DEPTH)[name]
+    sharing = SHARING[name]
     task = task_of(sharing)
     params = task.initialize(jax.random.key(0))
     expected = parameters.flatten(task.one.shapes)
@@ -43,7 +45,7 @@ def test_a_member_has_the_arrays_of_a_single_tower_and_shares_what_is_named(name
 
 
 def test_kernels_of_batch_ensemble_differ_by_signs_of_inputs_and_outputs():
-    task = task_of(arms(DEPTH)["kernels (BatchEnsemble)"])
+    task = task_of(SHARING["kernels (BatchEnsemble)"])
     params = task.initialize(jax.random.key(0))
     path = "text_tower/encoder/blocks/mlp/up/kernel"
     shared = parameters.flatten(params)[f"shared/{path}"]
