@@ -52,7 +52,7 @@ class WriteCaptionsConfig(EvaluationOptions):
         from lit_het.eval.evaluators.retrieval import read_captions
 
         candidates = None if self.candidates is None else read_candidates(self.candidates)
-        opened = sets.open(dataclasses.replace(self.data, labelled=False, captions=self.captions))
+        opened = sets.open(dataclasses.replace(self.data, labelled=False), self.captions)
         captions = read_captions(opened, self.captions)
         return Captioning(opened, captions, self.prompt, candidates, self.generation, self.samples, self.seed)
 

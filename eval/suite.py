@@ -124,7 +124,7 @@ class ZeroShotConfig(EvaluationOptions):
             from lit_het.eval.evaluators.among_captions import AmongCaptions
             from lit_het.eval.evaluators.retrieval import read_captions
 
-            opened = sets.open(dataclasses.replace(self.data, labelled=False, captions=self.captions))
+            opened = sets.open(dataclasses.replace(self.data, labelled=False), self.captions)
             return AmongCaptions(opened, read_captions(opened, self.captions), self.samples)
         opened = sets.open(self.data)
         relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
@@ -153,7 +153,7 @@ class RetrievalConfig(EvaluationOptions):
         """Opens the set and reads all captions."""
         from lit_het.eval.evaluators.retrieval import Retrieval, read_captions
 
-        opened = sets.open(dataclasses.replace(self.data, labelled=False, captions=self.captions))
+        opened = sets.open(dataclasses.replace(self.data, labelled=False), self.captions)
         return Retrieval(opened, read_captions(opened, self.captions))
 
 

@@ -35,7 +35,6 @@ class ImageSet:
             lists, in place of ``classnames.txt``.
         max_bad_fraction: the fraction of images that may be broken or unlabelled; these are left out of all metrics.
         labelled: whether class names and labels are read.
-        captions: the member with the captions that a portion by caption or by name goes by; None if none are read.
     """
 
     name: tyro.conf.Suppress[str]
@@ -48,7 +47,6 @@ class ImageSet:
     caption_words: bool = False
     max_bad_fraction: float = 0.0
     labelled: tyro.conf.Suppress[bool] = True
-    captions: tyro.conf.Suppress[str | None] = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")

@@ -218,9 +218,14 @@ class Sets:
         self._opened: dict[LoaderConfig, _OpenShards] = {}
         self._sets: list[OpenSet] = []
 
-    def open(self, config: ImageSet) -> OpenSet:
-        """Opens a set; raises as `OpenSet`, and a `UserError` for a portion by captions that are not read."""
-        captions = config.captions if config.portion.by in ("caption", "name") else LoaderConfig.captions
+    def open(self, config: ImageSet, captions: str | None = None) -> OpenSet:
+        """Opens a set; raises as `OpenSet`, and a `UserError` for a portion by captions that are not read.
+
+        Args:
+            config: of the set.
+            captions: the member with the captions that the evaluation reads; None if it reads none.
+        """
+        captions = captions if config.portion.by in ("caption", "name") else LoaderConfig.captions
         if captions is None:
             raise UserError(
                 f"{config.name}: portion {config.portion}: this evaluation reads no captions; give a portion by "

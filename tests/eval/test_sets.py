@@ -36,8 +36,8 @@ def digits(write_set):
 
 def test_sets_that_differ_only_in_name_are_read_once(digits, sets):
     tower = Counting()
-    for config in (digits, dataclasses.replace(digits, name="near/digits", captions="json/other")):
-        assert sets.open(config).features(tower.features).labels.tolist() == [0, 1, 2, 0]
+    for config, captions in ((digits, None), (dataclasses.replace(digits, name="near/digits"), "json/other")):
+        assert sets.open(config, captions).features(tower.features).labels.tolist() == [0, 1, 2, 0]
     assert tower.seen == 4
 
 
@@ -103,16 +103,17 @@ def test_a_portion_has_its_own_labels_texts_and_images(digits, sets):
 def test_a_portion_by_name_goes_by_the_captions_that_an_evaluation_reads(write_set, sets):
     """Half of it are all samples of some captions: without the names, another half of the samples."""
     samples = [{"json": {"name": f"name {number % 5}"}, "txt": f"{number}", "cls": 0} for number in range(40)]
-    config = dataclasses.replace(write_set("named", samples, NAMES), labelled=False, captions="json/name")
+    config = dataclasses.replace(write_set("named", samples, NAMES), labelled=False)
 
     def names(portion):
-        return [name for (name,) in read_captions(sets.open(dataclasses.replace(config, portion=portion)), "json/name")]
+        opened = sets.open(dataclasses.replace(config, portion=portion), "json/name")
+        return [name for (name,) in read_captions(opened, "json/name")]
 
     chosen, every = {rule: names(Portion(60, by=rule)) for rule in ("name", "sample")}, names(ALL)
     assert [name for name in chosen["name"] if chosen["name"].count(name) == every.count(name)]
     assert not [name for name in chosen["sample"] if chosen["sample"].count(name) == every.count(name)]
     assert sorted(names(Portion(0, 60, by="name")) + chosen["name"]) == sorted(every)
-    part = dataclasses.replace(config, portion=Portion(60, by="name"), captions=None)
+    part = dataclasses.replace(config, portion=Portion(60, by="name"))
     for evaluation in (ZeroShotConfig(part, captions="json/name"), RetrievalConfig(part, captions="json/name")):
         assert evaluation.build(sets).opened.loader.num_samples == len(chosen["name"])
 
