@@ -30,7 +30,8 @@ def marked(
     """
     parts, start = list[Marked](), sum(index.counts[: shards.start])
     for shard in shards:
-        marks = portion.marks(*identities(portion.by, index, shard, place).values())
+        samples = range(start, start + index.summaries[shard].count)
+        marks = portion.marks(*identities(portion.by, index, shard, samples, place).values())
         first, end = np.searchsorted(left_out, [start, start + len(marks)])
         marks[np.asarray(left_out[first:end], int) - start] = False
         parts.append(Marked(start, marks))
@@ -38,21 +39,24 @@ def marked(
     return parts
 
 
-def identities(rule: Rule, index: ShardIndex, shard: int, place: TextPlace) -> dict[str, list[bytes]]:
+def identities(
+    rule: Rule, index: ShardIndex, shard: int, samples: range, place: TextPlace
+) -> dict[str, Sequence[bytes]]:
     """Returns what a rule by a hash goes by, of each sample of a shard: its key, name or first caption.
 
     Args:
         rule: of a portion.
         index: of all shards.
         shard: its number.
+        samples: the numbers of its samples.
         place: of the captions; a sample without a readable one has its key in its place.
     """
-    keys, start = index.keys(shard), sum(index.counts[:shard])
-    found = {"key": list(keys)}
+    keys = index.keys(shard)
+    found: dict[str, Sequence[bytes]] = {"key": keys}
     if rule in ("sample", "name"):
         found["sample"] = [b"%s %s" % (index.names[shard], key) for key in keys]
     if rule in ("caption", "name"):
-        found["caption"] = _first_captions(index, range(start, start + len(keys)), place, keys)
+        found["caption"] = _first_captions(index, samples, place, keys)
     return {one: found[one] for one in _IDENTITIES.get(rule, (rule,))}
 
 

@@ -10,10 +10,10 @@ step where members are computed side by side but for what they share.
 
 import argparse
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from lit_het.tasks.text_members import TextMembersTask
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.types import Batch, Metrics, Params
 from scripts.studies import harness, study_names, study_noise
+from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import train
 
 _TOWER = "text_tower/"
@@ -144,9 +145,8 @@ def arms(depth: int) -> dict[str, Sharing | None]:
     return found
 
 
-def train_and_measure(sharing: Sharing | None, seed: int, options: argparse.Namespace) -> dict[str, float]:
+def train_and_measure(data: Data, sharing: Sharing | None, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """Returns the figures of `scripts.studies.study_names.measure`, parameters and the seconds of training."""
-    data = study_noise.prepare(options, seed)
     seen, left_out = study_names.left_out(data, seed)
     config = study_noise.configuration(data, options.head, options)
     task: Any = config.task
@@ -169,11 +169,12 @@ def train_and_measure(sharing: Sharing | None, seed: int, options: argparse.Name
 def study(options: argparse.Namespace) -> None:
     """Trains and measures what is not finished, and writes a table."""
     study_noise.check_data(options)
+    data = functools.lru_cache(maxsize=1)(functools.partial(study_noise.prepare, options))
     settings = {name: getattr(options, name) for name in ("data", "steps", "depth", "members", "head")}
     cells = {f"depth {options.depth}, {name}": sharing for name, sharing in arms(options.depth).items()}
     found = harness.run_cells(
         {name: {**settings, "sharing": repr(sharing)} for name, sharing in cells.items()},
-        lambda name, seed: train_and_measure(cells[name], seed, options),
+        lambda name, seed: train_and_measure(data(seed), cells[name], seed, options),
         options,
     )
     columns = (*study_names.SUMMARY, "parameters")
@@ -183,19 +184,13 @@ def study(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study."""
-    parser = harness.study_parser(__doc__, "runs/members", steps=1500, seeds=(0, 1, 2))
-    parser.add_argument("--data", choices=("characters", "icons", "emoji"), default="characters")
-    parser.add_argument("--fonts", type=Path, metavar="DIR", help="icons, emoji: unpacked packages")
+    parser = study_names.names_parser(__doc__, "runs/members", seeds=(0, 1, 2))
     parser.add_argument("--depth", type=int, default=1, help="blocks of the text tower")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--head", choices=study_names.HEADS, default="smoothing 0.1", metavar="HEAD")
     learned = LogTemperature()
-    parser.set_defaults(run=None, shards=[], evaluation_shards=[], noise_column="")
     parser.set_defaults(temperature=learned.initial, temperature_factor=learned.learning_rate_factor)
-    options = parser.parse_args(arguments)
-    if options.data != "characters" and not options.fonts:
-        parser.error(f"--data {options.data} needs --fonts")
-    return harness.run_study("study_members", study, options)
+    return harness.run_study("study_members", study, study_names.parsed(parser, arguments))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import functools
 import itertools
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -333,11 +334,26 @@ def table(head: str, by_seed: Mapping[int, harness.Figures]) -> str:
     return markdown_table((f"{title}{means['best T/new/nll']:.3f}", *columns), harness.rows_of(found, columns))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study."""
-    parser = harness.study_parser(__doc__, "runs/names", steps=1500)
+def names_parser(description: str | None, output: str, seeds: Sequence[int] = (0, 1, 2, 3, 4)) -> ArgumentParser:
+    """Returns a parser with the flags of studies of known and new names, see `harness.study_parser`."""
+    parser = harness.study_parser(description, output, steps=1500, seeds=seeds)
     parser.add_argument("--data", choices=("characters", "icons", "emoji"), default="characters")
     parser.add_argument("--fonts", type=Path, metavar="DIR", help="icons, emoji: unpacked packages")
+    parser.set_defaults(run=None, shards=[], evaluation_shards=[], noise_column="")
+    return parser
+
+
+def parsed(parser: ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the options of a `names_parser`, checked."""
+    options = parser.parse_args(arguments)
+    if options.data != "characters" and not options.fonts:
+        parser.error(f"--data {options.data} needs --fonts")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the study."""
+    parser = names_parser(__doc__, "runs/names")
     parser.add_argument("--heads", nargs="+", choices=(*HEADS, *OTHERS), default=list(HEADS), metavar="HEAD")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help="to calibrate")
     parser.add_argument("--members", type=int, default=1, help="also measure so many runs of each head together")
@@ -346,11 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     learned = LogTemperature()
     parser.add_argument("--temperature", type=float, default=learned.initial, help="the initial τ")
     parser.add_argument("--temperature-factor", type=float, default=learned.learning_rate_factor)
-    parser.set_defaults(run=None, shards=[], evaluation_shards=[], noise_column="")
-    options = parser.parse_args(arguments)
-    if options.data != "characters" and not options.fonts:
-        parser.error(f"--data {options.data} needs --fonts")
-    return harness.run_study("study_names", study, options)
+    return harness.run_study("study_names", study, parsed(parser, arguments))
 
 
 if __name__ == "__main__":

@@ -40,13 +40,10 @@ from scripts.studies.noise import pairs as noise
 from scripts.studies.noise import sources
 from scripts.studies.noise.classifiers import FeatureClassifierConfig
 from scripts.studies.noise.pairs import PairSet
-from scripts.studies.noise.rivals import (
-    AmplitudeConfig,
-    InputTemperatureConfig,
-    NoiseSmoothedSoftmaxLoss,
-)
+from scripts.studies.noise.rivals import AmplitudeConfig, InputTemperatureConfig, NoiseSmoothedSoftmaxLoss
 from scripts.studies.noise.sources import Data
 from scripts.studies.noise.training import NUM_EVAL_SAMPLES, Trained, auroc, figures, train
+from scripts.studies.rivals.methods import METHODS
 
 SMALL = CovarianceConfig(num_factors=4, form="full", initial_noise_norm=0.1)
 PAPER = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1, learning_rate_factor=1.0)
@@ -127,10 +124,7 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
     "Gaussian alone": {"head": GaussianContrastiveConfig(bottleneck=0.0, inclusion=0.0)},
     "ProbVLM": {"head": ProbVLMContrastiveConfig()},
     "sigmoid Gaussian": {"head": GaussianContrastiveConfig(initial_bias=-10.0), "loss": SigmoidLoss()},
-    "PCME++": {
-        "head": GaussianContrastiveConfig(initial_noise_norm=0.3, inclusion=0.0, initial_bias=-10.0),
-        "loss": SigmoidLoss(pseudo_positives=0.1),
-    },
+    "PCME++": {name: getattr(METHODS["sigmoid_pseudo_positives"], name) for name in ("head", "loss")},
     "sigmoid probit": {
         "head": HetXLContrastiveConfig(SMALL, num_samples=0, initial_bias=-10.0),
         "loss": SigmoidLoss(likelihood="probit"),

@@ -165,14 +165,14 @@ def test_the_data_of_the_tower_in_any_spelling_is_held_out_as_it_was_and_may_be_
     upstream, tmp_path, monkeypatch, everything_fits
 ):
     monkeypatch.setattr("lit_het.apps.new.project._SIZES", ((None, "EncoderConfig(depth=1)", 300, 1),))
-    pairs, tower = named_pairs(tmp_path / "pairs", NAMES), load_config(upstream)
+    named_pairs(tmp_path / "pairs", NAMES)
+    tower = load_config(upstream)
     monkeypatch.chdir(tmp_path)
     for shards, rule in ((f"{tmp_path}/../{tmp_path.name}/pairs", "sample"), ("/nowhere/else", "name")):
         source = changed(tower, data__shards=(shards,))
         monkeypatch.setattr("lit_het.apps.new.project.load_config", lambda _, source=source: source)
         run_command("new", tmp_path / rule, "--tower", upstream, "--data", "pairs", "--captions", "json/all")
         assert str(load_module_config(tmp_path / rule / "config.py").calibration) == f"87%:100% by {rule}"
-    assert pairs.is_dir()
 
 
 class Counted:

@@ -158,7 +158,7 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
             parts = first_tower.PARTS
             fields |= first_tower.classifier_fields(partial, shards, member, image_size, fields["portions"])
         else:
-            fields |= _fields(partial, _tower(partial, tower, image_size), index, captions, fields)
+            fields |= _fields(partial, _tower(partial, tower, image_size), shards, index, captions, fields)
         if fields["portions"] is None:
             message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
         config = _fitting(partial / "config.py", _CONFIGURATION.substitute(parts), fields, count)
@@ -217,7 +217,9 @@ def _portions(start: int, rule: Rule) -> tuple[str, str]:
     return f'Portion(0, {start}, by="{rule}")', f'Portion({start}, by="{rule}")'
 
 
-def _fields(partial: Path, tower: Path, index: ShardIndex, captions: str, shared: dict[str, Any]) -> dict[str, Any]:
+def _fields(
+    partial: Path, tower: Path, shards: str, index: ShardIndex, captions: str, shared: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the parts of the configuration that depend on the tower and the data; trains a tokenizer for it."""
     source = load_config(tower)
     image_tower, taken = "tower.task.image_tower", source.tokenizer
@@ -225,8 +227,8 @@ def _fields(partial: Path, tower: Path, index: ShardIndex, captions: str, shared
         # A classifier's ensemble has an embedding of each member; a text is compared with one.
         image_tower = f'dataclasses.replace({image_tower}, members="mean")'
     if taken is None:
-        shards, path = [json.loads(shared["shards"])], partial / "tokenizer.model"
-        pieces, length, cut = train_tokenizer(shards, [captions], shared["most_pieces"], path, seen_often=True)
+        path = partial / "tokenizer.model"
+        pieces, length, cut = train_tokenizer([shards], [captions], shared["most_pieces"], path, seen_often=True)
         message(f"{pieces:,} pieces; {length} tokens cut {cut:.1%} of the captions")
         tokenizer = f'SentencePieceConfig(PROJECT / "tokenizer.model", length={length})'
     else:
@@ -258,11 +260,12 @@ def _held_out(
     is_of_tower = _addresses([one.address for one in index.summaries]) & _addresses(source.data.shards)
     if is_of_tower or len(index) > MOST_SAMPLES:
         return shared["portions"][1], shared["held_out"]
-    portion, shards = Portion(shared["start"], by="name"), range(len(index.counts))
+    portion, counts, first = Portion(shared["start"], by="name"), index.counts, 0
     names, total = collections.Counter[bytes](), collections.Counter[bytes]()
-    with Bar("counting names", len(shards), "shards") as bar:
-        for shard in shards:
-            goes_by = identities("name", index, shard, TextPlace(captions))
+    with Bar("counting names", len(counts), "shards") as bar:
+        for shard, count in enumerate(counts):
+            samples = range(first, first + count)
+            goes_by, first = identities("name", index, shard, samples, TextPlace(captions)), samples.stop
             total.update(goes_by["caption"])
             names.update(itertools.compress(goes_by["caption"], portion.marks(*goes_by.values())))
             bar.advance(1)
