@@ -12,7 +12,7 @@ from PIL import Image
 
 from lit_het import load
 from lit_het.calibrations import FittedNames, FittedTemperature, NameCalibration
-from lit_het.configs import quickstart_lit_het_xl
+from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl
 from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.shards.hashed import captions_of
 from lit_het.data_pipelines.shards.loader import Loader
@@ -73,14 +73,17 @@ def once_by_names(coloured, upstream, own_copy):
     """A finished run that was calibrated by names at its end."""
 
     def train_run(folder):
-        config = tiny.shrink(quickstart_lit_het_xl.get_config(), coloured, folder / "run", pretrained=upstream)
-        cadence, schedule = Cadence(log_steps=50, save_steps=150), Schedule(1e-2, warmup=Duration(5))
-        held_out = Portion(35, by="name")
-        train(
-            dataclasses.replace(config, length=Duration(150), schedule=schedule, cadence=cadence, calibration=held_out)
-        )
+        train_by_names(quickstart_lit_het_xl.get_config(), coloured, folder / "run", upstream)
 
     return own_copy("cli_by_names", train_run) / "run"
+
+
+def train_by_names(config, data, run_dir, upstream):
+    """Trains a run and calibrates it by names."""
+    config = tiny.shrink(config, data, run_dir, pretrained=upstream)
+    cadence, schedule = Cadence(log_steps=50, save_steps=150), Schedule(1e-2, warmup=Duration(5))
+    held_out = Portion(35, by="name")
+    train(dataclasses.replace(config, length=Duration(150), schedule=schedule, cadence=cadence, calibration=held_out))
 
 
 @pytest.fixture
@@ -317,3 +320,22 @@ def test_a_broken_calibration_by_names_is_one_line(calibrated, change):
     (calibrated / "calibration.json").write_text(json.dumps(saved))
     with pytest.raises(UserError, match="is not a valid calibration"):
         read_calibration(calibrated, 60)
+
+
+@pytest.mark.slow
+def test_noise_that_is_added_to_a_model_is_calibrated_by_the_names_that_the_model_had(
+    capsys, coloured, upstream, in_training, image, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lit_het.apps.add_noise.LEAST_PAIRS", 100)
+    train_by_names(quickstart_lit_deterministic.get_config(), coloured, model := tmp_path / "model", upstream)
+    run_dir = tmp_path / "added"
+    flags = ("--task.head", "bayes_vlm", "--calibration", "35%: by name")
+    run_command("add-noise", "--model", model, "--data", coloured / "train", "--output", run_dir, *flags)
+    found = read_familiarity(run_dir, open_run(run_dir).data_digest)
+    assert found is not None
+    assert dict(zip(NAMES, found.knows(NAMES, "caption").tolist(), strict=True)) == in_training
+    names = some(in_training, 4, 3)
+    capsys.readouterr()
+    (answer,) = printed(capsys, *classify(run_dir, image, names, "--json", "--prior", "balanced"))
+    of_training = {one["label"]: one["in_training"] for one in answer["labels"]}
+    assert of_training == {name: in_training[name] for name in names}

@@ -94,7 +94,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     _require_enough(loader.num_samples, options)
     _check_unseen(run, loader, pretrained)
     if writer is None:
-        familiarity = None if model.text is None else _familiarity(run)
+        familiarity = None if model.text is None else _familiarity(run, pretrained)
         fits = _fit_images(model, loader, options, captions, familiarity)
     else:
         fits = _fit_tokens(writer, loader, options)
@@ -139,10 +139,10 @@ class _Fits:
     token_errors: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
-def _familiarity(run: Run) -> Familiarity | None:
+def _familiarity(run: Run, pretrained: Path | None) -> Familiarity | None:
     """Returns the table of the run's training captions; None, with a message, if there can be none."""
     try:
-        return require_familiarity(run.run_dir, run.config, run.task, run.data_digest)
+        return require_familiarity(run.run_dir, run.config, run.task, run.data_digest, pretrained)
     except UserError as error:
         message(f"names that {run.run_dir} was trained on are not told from new ones: {error}")
         return None

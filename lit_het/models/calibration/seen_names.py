@@ -20,6 +20,8 @@ from lit_het.errors import UserError
 from lit_het.eval.sets.prompts import fill_template
 from lit_het.models.calibration.split import split_samples
 from lit_het.tasks.base import AnyTask
+from lit_het.training.directory import checkpoint_dir, find_pretrained, load_config
+from lit_het.weights.native.saving import Checkpoints
 
 FAMILIARITY = "familiarity.npz"
 MOST_SAMPLES = 1_000_000
@@ -51,23 +53,47 @@ def copy_familiarity(source: Path, run_dir: Path, digest: str | None) -> None:
         shutil.copyfile(familiarity_path(source), familiarity_path(run_dir))
 
 
-def require_familiarity(run_dir: Path, config: ExperimentConfig, task: AnyTask, digest: str | None) -> Familiarity:
-    """Returns the table of a run's training captions, which are read and counted where it has none.
+def require_familiarity(
+    run_dir: Path, config: ExperimentConfig, task: AnyTask, digest: str | None, pretrained: Path | None = None
+) -> Familiarity:
+    """Returns the table of the captions that a run's text tower learned from, read and counted where it has none.
+
+    These are the captions of its training, or where the text tower is locked, of the run that it comes from.
 
     Args:
         run_dir: the run.
         config: of its training.
         task: of its configuration.
         digest: of the data that it was trained on; None if that is unknown.
+        pretrained: current path of the run with the locked parameters, if it was moved.
 
     Raises:
-        UserError: the text tower learned from other captions, or they cannot be read.
+        UserError: the text tower learned from captions that are not those of a run, or they cannot be read.
     """
     if (found := read_familiarity(run_dir, digest)) is not None:
         return found
-    _, trainable = parameters.partition(task.shapes, config.task.locked)
+    found = _learned_from(run_dir, config, task, digest, pretrained)
+    found = dataclasses.replace(found, digest=digest or found.digest)
+    found.save(familiarity_path(run_dir))
+    message(f"{familiarity_path(run_dir)} has {found}")
+    return found
+
+
+def _learned_from(
+    run_dir: Path, config: ExperimentConfig, task: AnyTask, digest: str | None, pretrained: Path | None
+) -> Familiarity:
     towers: Any = config.task
-    if not config.data.shards or "text_tower" not in trainable or towers.text_tower.weights is not None:
+    is_locked = "text_tower" not in parameters.partition(task.shapes, config.task.locked)[1]
+    if is_locked and config.pretrained is not None:
+        source = find_pretrained(pretrained or config.pretrained.run, run_dir)
+        config = load_config(source)
+        # An image tower alone has none, so that the text tower would be that of a file.
+        if config.task.embeds_texts:
+            with Checkpoints(checkpoint_dir(source), read_only=True) as checkpoints:
+                digest = checkpoints.at(checkpoints.newest_step()).read_info()[0].get("data_digest")
+            found = read_familiarity(source, digest)
+            return found or _learned_from(source, config, config.task.build(), digest, None)
+    if not config.data.shards or is_locked or towers.text_tower.weights is not None:
         raise UserError("its text tower learned from other captions than those of its configuration")
     if config.data.stream is not None:
         raise UserError("it was trained on a stream, whose captions are not read again")
@@ -77,10 +103,7 @@ def require_familiarity(run_dir: Path, config: ExperimentConfig, task: AnyTask, 
     count = min(loader.num_samples, MOST_SAMPLES)
     with Bar("reading captions of training", count, "samples") as bar:
         captions, is_sample = _captions(loader, count, bar.advance), count < loader.num_samples
-        found = Familiarity.of(captions, loader.digest, is_sample=is_sample)
-    found.save(familiarity_path(run_dir))
-    message(f"{familiarity_path(run_dir)} has {found}")
-    return found
+        return Familiarity.of(captions, loader.digest, is_sample=is_sample)
 
 
 def training_loader(config: ExperimentConfig, *, has_suspects: bool = True) -> Loader:
