@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -20,11 +21,14 @@ from unittest import mock
 FLAGS = (
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
-    "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
-os.environ["JAX_PLATFORMS"] = "cpu"
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later ones stop at a flag that they do not know
+    FLAGS += ("--xla_cpu_use_fusion_emitters=false",)
+# Another platform, such as "cuda,cpu", is for tests that are marked neither ``devices`` nor ``slow``.
+os.environ["JAX_PLATFORMS"] = os.environ.get("LIT_HET_TEST_PLATFORM", "cpu")
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 # Runs that resume, processes and workers compile the same programs. Without a limit of its size: to keep one, JAX
 # would look at every file of the cache whenever it writes one.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))

@@ -4,6 +4,7 @@ NumPy functions on log-probabilities ``[n k]``, class indices ``[n]`` and which 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -118,17 +119,21 @@ def fit_names(
     is_seen = seen[labels]
     weight = np.where(is_seen, 0.5 / max(1, is_seen.sum()), 0.5 / max(1, (~is_seen).sum()))
 
+    @functools.lru_cache(maxsize=1)  # the optimizer asks for the curvature where it has asked for the loss
+    def derivatives(*numbers: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return _derivatives(log_p, labels, seen, np.array(numbers), weight)
+
     def loss(numbers: np.ndarray) -> tuple[float, np.ndarray]:
-        values, slopes, _ = _derivatives(log_p, labels, seen, numbers, weight)
+        values, slopes, _ = derivatives(*numbers.tolist())
         return float(values.sum()), slopes.sum(axis=0)
 
     def curvature(numbers: np.ndarray) -> np.ndarray:
-        return _derivatives(log_p, labels, seen, numbers, weight)[2]
+        return derivatives(*numbers.tolist())[2]
 
     inverse, offset = scipy.optimize.minimize(
         loss, np.array([1.0, 0.0]), jac=True, hess=curvature, method="trust-exact", options={"maxiter": 100}
     ).x
-    _, slopes, hessian = _derivatives(log_p, labels, seen, np.array([inverse, offset]), weight)
+    _, slopes, hessian = derivatives(float(inverse), float(offset))
     inside = inverse > 1 / HIGHEST_TEMPERATURE and inverse < 1 / LOWEST_TEMPERATURE
     if not inside or np.abs(slopes.sum(axis=0)).max() > 1e-3 or not np.linalg.eigvalsh(hessian).min() > 0:
         raise NoFit("no temperature and offset of seen and new names fit")
@@ -228,13 +233,16 @@ def _derivatives(
     values, slopes, hessian = np.empty(len(labels)), np.empty((len(labels), 2)), np.zeros((2, 2))
     for rows, gaps in _gaps(log_p):
         label, every = labels[rows], np.arange(len(gaps))
-        log_q = scipy.special.log_softmax(_logits(gaps, seen, numbers), axis=1)
-        q = np.exp(log_q)
+        logits = _logits(gaps, seen, numbers)
+        logits -= logits.max(axis=1, keepdims=True)
+        q = np.exp(logits)
+        total = q.sum(axis=1)
+        q /= total[:, None]
         moved = q * gaps
         mean = np.stack([moved.sum(axis=1), q @ seen], axis=1)
         both = moved @ seen
         second = np.stack([(moved * gaps).sum(axis=1), both, both, mean[:, 1]], axis=1).reshape(-1, 2, 2)
-        values[rows] = -weight[rows] * log_q[every, label]
+        values[rows] = weight[rows] * (np.log(total) - logits[every, label])
         slopes[rows] = weight[rows, None] * (mean - np.stack([gaps[every, label], seen[label]], axis=1))
         hessian += np.einsum("i,ijk->jk", weight[rows], second - mean[:, :, None] * mean[:, None, :])
     return values, slopes, hessian

@@ -41,7 +41,8 @@ def main() -> None:
     lines = _compare_heads(options, report)
     if options.orders:
         _compare_orders(options, report)
-    _compare_memory(options, report)
+    if options.memory:
+        _compare_memory(options, report)
     if options.output:
         title = f"Heads forward and backward, b = {options.batch}, d = {options.features}, k = {options.classes}"
         report.write(options.output, "bench_heads", plot(lines, "noise samples S", title))
@@ -61,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--order-features", type=positive, default=2048)
     parser.add_argument("--order-batch", type=positive, default=4)
     parser.add_argument("--order-samples", type=positive, default=1000)
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="compare memory")
     parser.add_argument("--memory-batch", type=positive, default=64)
     parser.add_argument("--memory-samples", type=positive, nargs=2, default=[16, 1000])
     parser.add_argument("--grid", action="store_true", help="maps of time, memory and operations over S and the batch")

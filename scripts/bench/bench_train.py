@@ -6,16 +6,21 @@ the same process. The images are those of `bench_data`, read from shards; weight
 PyTorch, of the extra "parity", has the deterministic head and keeps its locked tower in `torch.inference_mode`.
 
     python -m scripts.bench.bench_train --rounds 3                  # a quarter of an hour on two idle cores
-    python -m scripts.bench.bench_train --compute-type bfloat16 --batch-size 1024      # on an accelerator
+    python -m scripts.bench.bench_train --compute-type bfloat16 --batch-size 1024 --batches 4   # on an accelerator
 """
 
 import argparse
 import dataclasses
+import itertools
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+# PyTorch measures beside JAX on the same GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import numpy as np
@@ -46,11 +51,14 @@ def main() -> None:
     options = _options()
     report = Report(Console(width=140), "Training step")
     sizes = ((1024, 768, 3072), (3136, 768, 3072), (4096, 4096, 4096))  # the best of some that occur in the towers
+    if jax.default_backend() != "cpu":
+        sizes = ((8192, 8192, 8192),)
     peak = max(product_rate(*size, options.compute_type) for size in sizes * 3)
     report.note(f"Bare products of {options.compute_type} reach {peak / 1e9:.0f} GFLOP/s here: MFU is the share of it.")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.directory or Path(temporary)
         for length in options.text_lengths:
-            _measure(Path(folder), options, length, peak, report)
+            _measure(folder, options, length, peak, report)
     if options.output:
         report.write(options.output, "bench_train", None)
 
@@ -61,18 +69,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--text-lengths", type=int, nargs="+", default=[16, 77])
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--images", type=int, default=512, help="that the shards hold")
+    parser.add_argument("--directory", type=Path, default=None, help="keeps the shards, and takes those that it holds")
+    parser.add_argument("--kinds", choices=(IMAGES, STORED), nargs="+", default=[IMAGES, STORED], help="of input")
+    parser.add_argument("--batches", type=int, default=0, help="are read first, and taken in turn; 0 reads on")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="of a measurement")
     parser.add_argument("--threads", type=int, default=1, help="of the loader")
     parser.add_argument("--compute-type", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--unrolled", action=argparse.BooleanOptionalAction, default=jax.default_backend() == "cpu")
     parser.add_argument("--torch-compile", action="store_true", help="also PyTorch's compiled form")
+    parser.add_argument("--torch", action=argparse.BooleanOptionalAction, default=TorchStep is not None)
     return parser.parse_args()
 
 
 @dataclasses.dataclass
 class Split:
-    """Seconds of a step, round by round: waiting for the batch, handing over to the device, waiting for it.
+    """Seconds of a step, round by round: waiting for the batch on the device, beginning the step, waiting for its end.
 
     Attributes:
         flops: of the matrix products of a step.
@@ -105,8 +117,14 @@ def _measure(folder: Path, options: argparse.Namespace, length: int, peak: float
     config = _config(options, length)
     splits: dict[str, Split] = {}
     for kind, loader in loaders_of(folder, config, options, length).items():
+        if kind not in options.kinds:
+            continue
         # One kind after the other: the states of all would not fit into a small machine.
-        source = loader.batches()
+        reading = loader.batches()
+        source: Iterator[Batch] = reading
+        if options.batches:
+            source = itertools.cycle(list(itertools.islice(reading, options.batches)))
+            reading.close()  # its threads would slow down whoever dispatches many operations
         steps = _steps(config, kind, next(source), options)
         for name, step in steps.items():
             splits[name] = Split(step.flops, step.memory)
@@ -118,7 +136,8 @@ def _measure(folder: Path, options: argparse.Namespace, length: int, peak: float
                     times = np.mean([_timed(step, source) for _ in range(options.steps)], axis=0).tolist()
                     if number:  # the first round warms up
                         splits[name].add(times)
-        source.close()
+                        splits[name].memory = step.memory
+        reading.close()
     _tell(options, length, splits, peak, report)
 
 
@@ -129,7 +148,7 @@ def _steps(config: ExperimentConfig, kind: str, batch: Batch, options: argparse.
         f"{name}, {kind}": JaxStep(dataclasses.replace(config, task=dataclasses.replace(task, head=head)), batch)
         for name, head in HEADS.items()
     }
-    if TorchStep is not None:
+    if options.torch and TorchStep is not None:
         flops = steps[f"DET, {kind}"].flops
         steps[f"PyTorch DET, {kind}"] = TorchStep(task, options.compute_type, flops, compiled=False)
         if options.torch_compile:
@@ -137,10 +156,10 @@ def _steps(config: ExperimentConfig, kind: str, batch: Batch, options: argparse.
     return steps
 
 
-def _timed(step: Callable[[Batch], Callable[[], float]], source: Iterator[Batch]) -> tuple[float, float, float]:
+def _timed(step: Any, source: Iterator[Batch]) -> tuple[float, float, float]:
     """Returns the seconds of input, host and device in one step."""
     marks = [time.perf_counter()]
-    batch = next(source)
+    batch = step.place(next(source))
     marks.append(time.perf_counter())
     wait = step(batch)
     marks.append(time.perf_counter())
@@ -169,15 +188,17 @@ def _tell(
                 f"{options.batch_size / median:.1f}",
                 f"{split.flops / 1e9:.0f}",
                 f"{split.flops / median / peak:.0%}",
+                f"{split.flops / float(np.median(split.computed)) / peak:.0%}",
                 " / ".join(f"{part:.3f}" for part in parts),
                 "-" if split.memory is None else f"{split.memory / 2**20:,.0f}",
             )
         )
-    columns = ("step", "s (min-max)", "steps/s", "pairs/s", "GFLOP", "MFU", "input / host / device s", "MiB")
+    columns = ("step", "s (min-max)", "steps/s", "pairs/s", "GFLOP", "MFU", "without input")
+    columns += ("input / host / device s", "MiB")
     report.table(f"{options.tower}, {length} tokens, batch {options.batch_size}, {options.compute_type}", columns, rows)
     computed = {name: split.computed for name, split in splits.items()}
     lines = []
-    for kind in (IMAGES, STORED):
+    for kind in options.kinds:
         for rival in ("PyTorch", "PyTorch compiled"):
             found = ratio(computed, f"{rival} DET, {kind}", f"DET, {kind}")
             lines.append((f"{rival} / DET, {kind}, without input", spread(found), "at least 1.0"))
@@ -220,9 +241,13 @@ class JaxStep(TrainingStep):
         self.compile(batch)
         self.memory = program_bytes(self.step)[1]
 
+    def place(self, batch: Batch) -> Batch:
+        """Returns the batch on the device, once it is there."""
+        return jax.block_until_ready(jax.device_put(batch))
+
     def __call__(self, batch: Batch) -> Callable[[], float]:
         """Begins a step and returns what waits for its end."""
-        metrics = super().__call__(jax.device_put(batch))
+        metrics = super().__call__(batch)
         return lambda: float(metrics["loss"])
 
 

@@ -20,10 +20,10 @@ class TorchStep:
 
     Attributes:
         flops: of its matrix products, as many as those of the step that it is compared with.
-        memory: not measured.
+        memory: on a GPU, bytes of its parameters, their gradients and moments, and what the last step added to them.
     """
 
-    memory = None
+    memory: int | None = None
 
     def __init__(self, config: ContrastiveConfig, compute_type: str, flops: int, *, compiled: bool):
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -34,31 +34,62 @@ class TorchStep:
         image: Any = config.image_tower
         text: Any = config.text_tower
         self._image = _ImageTower(image.patch_size, image.num_patches, image.encoder).to(self._device).eval()
+        self._image = self._image.requires_grad_(False).to(self._dtype)  # as the locked parameters of `TrainingStep`
         self._text = _TextTower(text.vocabulary_size, text.length, text.embedding_size, text.encoder).to(self._device)
         self._log_scale = nn.Parameter(torch.tensor(10.0, device=self._device).log())
         parameters = [*self._text.parameters(), self._log_scale]
-        self._optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+        self._optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=self._device == "cuda")
+        self._locked = list(self._image.parameters())
         if compiled:
-            self._image, self._text = torch.compile(self._image), torch.compile(self._text)
+            # Lengths of text would otherwise make one program of unknown sizes.
+            self._image, self._text = (torch.compile(part, dynamic=False) for part in (self._image, self._text))
         self._parameters = parameters
 
-    def __call__(self, batch: Batch) -> Callable[[], float]:
+    def place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns images or embeddings and texts on the device, once they are there."""
+        view, text = (torch.from_numpy(np.array(x)) for x in (batch.view, batch.text))
+        if self._device == "cuda":
+            view, text = (x.pin_memory().to(self._device, non_blocking=True) for x in (view, text))
+            torch.cuda.synchronize()
+        return view, text
+
+    def __call__(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], float]:
         """Begins a step and returns what waits for its end."""
+        before = self._begin_memory()
         with torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32):
-            loss = self._loss(torch.from_numpy(np.array(batch.view)), torch.from_numpy(np.array(batch.text)))
+            loss = self._loss(*batch)
         self._optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
-        return lambda: float(loss.detach())
+
+        def wait() -> float:
+            value = float(loss.detach())  # the stream has then done what came after the loss, too
+            self._end_memory(before)
+            return value
+
+        return wait
+
+    def _begin_memory(self) -> int:
+        if self._device != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def _end_memory(self, before: int) -> None:
+        """Other steps have parameters in the same memory, which are left out."""
+        if self._device == "cuda":
+            moments = [x for state in self._optimizer.state.values() for x in state.values()]
+            gradients = [x.grad for x in self._parameters if x.grad is not None]
+            own = sum(x.nbytes for x in (*self._locked, *self._parameters, *moments, *gradients))
+            self.memory = torch.cuda.max_memory_allocated() - before + own
 
     def _loss(self, view: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        view, text = view.to(self._device), text.long().to(self._device)
         if view.ndim == 4:
             with torch.inference_mode():
                 embedding = self._image(view)
             view = embedding.clone()  # gradients cannot pass through tensors of that mode
-        image, words = (functional.normalize(side.float(), dim=1) for side in (view, self._text(text)))
+        image, words = (functional.normalize(side.float(), dim=1) for side in (view, self._text(text.long())))
         logits, labels = self._log_scale.exp() * image @ words.T, torch.arange(len(image), device=image.device)
         return (functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)) / 2
 
@@ -94,9 +125,17 @@ class _Block(nn.Module):
         return x + self.mlp(self.norms[1](x))
 
 
-def _encoder(config: EncoderConfig) -> nn.Sequential:
-    blocks = (_Block(config) for _ in range(config.depth))
-    return nn.Sequential(*blocks, nn.LayerNorm(config.width, config.norm_epsilon))
+class _Encoder(nn.Sequential):
+    """Blocks whose activations are of the type that is computed in."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__(
+            *(_Block(config) for _ in range(config.depth)), nn.LayerNorm(config.width, config.norm_epsilon)
+        )
+        self.dtype = getattr(torch, config.compute_type)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(self.dtype))
 
 
 class _ImageTower(nn.Module):
@@ -107,7 +146,7 @@ class _ImageTower(nn.Module):
         self.patch_size = patch_size
         self.patches = nn.Linear(3 * patch_size**2, config.width)
         self.positions = nn.Parameter(torch.zeros(num_patches, config.width))
-        self.encoder = _encoder(config)
+        self.encoder = _Encoder(config)
         self.probe = nn.Parameter(torch.zeros(1, 1, config.width))
         self.pooling, self.norm = _Attention(config.width, config.num_heads), nn.LayerNorm(config.width)
         self.mlp = _mlp(config)
@@ -128,7 +167,7 @@ class _TextTower(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary_size, config.width)
         self.positions = nn.Parameter(torch.zeros(length, config.width))
-        self.encoder = _encoder(config)
+        self.encoder = _Encoder(config)
         self.projection = nn.Linear(config.width, embedding_size)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,10 @@ class TrainingStep:
 
 def product_rate(rows: int, width: int, hidden: int, compute_type: str = "float32", repeats: int = 5) -> float:
     """Returns the FLOP/s of bare products ``[rows width] x [width hidden]``."""
-    left, right = jnp.ones((rows, width), compute_type), jnp.ones((width, hidden), compute_type)
+    # Of random numbers: GPUs draw less power for equal ones, and are faster.
+    left, right = (
+        jax.random.normal(jax.random.key(0), shape, compute_type) for shape in ((rows, width), (width, hidden))
+    )
     product = jax.jit(jnp.matmul)
     product(left, right).block_until_ready()
     began = time.perf_counter()
