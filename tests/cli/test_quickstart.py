@@ -16,6 +16,7 @@ from lit_het.apps.quickstart.evaluation import Models
 from lit_het.apps.quickstart.report import describe_condition, describe_new_images
 from lit_het.apps.quickstart.running import write_data
 from lit_het.apps.report import report
+from lit_het.calibrations import Calibration, FittedTemperature
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
 from lit_het.data_pipelines.glyphs import GlyphConfig
@@ -23,6 +24,8 @@ from lit_het.errors import UserError
 from lit_het.eval.evaluation import Drawing, Record, read_records
 from lit_het.eval.report.page import NOTHING
 from lit_het.eval.saved_runs import SavedRun
+from lit_het.models.calibration.images import calibrate
+from lit_het.models.calibration.saved import write_calibration
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
@@ -63,6 +66,7 @@ def small(monkeypatch):
     monkeypatch.setattr("lit_het.data_pipelines.glyphs.TYPEFACES", TYPEFACES)
     monkeypatch.setattr("lit_het.apps.quickstart.running.train_unless_done", train_one)
     monkeypatch.setattr("lit_het.apps.quickstart.running.report", report_without_drawings)
+    monkeypatch.setattr("lit_het.apps.quickstart.running.calibrate", calibrate_some)
     monkeypatch.setattr(
         quickstart_upstream,
         "glyphs",
@@ -170,7 +174,8 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
     # Images differ much, and the heads on one image little: only the paired error is small.
     nll, noise = np.random.default_rng(0).standard_normal((2, 400)).astype(np.float32)
     for difference, verdict in ((-0.02, "better"), (-0.005, "not significantly different"), (0.02, "worse")):
-        models = Models(run(nll, 0.04), run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std(), 0.103))
+        ours = run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std(), 0.103)
+        models = Models(run(nll, 0.04), ours, ({}, {}))
         sentence = describe_condition(models, "clean captions")
         found = f"(with a temperature from the other half of them) is {verdict} ("
         assert f"trained with clean captions: on new images its fitted NLL {found}" in sentence
@@ -181,7 +186,7 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
         assert (
             both == f"The fitted NLL of HET-XL on new images is {verdict} with wrong captions and with clean captions."
         )
-    other = Models(run(nll, 0.04), run(nll - 1, 0.103))
+    other = Models(run(nll, 0.04), run(nll - 1, 0.103), ({}, {}))
     said = describe_new_images({"clean": models, "noisy": other})
     assert said == "The fitted NLL of HET-XL on new images is better with wrong captions, worse with clean captions."
 
@@ -218,6 +223,15 @@ def train_one(config):
     is_first = config.run_dir.parts[-2:] == ("quickstart", "deterministic")
     with contextlib.nullcontext() if is_first else tiny.untrained():
         train_unless_done(config)
+
+
+def calibrate_some(run_dir, options):
+    """Calibrates runs that are better than chance, which an untrained one need not be."""
+    try:
+        calibrate(run_dir, options)
+    except UserError as error:
+        assert "predictions are no better than chance" in str(error)
+        write_calibration(run_dir, 2, Calibration(options.shards, "", "", 0, 0, 0, FittedTemperature(1, 0, 0, 0)))
 
 
 def _interrupt(*_, **__):

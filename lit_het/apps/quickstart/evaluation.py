@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lit_het import untrusted
+from lit_het.apps.quickstart.answers import FoundAnswers, figures_of_answers
 from lit_het.apps.scoring import Column, Scored, ScoreOptions, score_captions
-from lit_het.configs.quickstart_evaluations import AMONG, CHARACTERS, TYPEFACE
+from lit_het.configs.quickstart_evaluations import AMONG, CHARACTERS, TYPEFACE, get_evaluations
 from lit_het.data_pipelines.glyphs import name_of
 from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.errors import UserError
@@ -23,6 +24,10 @@ from lit_het.eval.metrics.ambiguity import GroupErrors, RankTest
 from lit_het.eval.metrics.out_of_distribution import detection_figures
 from lit_het.eval.report.comparison import Comparison, compare
 from lit_het.eval.saved_runs import SavedRun
+from lit_het.eval.suite import EvaluationConfig
+
+EMBEDDINGS = "embeddings"
+"""The folder, below that of a quickstart, with the embeddings of all images by the locked tower."""
 
 TITLES = {
     TYPEFACE: "held-out typeface, all names",
@@ -74,6 +79,12 @@ def read_homoglyphs(directory: Path) -> Homoglyphs:
     )
 
 
+def evaluations(run_dir: Path) -> list[EvaluationConfig]:
+    """Returns the evaluations of all models, on stored embeddings."""
+    sets = (dataclasses.replace(one.data, embeddings=str(run_dir / EMBEDDINGS)) for one in get_evaluations(run_dir))
+    return [dataclasses.replace(one, data=data) for one, data in zip(get_evaluations(run_dir), sets, strict=True)]
+
+
 def zero_shot(run: SavedRun, name: str) -> Record:
     """Returns the saved zero-shot evaluation of a set."""
     return run.records["zero_shot", name]
@@ -81,14 +92,21 @@ def zero_shot(run: SavedRun, name: str) -> Record:
 
 @dataclasses.dataclass(frozen=True)
 class Models:
-    """The evaluated models of one training set."""
+    """The evaluated models of one training set.
+
+    Attributes:
+        deterministic, het_xl: their runs; HET-XL has smoothed labels, as `lit-het new` writes it.
+        answers: of each run to the held-out images, as `answers_of` has them.
+    """
 
     deterministic: SavedRun
     het_xl: SavedRun
+    answers: tuple[FoundAnswers, FoundAnswers]
 
     def figures(self, homoglyphs: Homoglyphs) -> dict[str, dict[str, float]]:
         """Returns ``<set>/<figure>`` of every set, for both models."""
-        return {"deterministic": figures(self.deterministic, homoglyphs), "het_xl": figures(self.het_xl, homoglyphs)}
+        found = zip(("deterministic", "het_xl"), (self.deterministic, self.het_xl), self.answers, strict=True)
+        return {name: figures(run, homoglyphs) | figures_of_answers(answers) for name, run, answers in found}
 
     def compared(self) -> Comparison:
         """Returns the comparison of both heads on every set."""

@@ -1,11 +1,13 @@
 """The sections that the quickstart adds to its report, and its findings."""
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from lit_het.apps.quickstart.answers import AS_TRAINED, BOTH, BY_NAMES, KNOWN, NEW, SURE, Answers
 from lit_het.apps.quickstart.evaluation import (
     TITLES,
     Homoglyphs,
@@ -30,6 +32,7 @@ from lit_het.eval.report.page import Html, Section
 from lit_het.eval.report.predictions import top_names
 from lit_het.eval.report.runs import Opening
 from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
+from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
 from lit_het.eval.saved_runs import SavedRun
 
 _VERDICTS = {1: "better", -1: "worse", 0: "not significantly different"}
@@ -39,12 +42,47 @@ TITLES_OF_CONDITIONS = {"clean": "clean captions", "noisy": "40 % of the Cyrilli
 def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
     """Returns what the quickstart shows, in sentences whose words follow from the figures."""
     noise, loss = (suspects.auroc(by) for by in ("noise_norm", "loss"))
+    titled = [(both, TITLES_OF_CONDITIONS[condition]) for condition, both in models.items()][::-1]
     return [
+        *(describe_answers(both, title) for both, title in titled),
+        *(describe_sure(both, title) for both, title in titled[:1]),
         describe_new_images(models),
-        *(describe_condition(both, TITLES_OF_CONDITIONS[condition]) for condition, both in [*models.items()][::-1]),
+        *(describe_condition(both, title) for both, title in titled),
         f"Wrong training captions are found by the noise norm of their images with an AUROC of {noise:.3f}, by their "
         f"loss with {loss:.3f}: the noise marks images whose captions are unreliable, the loss single captions.",
     ]
+
+
+def describe_answers(both: Models, title: str) -> str:
+    """Returns how many answers of both heads are right, in one sentence."""
+    plain, ours = (found[BY_NAMES] for found in both.answers)
+    of_known, of_both = (
+        [round(100 * answers[names].right.mean) for answers in (ours, plain)] for names in (KNOWN, BOTH)
+    )
+    return (
+        f"Trained with {title} and calibrated by names, HET-XL with smoothed labels gets {of_known[0]} of 100 new "
+        f"images of known names right (the deterministic head {of_known[1]}), and {of_both[0]} of 100 if half of them "
+        f"are of names that training never had ({of_both[1]})."
+    )
+
+
+def describe_sure(both: Models, title: str) -> str:
+    """Returns which shares of sure answers are right, in one sentence."""
+    plain, ours = both.answers
+    by_names = {
+        names: ", ".join(_right_if_sure(found[names]) for found in (ours[BY_NAMES], plain[BY_NAMES], plain[AS_TRAINED]))
+        for names in (KNOWN, NEW)
+    }
+    return (
+        f"Of the answers that HET-XL, trained with {title}, is at least {SURE:.0%} sure of, so many are right (then of "
+        "those of the deterministic head, and of its own before calibration): "
+        f"{'; '.join(f'for {names} {shares}' for names, shares in by_names.items())}."
+    )
+
+
+def _right_if_sure(answers: Answers) -> str:
+    found = answers.right_if_sure
+    return "none is so sure" if math.isnan(found.mean) else STYLES["top1"].shown(found.mean, found.error)
 
 
 def describe_new_images(models: Mapping[str, Models]) -> str:
@@ -89,6 +127,33 @@ def _calibration_error(both: Models, name: str) -> tuple[str, str]:
     return _VERDICTS[style.compared(one, other)], " against ".join(shown)
 
 
+def answers_section(models: Mapping[str, Models]) -> Section:
+    """Returns how often each model is right, and where it is sure."""
+    return Section(
+        "Right answers, and sure ones",
+        tuple(_answers_table(both, TITLES_OF_CONDITIONS[condition]).html() for condition, both in models.items()),
+        f"An answer is sure if its probability, among all names, is at least {SURE:.0%}. Images are new ones of known "
+        "names, images of names that training never had, or as many of both, with the priors seen, new and balanced; "
+        "what is fitted is fitted to images of the other half of the names.",
+    )
+
+
+def _answers_table(both: Models, title: str) -> Table:
+    rows = []
+    for names in (KNOWN, NEW, BOTH):
+        rows.append(Row(names))
+        for head, found in zip(("deterministic", "HET-XL, smoothed labels"), both.answers, strict=True):
+            for how, answers in found.items():
+                rows.append(Row(f"{head}, {how}", tuple(map(Cell, _cells(answers[names])))))
+    return Table(f"Trained with {title}, ± standard error", ("right", "sure", "right if sure"), tuple(rows))
+
+
+def _cells(answers: Answers) -> tuple[str, ...]:
+    style = STYLES["top1"]
+    shares = (answers.right, Estimate(answers.sure, math.nan), answers.right_if_sure)
+    return tuple(NO_FIGURE if math.isnan(share.mean) else style.shown(share.mean, share.error) for share in shares)
+
+
 def summary_section(
     models: Mapping[str, Models], suspects: Suspects, finding: str, results: Mapping[str, Any]
 ) -> Section:
@@ -120,7 +185,7 @@ def opening(models: Mapping[str, Models], sentences: Sequence[str]) -> Opening:
     plot = _both_conditions(
         models, "NLL on new images, temperature fitted", f"{CALIBRATED}/nll", "nats, lower is better"
     )
-    return Opening("Quickstart: HET-XL beside a deterministic head", sentences, plot)
+    return Opening("Quickstart: HET-XL with smoothed labels beside a deterministic head", sentences, plot)
 
 
 def comparison_section(both: Models, condition: str) -> Section:

@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.apps.embed.images import EmbedOptions, embed
+from lit_het.apps.quickstart.answers import answers_of, read_held
 from lit_het.apps.quickstart.clock import Clock
-from lit_het.apps.quickstart.evaluation import Models, Suspects, noise_tests, read_homoglyphs, read_json, read_suspects
+from lit_het.apps.quickstart.evaluation import (
+    EMBEDDINGS,
+    Models,
+    Suspects,
+    evaluations,
+    noise_tests,
+    read_homoglyphs,
+    read_json,
+    read_suspects,
+)
 from lit_het.apps.quickstart.report import (
     TITLES_OF_CONDITIONS,
+    answers_section,
     comparison_section,
     findings,
     homoglyphs_section,
@@ -22,13 +33,12 @@ from lit_het.apps.quickstart.report import (
 )
 from lit_het.apps.report import report
 from lit_het.configs import (
-    quickstart_evaluations,
     quickstart_lit_deterministic,
     quickstart_lit_het_xl,
     quickstart_upstream,
 )
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.configs.quickstart_evaluations import TYPEFACE
+from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
 from lit_het.console import Bar
 from lit_het.data_pipelines.glyphs import TYPEFACES, GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.shards.storage import read_lines
@@ -44,6 +54,7 @@ from lit_het.models.evaluation import evaluate
 from lit_het.training.durations import Duration
 from lit_het.training.train import train_unless_done
 
+HELD_OUT = (TYPEFACE, CHARACTERS)
 # The captions of the training set: as they are, and with wrong ones of one script.
 CONDITIONS = {"clean": "txt", "noisy": "json/noisy_caption"}
 
@@ -105,8 +116,9 @@ def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
     with clock.stage("upstream"):
         train_unless_done(_with_seed(size.shortened(upstream), seed))
     with clock.stage("embedding"):
-        options = EmbedOptions(upstream.data.shards)
-        embed(upstream.run_dir, upstream, str(run_dir / "embeddings"), options)
+        # All models have the same tower, which thus sees no image twice.
+        folders = (str(run_dir / "data" / name) for name in ("train", *HELD_OUT))
+        embed(upstream.run_dir, upstream, str(run_dir / EMBEDDINGS), EmbedOptions(tuple(folders)))
     models: dict[str, Models] = {}
     for condition, captions in size.conditions.items():
         configs = [
@@ -119,13 +131,17 @@ def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
         with clock.stage("evaluation"):
             for config in configs:
                 # As trained, also where an interrupted quickstart has calibrated already.
-                evaluate([config.run_dir], quickstart_evaluations.get_evaluations(run_dir), calibrated=False)
-            models[condition] = Models(*read_runs([config.run_dir for config in configs]))
+                evaluate([config.run_dir], evaluations(run_dir), calibrated=False)
+            deterministic, het_xl = (answers_of(read_held(config.run_dir, evaluations(run_dir))) for config in configs)
+            models[condition] = Models(
+                *read_runs([config.run_dir for config in configs]), answers=(deterministic, het_xl)
+            )
         # For those who use the models.
         with clock.stage("calibration"):
             for config in configs:
                 if not calibration_path(config.run_dir).exists():
-                    calibrate(config.run_dir, CalibrateOptions((str(run_dir / "data" / TYPEFACE),)))
+                    held_out = tuple(str(run_dir / "data" / name) for name in HELD_OUT)
+                    calibrate(config.run_dir, CalibrateOptions(held_out, embeddings=str(run_dir / EMBEDDINGS)))
     with clock.stage("scoring captions"):
         suspects = read_suspects(models["noisy"].het_xl.directory, run_dir / "data" / "train", CONDITIONS["noisy"])
     _conclude(run_dir, models, suspects, clock)
@@ -149,6 +165,7 @@ def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, c
     results["noisy"]["het_xl"]["noisy_caption_auroc"] = suspects.auroc("noise_norm")
     *compared, found_by = sentences = findings(models, suspects)
     sections = [
+        answers_section(models),
         summary_section(models, suspects, found_by, results),
         *(comparison_section(both, condition) for condition, both in models.items()),
         homoglyphs_section(first, homoglyphs, noise),
@@ -171,7 +188,7 @@ def _on(config: ExperimentConfig, run_dir: Path, condition: str, captions: str) 
     """Returns a configuration on the embeddings of the images, with some captions."""
     # The runs on clean captions keep the folders of their configurations.
     folder = config.run_dir if condition == "clean" else run_dir / condition / config.run_dir.name
-    data = dataclasses.replace(config.data, captions=captions, embeddings=str(run_dir / "embeddings"))
+    data = dataclasses.replace(config.data, captions=captions, embeddings=str(run_dir / EMBEDDINGS))
     return dataclasses.replace(config, run_dir=folder, data=data)
 
 
