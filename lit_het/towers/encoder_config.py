@@ -41,8 +41,8 @@ class EncoderConfig:
         causal: whether a token attends only to itself and to earlier tokens (CLIP's texts).
         experts: mixtures of experts in place of some MLPs, or None.
         compute_type: type of activations; parameters are float32.
-        unrolled: whether to compile every block separately, with faster steps on CPUs; otherwise a scan over blocks,
-            which compiles fast at any depth. Parameters are the same.
+        unrolled: whether to compile every block separately, with faster steps on CPUs and GPUs; otherwise a scan over
+            blocks, which compiles fast at any depth. Parameters are the same.
         remat: what the backward pass recomputes: nothing, all but matrix products, or everything.
     """
 

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_het.apps.quickstart.answers import AS_TRAINED, BOTH, BY_NAMES, KNOWN, NEW
 from lit_het.eval.metrics.significance import estimate
 from lit_het.eval.report.tables import markdown_table
 
+SETS = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
 FIGURES = ("top1", "top5", "nll", "ece", "calibrated/nll", "calibrated/ece", "errors_among_homoglyphs")
+ANSWERS = tuple(f"answers/{how}/{names}" for how in (AS_TRAINED, BY_NAMES) for names in (KNOWN, NEW, BOTH))
 
 
 def main() -> None:
@@ -22,13 +25,16 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="directories of finished quickstarts")
     results = [json.loads((run / "results.json").read_text()) for run in parser.parse_args().runs]
     rows = []
-    sets = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
-    for condition, name, figure in itertools.product(("clean", "noisy"), sets, FIGURES):
+    figures = [
+        *itertools.product(SETS, FIGURES),
+        *itertools.product(ANSWERS, ("right", "sure", "right_if_sure", "nll", "ece")),
+    ]
+    for condition, (name, figure) in itertools.product(("clean", "noisy"), figures):
         one, other = (
             np.array([result[condition][model].get(f"{name}/{figure}", np.nan) for result in results])
             for model in ("deterministic", "het_xl")
         )
-        if np.isfinite(one).all():
+        if np.isfinite([one, other]).all():
             cells = (estimate(values.tolist()).shown(3) for values in (one, other, other - one))
             rows.append((condition, name, figure, *cells))
     print(markdown_table(("captions", "set", "figure", "deterministic", "HET-XL", "difference"), rows))

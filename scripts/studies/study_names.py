@@ -58,6 +58,8 @@ class Names:
         density: the mean of the ten highest cosines.
         grams: share of its runs of two words that names of training have.
         noise: logarithm of the norm of its noise, less the mean over names; zeros without noise of texts.
+        spread: how far members of the text tower are apart, ``1 - |mean of their unit embeddings|``, less the mean over
+            names; zeros for one.
     """
 
     seen: Bool[np.ndarray, " k"]
@@ -65,6 +67,7 @@ class Names:
     density: Float[np.ndarray, " k"]
     grams: Float[np.ndarray, " k"]
     noise: Float[np.ndarray, " k"]
+    spread: Float[np.ndarray, " k"]
 
 
 # Logits z [n k], what is known of names, and the numbers of a way, to scaled logits.
@@ -114,6 +117,10 @@ def _noise(z: np.ndarray, names: Names, numbers: Sequence[float]) -> np.ndarray:
     return _offset(z, names, numbers) + numbers[2] * names.noise
 
 
+def _spread(z: np.ndarray, names: Names, numbers: Sequence[float]) -> np.ndarray:
+    return _offset(z, names, numbers) + numbers[2] * names.spread
+
+
 def _grams(z: np.ndarray, names: Names, numbers: Sequence[float]) -> np.ndarray:
     return _offset(z, names, numbers) + numbers[2] * np.where(names.seen, 0.0, names.grams)
 
@@ -147,6 +154,7 @@ WAYS: Mapping[str, Way] = {
     "offset, nearest": Way(_nearest, (0.0, 0.0, 0.0)),
     "offset, density": Way(_density, (0.0, 0.0, 0.0)),
     "offset, noise of texts": Way(_noise, (0.0, 0.0, 0.0)),
+    "offset, spread of members": Way(_spread, (0.0, 0.0, 0.0)),
     "offset, pairs of words": Way(_grams, (0.0, 0.0, 0.0)),
 }
 
@@ -202,7 +210,7 @@ def measure(
     members: Sequence[Trained], data: Data, seen: Bool[np.ndarray, " k"], left_out: np.ndarray, ways: Sequence[str]
 ) -> dict[str, float]:
     """Returns the figures of ways: ``<way>/<set>/<figure>``; members predict together, with their mean probability."""
-    names = known_of(members[0], data, seen)
+    names = known_of(members, data, seen)
     candidates = np.arange(len(seen))
     random = np.random.default_rng(0)
 
@@ -236,9 +244,9 @@ def measure(
     return found
 
 
-def known_of(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"]) -> Names:
-    """Returns what is known of the names."""
-    embeddings = np.asarray(trained.names)
+def known_of(members: Sequence[Trained], data: Data, seen: Bool[np.ndarray, " k"]) -> Names:
+    """Returns what is known of the names; of several members mostly by the first."""
+    embeddings = np.asarray(members[0].names)
     cosines = embeddings @ embeddings[seen].T
     cosines[np.flatnonzero(seen), np.arange(seen.sum())] = -1.0  # of itself
     words = [name.split() for name in data.train.names]
@@ -246,7 +254,9 @@ def known_of(trained: Trained, data: Data, seen: Bool[np.ndarray, " k"]) -> Name
     of_training = set().union(*(pairs[index] for index in np.flatnonzero(seen)))
     share = np.array([len(one & of_training) / max(1, len(one)) for one in pairs])
     highest = np.sort(cosines, axis=1)[:, -10:]
-    return Names(seen, highest[:, -1], highest.mean(axis=1), share, noise_of_names(trained))
+    apart = 1 - np.linalg.norm(np.mean([np.asarray(one.names) for one in members], axis=0), axis=1)
+    noise = noise_of_names(members[0])
+    return Names(seen, highest[:, -1], highest.mean(axis=1), share, noise, apart - apart.mean())
 
 
 def noise_of_names(trained: Trained) -> Float[np.ndarray, " k"]:

@@ -230,7 +230,8 @@ def calibrate_some(run_dir, options):
     try:
         calibrate(run_dir, options)
     except UserError as error:
-        assert "predictions are no better than chance" in str(error)
+        if "predictions are no better than chance" not in str(error):
+            raise
         write_calibration(run_dir, 2, Calibration(options.shards, "", "", 0, 0, 0, FittedTemperature(1, 0, 0, 0)))
 
 

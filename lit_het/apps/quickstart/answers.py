@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float
 
 from lit_het.eval.metrics.calibration import fit_temperature, scaled
 from lit_het.eval.metrics.names import NoFit, fit_names, with_offset
-from lit_het.eval.metrics.scores import figures
 from lit_het.eval.metrics.significance import Estimate, ratio_of_means, standard_error
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.suite import EvaluationConfig
@@ -55,47 +54,42 @@ def read_held(run_dir: Path, configs: Sequence[EvaluationConfig]) -> Held:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """The answers of a model to some images, weighted so that those of known and of new names count the same.
+    """How good the answers of a model to some images are.
 
     Attributes:
-        predictions: of the images.
-        weight: of each image; their mean is 1.
+        right: the share of right answers, with its standard error over names.
+        sure: the share of images whose most probable name has at least the probability `SURE`.
+        right_if_sure: the share of right answers among those, with its standard error over images; NaN without any.
+        nll: mean negative log-likelihood, in nats.
+        ece: expected calibration error; NaN where images have different weights.
     """
 
-    predictions: Predictions
-    weight: Float[np.ndarray, " n"]
+    right: Estimate
+    sure: float
+    right_if_sure: Estimate
+    nll: float
+    ece: float
 
-    @property
-    def is_sure(self) -> Bool[np.ndarray, " n"]:
-        """Whether the most probable name has at least the probability `SURE`."""
-        return self.predictions.confidence >= SURE
-
-    @property
-    def right(self) -> Estimate:
-        """The share of right answers, with its standard error over names."""
-        values = self.weight * self.predictions.hits(1)
-        return Estimate(float(values.mean()), standard_error(values, self.predictions.labels))
-
-    @property
-    def sure(self) -> float:
-        """The share of images with sure answers."""
-        return float((self.weight * self.is_sure).mean())
-
-    @property
-    def right_if_sure(self) -> Estimate:
-        """The share of right answers among sure ones, with its standard error over images; NaN if there are none."""
-        if not self.is_sure.any():
-            return Estimate(math.nan, math.nan)
-        of = self.weight * self.is_sure
-        return Estimate(*ratio_of_means(of * self.predictions.hits(1), of))
+    @staticmethod
+    def of(predictions: Predictions, weight: Float[np.ndarray, " n"] | None = None) -> "Answers":
+        """Measures predictions; weights of images have a mean of 1."""
+        hits, weights = predictions.hits(1), np.ones(len(predictions.labels)) if weight is None else weight
+        is_sure = weights * (predictions.confidence >= SURE)
+        return Answers(
+            right=Estimate(float((weights * hits).mean()), standard_error(weights * hits, predictions.labels)),
+            sure=float(is_sure.mean()),
+            right_if_sure=Estimate(
+                *(ratio_of_means(is_sure * hits, is_sure) if is_sure.any() else (math.nan, math.nan))
+            ),
+            nll=-float((weights * predictions.label_log_p).mean()),
+            ece=predictions.reliability().expected_calibration_error if weight is None else math.nan,
+        )
 
     def figures(self) -> dict[str, float]:
-        """Returns what is above, with the NLL in nats and the calibration error where all weights are the same."""
+        """Returns what is above by its name, without errors and what is NaN."""
         found = {"right": self.right.mean, "sure": self.sure, "right_if_sure": self.right_if_sure.mean}
-        if np.allclose(self.weight, 1):
-            values, _ = figures(self.predictions)
-            found |= {name: values[name] for name in ("nll", "ece")}
-        return found
+        found |= {"nll": self.nll, "ece": self.ece}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 FoundAnswers: TypeAlias = Mapping[str, Mapping[str, Answers]]
@@ -103,30 +97,38 @@ FoundAnswers: TypeAlias = Mapping[str, Mapping[str, Answers]]
 
 
 def answers_of(held: Held) -> FoundAnswers:
-    """Returns all answers of a model.
-
-    Calibrated are those of known names by the temperature of known names, of new ones by that of new ones, and of both
-    by a temperature with an offset: the priors seen, new and balanced. None of them has seen the names it is used on.
-    """
-    predictions, seen = held.predictions, held.seen
-    is_known = seen[predictions.labels]
-    fitted = {name: predictions.log_probabilities.copy() for name in (KNOWN, NEW, BOTH)}
-    first = np.random.default_rng(0).permutation(len(seen)) % 2 == 0
-    for half in (first, ~first):
-        measured = half[predictions.labels]
-        for name, log_p in _calibrated(predictions.take(~measured), seen, predictions.take(measured)).items():
-            fitted[name][measured] = log_p
-    rows = {KNOWN: is_known, NEW: ~is_known, BOTH: np.ones_like(is_known)}
+    """Returns the answers to images of known names, of new ones, and to all with both kinds having half the weight."""
+    predictions = held.predictions
+    is_known = held.seen[predictions.labels]
     weight = np.where(is_known, 0.5 / is_known.mean(), 0.5 / (~is_known).mean())
 
-    def answers(log_probabilities: Mapping[str, np.ndarray]) -> dict[str, Answers]:
-        found = {}
-        for name, of in rows.items():
-            chosen = dataclasses.replace(predictions, log_probabilities=log_probabilities[name]).take(of)
-            found[name] = Answers(chosen, weight[of] / weight[of].mean())
-        return found
+    def answers(log_p: Mapping[str, np.ndarray]) -> dict[str, Answers]:
+        of = {name: dataclasses.replace(predictions, log_probabilities=values) for name, values in log_p.items()}
+        return {
+            KNOWN: Answers.of(of[KNOWN].take(is_known)),
+            NEW: Answers.of(of[NEW].take(~is_known)),
+            BOTH: Answers.of(of[BOTH], weight),
+        }
 
-    return {AS_TRAINED: answers(dict.fromkeys(rows, predictions.log_probabilities)), BY_NAMES: answers(fitted)}
+    as_trained: dict[str, np.ndarray] = dict.fromkeys((KNOWN, NEW, BOTH), predictions.log_probabilities)
+    return {AS_TRAINED: answers(as_trained), BY_NAMES: answers(calibrated_by_names(held))}
+
+
+def calibrated_by_names(held: Held) -> dict[str, Float[np.ndarray, "n k"]]:
+    """Returns log-probabilities that suit images of known names, of new ones, and of both, of all images.
+
+    They have a temperature of known names, one of new names, or a temperature with an offset: what the priors seen, new
+    and balanced take. Each is fitted to the images of the half of the names that an image is not of.
+    """
+    predictions = held.predictions
+    found = {name: predictions.log_probabilities.copy() for name in (KNOWN, NEW, BOTH)}
+    first = np.random.default_rng(0).permutation(len(held.seen)) % 2 == 0
+    for half in (first, ~first):
+        measured = half[predictions.labels]
+        log_p = predictions.log_probabilities[measured]
+        for name, values in _calibrated(predictions.take(~measured), held.seen, log_p).items():
+            found[name][measured] = values
+    return found
 
 
 def figures_of_answers(found: FoundAnswers) -> dict[str, float]:
@@ -140,12 +142,11 @@ def figures_of_answers(found: FoundAnswers) -> dict[str, float]:
 
 
 def _calibrated(
-    fitted: Predictions, seen: Bool[np.ndarray, " k"], measured: Predictions
+    fitted: Predictions, seen: Bool[np.ndarray, " k"], log_p: Float[np.ndarray, "n k"]
 ) -> dict[str, Float[np.ndarray, "n k"]]:
-    """Returns log-probabilities for images of known names, of new ones and of both, fitted to other images."""
+    """Returns log-probabilities by what fits the predictions of other images."""
     is_known = seen[fitted.labels]
     of_known = fit_temperature(fitted.log_probabilities[is_known], fitted.labels[is_known])
-    log_p = measured.log_probabilities
     try:
         names = fit_names(fitted.log_probabilities, fitted.labels, seen)
     except NoFit:  # then `calibrate` has one temperature, too

@@ -45,7 +45,6 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
     titled = [(both, TITLES_OF_CONDITIONS[condition]) for condition, both in models.items()][::-1]
     return [
         *(describe_answers(both, title) for both, title in titled),
-        *(describe_sure(both, title) for both, title in titled[:1]),
         describe_new_images(models),
         *(describe_condition(both, title) for both, title in titled),
         f"Wrong training captions are found by the noise norm of their images with an AUROC of {noise:.3f}, by their "
@@ -54,35 +53,24 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 
 
 def describe_answers(both: Models, title: str) -> str:
-    """Returns how many answers of both heads are right, in one sentence."""
-    plain, ours = (found[BY_NAMES] for found in both.answers)
+    """Returns how many answers of both heads are right, and how many that are sure, in two sentences."""
+    plain, ours = both.answers
     of_known, of_both = (
-        [round(100 * answers[names].right.mean) for answers in (ours, plain)] for names in (KNOWN, BOTH)
+        [round(100 * found[BY_NAMES][names].right.mean) for found in (ours, plain)] for names in (KNOWN, BOTH)
     )
+    sure = [_sure(answers[BOTH]) for answers in (ours[BY_NAMES], plain[BY_NAMES], plain[AS_TRAINED])]
     return (
         f"Trained with {title} and calibrated by names, HET-XL with smoothed labels gets {of_known[0]} of 100 new "
         f"images of known names right (the deterministic head {of_known[1]}), and {of_both[0]} of 100 if half of them "
-        f"are of names that training never had ({of_both[1]})."
+        f"are of names that training never had ({of_both[1]}). Of its answers to the latter, {sure[0]} (the "
+        f"deterministic head: {sure[1]}; before calibration {sure[2]})."
     )
 
 
-def describe_sure(both: Models, title: str) -> str:
-    """Returns which shares of sure answers are right, in one sentence."""
-    plain, ours = both.answers
-    by_names = {
-        names: ", ".join(_right_if_sure(found[names]) for found in (ours[BY_NAMES], plain[BY_NAMES], plain[AS_TRAINED]))
-        for names in (KNOWN, NEW)
-    }
-    return (
-        f"Of the answers that HET-XL, trained with {title}, is at least {SURE:.0%} sure of, so many are right (then of "
-        "those of the deterministic head, and of its own before calibration): "
-        f"{'; '.join(f'for {names} {shares}' for names, shares in by_names.items())}."
-    )
-
-
-def _right_if_sure(answers: Answers) -> str:
-    found = answers.right_if_sure
-    return "none is so sure" if math.isnan(found.mean) else STYLES["top1"].shown(found.mean, found.error)
+def _sure(answers: Answers) -> str:
+    if math.isnan(answers.right_if_sure.mean):
+        return f"none is {SURE:.0%} sure"
+    return f"{answers.sure:.1%} are {SURE:.0%} sure, and {answers.right_if_sure.mean:.0%} of these right"
 
 
 def describe_new_images(models: Mapping[str, Models]) -> str:

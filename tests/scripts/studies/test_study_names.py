@@ -11,7 +11,8 @@ from scripts.studies import study_names
 from scripts.studies.study_names import WAYS, Names, fit, scores, seen_against_new
 
 K, SEEN = 12, 8
-NAMES = Names(np.arange(K) < SEEN, *(np.linspace(*ends, K) for ends in ((0, 1), (0, 0.5), (1, 0), (-1, 1))))
+ENDS = ((0, 1), (0, 0.5), (1, 0), (-1, 1), (-0.5, 0.5))
+NAMES = Names(np.arange(K) < SEEN, *(np.linspace(*ends, K) for ends in ENDS))
 
 
 def predictions(log_p, labels):
@@ -60,7 +61,7 @@ def test_temperatures_change_no_ranking_and_improve_what_they_are_fitted_on(name
 
 def test_the_area_of_both_accuracies_by_hand():
     """As the offset of seen names rises, (known, new) goes through (0, 1), (.5, 1), (.5, .5), (1, .5) and (1, 0)."""
-    names = Names(np.array([True, True, False, False]), *np.zeros((4, 4)))
+    names = Names(np.array([True, True, False, False]), *np.zeros((5, 4)))
     known = predictions(np.log([[0.6, 0.1, 0.2, 0.1], [0.1, 0.3, 0.5, 0.1]]), [0, 1])
     new = predictions(np.log([[0.1, 0.1, 0.7, 0.1], [0.5, 0.1, 0.1, 0.3]]), [2, 3])
     assert seen_against_new(known, new, names) == pytest.approx(0.75)
