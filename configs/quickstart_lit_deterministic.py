@@ -40,7 +40,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=128, threads=1),
         tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),
         pretrained=PretrainedConfig(run=root / "upstream"),
-        calibration=None,  # the quickstart calibrates with its held-out typeface
+        calibration=None,  # the quickstart calibrates with its held-out images
         length=Duration(700),
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-6),
         schedule=Schedule(learning_rate=3e-3, warmup=Duration(30)),
