@@ -89,9 +89,9 @@ class Size:
         return dataclasses.replace(config, length=Duration(self.steps[config.task.text_tower is not None]))
 
 
-FULL = Size(CONDITIONS, ((15, 88, 7), (30, 40, 16, 5), 8))
+FULL = Size(CONDITIONS, ((17, 74, 7), (25, 40, 21, 14), 9))
 FAST = Size(
-    {"noisy": CONDITIONS["noisy"]}, ((8, 22, 4), (12, 18, 13, 4), 4), ("greek", "cyrillic", "digit"), (150, 150)
+    {"noisy": CONDITIONS["noisy"]}, ((8, 24, 4), (12, 20, 13, 5), 4), ("greek", "cyrillic", "digit"), (150, 150)
 )
 
 
