@@ -18,7 +18,7 @@ from lit_het.apps.quickstart.answers import (
     calibrated_by_names,
 )
 from lit_het.apps.quickstart.evaluation import Models
-from lit_het.apps.quickstart.report import answers_section, describe_answers
+from lit_het.apps.quickstart.report import answers_section, describe_answers, describe_calibration
 from lit_het.eval.metrics.calibration import fit_temperature
 from lit_het.eval.metrics.names import fit_names, with_offset
 from lit_het.eval.predictions import Predictions
@@ -104,13 +104,14 @@ def test_sentences_and_table_say_what_was_counted():
     run = SavedRun("run", Path(), {}, [], {})
     models = Models(run, run, (plain, ours))
     known, both = (round(100 * ours[BY_NAMES][name].right.mean) for name in (KNOWN, BOTH))
+    sure = ours[BY_NAMES][BOTH].right_if_sure.mean
     said = describe_answers(models, "clean captions")
-    assert f"gets {known} of 100 new images of known names right (the deterministic head" in said
-    assert f"and {both} of 100 if half of them are of names that training never had (" in said
+    assert f"gets {known} of 100 new images right, the deterministic head " in said
+    assert f"where half of them are of new names, {both} and " in said
+    assert f"of the answers that are 90% sure {sure:.0%} and " in said
     raw = plain[AS_TRAINED][BOTH]
-    assert f"before calibration {raw.sure:.1%} are 90% sure, and {raw.right_if_sure.mean:.0%} of these right)." in said
+    said = describe_calibration({"clean": models})
+    assert said.endswith(f"90% sure: with clean captions {raw.sure:.1%} ({raw.right_if_sure.mean:.0%} right).")
+    unsure = Models(run, run, (answers_of(held(temperature=0.05)), ours))
+    assert describe_calibration({"clean": unsure}).endswith("with clean captions 0.0% (none right).")
     assert str(answers_section({"clean": models}).body[0]).count("<tr") == 1 + 3 + 3 * 4
-    unsure = answers_of(held(temperature=0.05))
-    assert "before calibration none is 90% sure)" in describe_answers(
-        Models(run, run, (unsure, ours)), "clean captions"
-    )

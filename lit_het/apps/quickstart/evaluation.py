@@ -81,8 +81,11 @@ def read_homoglyphs(directory: Path) -> Homoglyphs:
 
 def evaluations(run_dir: Path) -> list[EvaluationConfig]:
     """Returns the evaluations of all models, on stored embeddings."""
-    sets = (dataclasses.replace(one.data, embeddings=str(run_dir / EMBEDDINGS)) for one in get_evaluations(run_dir))
-    return [dataclasses.replace(one, data=data) for one, data in zip(get_evaluations(run_dir), sets, strict=True)]
+    embeddings = str(run_dir / EMBEDDINGS)
+    return [
+        dataclasses.replace(one, data=dataclasses.replace(one.data, embeddings=embeddings))
+        for one in get_evaluations(run_dir)
+    ]
 
 
 def zero_shot(run: SavedRun, name: str) -> Record:

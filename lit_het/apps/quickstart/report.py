@@ -45,6 +45,7 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
     titled = [(both, TITLES_OF_CONDITIONS[condition]) for condition, both in models.items()][::-1]
     return [
         *(describe_answers(both, title) for both, title in titled),
+        describe_calibration(models),
         describe_new_images(models),
         *(describe_condition(both, title) for both, title in titled),
         f"Wrong training captions are found by the noise norm of their images with an AUROC of {noise:.3f}, by their "
@@ -53,24 +54,31 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 
 
 def describe_answers(both: Models, title: str) -> str:
-    """Returns how many answers of both heads are right, and how many that are sure, in two sentences."""
-    plain, ours = both.answers
-    of_known, of_both = (
-        [round(100 * found[BY_NAMES][names].right.mean) for found in (ours, plain)] for names in (KNOWN, BOTH)
-    )
-    sure = [_sure(answers[BOTH]) for answers in (ours[BY_NAMES], plain[BY_NAMES], plain[AS_TRAINED])]
+    """Returns how many answers of both heads are right, all and those that are sure, in one sentence."""
+    plain, ours = (found[BY_NAMES] for found in both.answers)
+    known, mixed = ([round(100 * answers[names].right.mean) for answers in (ours, plain)] for names in (KNOWN, BOTH))
+    sure = [_share(answers[BOTH].right_if_sure) for answers in (ours, plain)]
     return (
-        f"Trained with {title} and calibrated by names, HET-XL with smoothed labels gets {of_known[0]} of 100 new "
-        f"images of known names right (the deterministic head {of_known[1]}), and {of_both[0]} of 100 if half of them "
-        f"are of names that training never had ({of_both[1]}). Of its answers to the latter, {sure[0]} (the "
-        f"deterministic head: {sure[1]}; before calibration {sure[2]})."
+        f"Trained with {title}, HET-XL with smoothed labels gets {known[0]} of 100 new images right, the deterministic "
+        f"head {known[1]}; where half of them are of new names, {mixed[0]} and {mixed[1]}, and of the answers that are "
+        f"{SURE:.0%} sure {sure[0]} and {sure[1]}."
     )
 
 
-def _sure(answers: Answers) -> str:
-    if math.isnan(answers.right_if_sure.mean):
-        return f"none is {SURE:.0%} sure"
-    return f"{answers.sure:.1%} are {SURE:.0%} sure, and {answers.right_if_sure.mean:.0%} of these right"
+def describe_calibration(models: Mapping[str, Models]) -> str:
+    """Returns how sure the deterministic head is before it is calibrated by names, in one sentence."""
+    found = {TITLES_OF_CONDITIONS[condition]: both.answers[0][AS_TRAINED][BOTH] for condition, both in models.items()}
+    parts = (
+        f"with {title} {answers.sure:.1%} ({_share(answers.right_if_sure)} right)" for title, answers in found.items()
+    )
+    return (
+        "These answers are calibrated by names, by what fits images of other names; as trained, so many of the "
+        f"deterministic head's are {SURE:.0%} sure: {', '.join(parts)}."
+    )
+
+
+def _share(share: Estimate) -> str:
+    return "none" if math.isnan(share.mean) else f"{share.mean:.0%}"
 
 
 def describe_new_images(models: Mapping[str, Models]) -> str:
