@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_het.apps.quickstart.answers import AS_TRAINED, BOTH, BY_NAMES, KNOWN, NEW
+from lit_het.apps.quickstart.answers import AS_TRAINED, BOTH, CALIBRATED, KNOWN, NEW
 from lit_het.eval.metrics.significance import estimate
 from lit_het.eval.report.tables import markdown_table
 
 SETS = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
 FIGURES = ("top1", "top5", "nll", "ece", "calibrated/nll", "calibrated/ece", "errors_among_homoglyphs")
-ANSWERS = tuple(f"answers/{how}/{names}" for how in (AS_TRAINED, BY_NAMES) for names in (KNOWN, NEW, BOTH))
+ANSWERS = tuple(f"answers/{how}/{names}" for how in (AS_TRAINED, CALIBRATED) for names in (KNOWN, NEW, BOTH))
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     rows = []
     figures = [
         *itertools.product(SETS, FIGURES),
-        *itertools.product(ANSWERS, ("right", "sure", "right_if_sure", "nll", "ece")),
+        *itertools.product(ANSWERS, ("right", "right_of_known", "right_of_new", "sure", "right_if_sure", "nll", "ece")),
     ]
     for condition, (name, figure) in itertools.product(("clean", "noisy"), figures):
         one, other = (

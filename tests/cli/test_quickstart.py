@@ -35,7 +35,16 @@ from tests.cli.conftest import refusal
 
 SETS = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
 TYPEFACES = ("DejaVuSans", "DejaVuSerif", "DejaVuSerif-Italic")  # the last one is held out
-HEADINGS = ("What HET-XL buys", "Homoglyphs", "Top class names", "Retrieval", "Calibration", "Training")
+HEADINGS = (
+    "Right answers, and sure ones",
+    "What HET-XL with smoothed labels buys",
+    "Homoglyphs",
+    "Top class names",
+    "Retrieval",
+    "Calibration",
+    "Training",
+)
+FITTED = "The fitted NLL of HET-XL with smoothed labels on new images is"
 FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece")
 
 
@@ -106,6 +115,9 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
                     assert f"{name}/{figure}" in of_model
                 assert 0 <= of_model[f"{name}/top1"] <= of_model[f"{name}/top5"] <= 1
             assert of_model["held_out_typeface/calibrated/nll"] > 0
+            for names, same in (("known names", "held_out_typeface"), ("new names", "held_out_characters")):
+                assert of_model[f"answers/as trained/{names}/right"] == pytest.approx(of_model[f"{same}/top1"])
+                assert of_model[f"answers/as trained/{names}/nll"] == pytest.approx(of_model[f"{same}/nll"], rel=1e-5)
     assert 0 <= results["noisy"]["het_xl"]["noisy_caption_auroc"] <= 1
     assert results["num_names"] > 200
     assert results["seconds"] > results["compile_seconds"] > 0
@@ -163,9 +175,17 @@ def test_data_of_another_configuration_are_refused(tmp_path):
 def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figure_by_itself():
     def run(nll, ece):
         figures, errors = {"top1": 0.5, "ece": ece}, {"ece": 0.005}
+        arrays = {"nll/calibrated": nll, "true_class": np.arange(len(nll))}
         records = {
             ("zero_shot", name): Record(
-                "zero_shot", name, figures, errors, {}, 1, {}, Drawing({"nll/calibrated": nll}, {})
+                "zero_shot",
+                name,
+                figures,
+                errors,
+                {},
+                1,
+                {},
+                Drawing(arrays, {}),
             )
             for name in ("held_out_typeface", "held_out_characters")
         }
@@ -175,7 +195,7 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
     nll, noise = np.random.default_rng(0).standard_normal((2, 400)).astype(np.float32)
     for difference, verdict in ((-0.02, "better"), (-0.005, "not significantly different"), (0.02, "worse")):
         ours = run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std(), 0.103)
-        models = Models(run(nll, 0.04), ours, ({}, {}))
+        models = Models(run(nll, 0.04), ours, {}, {})
         sentence = describe_condition(models, "clean captions")
         found = f"(with a temperature from the other half of them) is {verdict} ("
         assert f"trained with clean captions: on new images its fitted NLL {found}" in sentence
@@ -183,12 +203,10 @@ def test_a_finding_says_better_only_beyond_two_standard_errors_and_of_each_figur
         assert sentence.count(f": {difference:+.3f} ± 0.005)") == 2
         assert "its calibration error before fitting is worse (10.3% ± 0.5 against 4.0% ± 0.5)" in sentence
         both = describe_new_images({"clean": models, "noisy": models})
-        assert (
-            both == f"The fitted NLL of HET-XL on new images is {verdict} with wrong captions and with clean captions."
-        )
-    other = Models(run(nll, 0.04), run(nll - 1, 0.103), ({}, {}))
+        assert both == f"{FITTED} {verdict} with wrong captions and with clean captions."
+    other = Models(run(nll, 0.04), run(nll - 1, 0.103), {}, {})
     said = describe_new_images({"clean": models, "noisy": other})
-    assert said == "The fitted NLL of HET-XL on new images is better with wrong captions, worse with clean captions."
+    assert said == f"{FITTED} better with wrong captions, worse with clean captions."
 
 
 def test_the_time_left_follows_the_machine_and_then_its_stages(tmp_path, monkeypatch, capsys):

@@ -1,12 +1,12 @@
-"""How often the quickstart's models are right, and how often where they are sure, calibrated by names.
+"""How often the quickstart's models are right, and how often where they are sure, calibrated as users get them.
 
-`calibrate` fits what users get to all held-out images. Here the names are split, and the images of one half of them are
-scaled by what fits those of the other: neither an image nor its name is measured that was fitted on.
+`calibrate` fits to all held-out images. Here the names are split, and the images of one half of them are scaled by what
+fits those of the other, so that none is measured by what was fitted to its name; but homoglyphs may be in both halves.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,53 +15,58 @@ from jaxtyping import Bool, Float
 
 from lit_het.eval.metrics.calibration import fit_temperature, scaled
 from lit_het.eval.metrics.names import NoFit, fit_names, with_offset
-from lit_het.eval.metrics.significance import Estimate, ratio_of_means, standard_error
+from lit_het.eval.metrics.significance import Estimate, standard_error
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.suite import EvaluationConfig
+from lit_het.models.calibration.by_names import LEAST_NAMES
 from lit_het.models.opening import open_run
 
 SURE = 0.9
 KNOWN, NEW, BOTH = "known names", "new names", "as many of both"
-AS_TRAINED, BY_NAMES = "as trained", "calibrated by names"
+AS_TRAINED, CALIBRATED = "as trained", "calibrated"
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """Predictions of the held-out images among all names.
+class HeldOut:
+    """Predictions among all names, as trained.
 
     Attributes:
-        predictions: as trained, of the held-out typeface and characters.
-        seen: the names that training had.
+        known: of new images of names that training had.
+        new: of images of other names.
     """
 
-    predictions: Predictions
-    seen: Bool[np.ndarray, " k"]
+    known: Predictions
+    new: Predictions
+
+    @property
+    def seen(self) -> Bool[np.ndarray, " k"]:
+        """The names that training had."""
+        return ~np.isin(np.arange(self.new.num_classes), self.new.labels)
 
 
-def read_held(run_dir: Path, configs: Sequence[EvaluationConfig]) -> Held:
-    """Predicts the images of the first two evaluations: of a held-out typeface, and of held-out characters."""
+def read_held_out(run_dir: Path, known: EvaluationConfig, new: EvaluationConfig) -> HeldOut:
+    """Predicts the images of two zero-shot evaluations, of known and of new names."""
     run = open_run(run_dir)
     model, sets = run.model(calibrated=False), run.sets()
-    parts = list[Predictions]()
-    for config in configs[:2]:
+    found = list[Predictions]()
+    for config in (known, new):
         evaluator: Any = config.build(sets)
         [predictor] = evaluator.recognition.predictors(model, 0)
-        parts.append(evaluator.recognition.predict(predictor, evaluator.opened.features(model.features)))
-    fields = (field.name for field in dataclasses.fields(Predictions))
-    both = {name: np.concatenate([getattr(part, name) for part in parts]) for name in fields}
-    return Held(Predictions(**both), ~np.isin(np.arange(parts[0].num_classes), parts[1].labels))
+        found.append(evaluator.recognition.predict(predictor, evaluator.opened.features(model.features)))
+    return HeldOut(*found)
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """How good the answers of a model to some images are.
+    """How good the answers of a model are. Standard errors are over names, whose images depend on one another.
 
     Attributes:
-        right: the share of right answers, with its standard error over names.
+        right: the share of right answers.
         sure: the share of images whose most probable name has at least the probability `SURE`.
-        right_if_sure: the share of right answers among those, with its standard error over images; NaN without any.
+        right_if_sure: the share of right answers among those; NaN without any.
         nll: mean negative log-likelihood, in nats.
-        ece: expected calibration error; NaN where images have different weights.
+        ece: expected calibration error; NaN of several kinds of images.
+        by_kind: the share of right answers of each kind of images.
     """
 
     right: Estimate
@@ -69,66 +74,83 @@ class Answers:
     right_if_sure: Estimate
     nll: float
     ece: float
+    by_kind: tuple[float, ...]
 
     @staticmethod
-    def of(predictions: Predictions, weight: Float[np.ndarray, " n"] | None = None) -> "Answers":
-        """Measures predictions; weights of images have a mean of 1."""
-        hits, weights = predictions.hits(1), np.ones(len(predictions.labels)) if weight is None else weight
-        is_sure = weights * (predictions.confidence >= SURE)
+    def of(*kinds: Predictions) -> "Answers":
+        """Measures predictions of kinds of images that count the same."""
+        hits = [of.hits(1) for of in kinds]
+        is_sure = [(of.confidence >= SURE).astype(np.float64) for of in kinds]
+        sure = float(np.mean([one.mean() for one in is_sure]))
+        right_if_sure = Estimate(math.nan, math.nan)
+        if sure:
+            share = float(np.mean([(one * hit).mean() for one, hit in zip(is_sure, hits, strict=True)])) / sure
+            # By the delta method, as `ratio_of_means`, in each kind by itself.
+            gaps = [one * (hit - share) / sure for one, hit in zip(is_sure, hits, strict=True)]
+            right_if_sure = Estimate(share, _error(gaps, kinds))
         return Answers(
-            right=Estimate(float((weights * hits).mean()), standard_error(weights * hits, predictions.labels)),
-            sure=float(is_sure.mean()),
-            right_if_sure=Estimate(
-                *(ratio_of_means(is_sure * hits, is_sure) if is_sure.any() else (math.nan, math.nan))
-            ),
-            nll=-float((weights * predictions.label_log_p).mean()),
-            ece=predictions.reliability().expected_calibration_error if weight is None else math.nan,
+            right=Estimate(float(np.mean([hit.mean() for hit in hits])), _error(hits, kinds)),
+            sure=sure,
+            right_if_sure=right_if_sure,
+            nll=-float(np.mean([of.label_log_p.mean() for of in kinds])),
+            ece=kinds[0].reliability().expected_calibration_error if len(kinds) == 1 else math.nan,
+            by_kind=tuple(float(hit.mean()) for hit in hits),
         )
 
     def figures(self) -> dict[str, float]:
         """Returns what is above by its name, without errors and what is NaN."""
         found = {"right": self.right.mean, "sure": self.sure, "right_if_sure": self.right_if_sure.mean}
         found |= {"nll": self.nll, "ece": self.ece}
+        if len(self.by_kind) > 1:
+            found |= dict(zip(("right_of_known", "right_of_new"), self.by_kind, strict=True))
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
+def _error(values: Sequence[np.ndarray], kinds: Sequence[Predictions]) -> float:
+    """Returns the standard error over names of the mean of the means of kinds."""
+    errors = [standard_error(of, kind.labels) for of, kind in zip(values, kinds, strict=True)]
+    return math.hypot(*errors) / len(kinds)
+
+
 FoundAnswers: TypeAlias = Mapping[str, Mapping[str, Answers]]
-"""The answers `AS_TRAINED` and `BY_NAMES`, each to images of `KNOWN` and of `NEW` names and of `BOTH`."""
+"""The answers `AS_TRAINED` and `CALIBRATED`, each to images of `KNOWN` and of `NEW` names and of `BOTH`."""
 
 
-def answers_of(held: Held) -> FoundAnswers:
-    """Returns the answers to images of known names, of new ones, and to all with both kinds having half the weight."""
-    predictions = held.predictions
-    is_known = held.seen[predictions.labels]
-    weight = np.where(is_known, 0.5 / is_known.mean(), 0.5 / (~is_known).mean())
+def answers_of(held_out: HeldOut) -> FoundAnswers:
+    """Returns all answers, calibrated with the priors seen for known names, new for new ones, and balanced for both."""
 
-    def answers(log_p: Mapping[str, np.ndarray]) -> dict[str, Answers]:
-        of = {name: dataclasses.replace(predictions, log_probabilities=values) for name, values in log_p.items()}
-        return {
-            KNOWN: Answers.of(of[KNOWN].take(is_known)),
-            NEW: Answers.of(of[NEW].take(~is_known)),
-            BOTH: Answers.of(of[BOTH], weight),
-        }
+    def answers(known: Predictions, new: Predictions, both: HeldOut) -> dict[str, Answers]:
+        return {KNOWN: Answers.of(known), NEW: Answers.of(new), BOTH: Answers.of(both.known, both.new)}
 
-    as_trained: dict[str, np.ndarray] = dict.fromkeys((KNOWN, NEW, BOTH), predictions.log_probabilities)
-    return {AS_TRAINED: answers(as_trained), BY_NAMES: answers(calibrated_by_names(held))}
+    found = calibrated(held_out)
+    return {
+        AS_TRAINED: answers(held_out.known, held_out.new, held_out),
+        CALIBRATED: answers(found[KNOWN].known, found[NEW].new, found[BOTH]),
+    }
 
 
-def calibrated_by_names(held: Held) -> dict[str, Float[np.ndarray, "n k"]]:
-    """Returns log-probabilities that suit images of known names, of new ones, and of both, of all images.
+def calibrated(held_out: HeldOut) -> dict[str, HeldOut]:
+    """Returns predictions that suit images of known names, of new ones, and of both, each of all images.
 
-    They have a temperature of known names, one of new names, or a temperature with an offset: what the priors seen, new
-    and balanced take. Each is fitted to the images of the half of the names that an image is not of.
+    They have a temperature of known names, one of new names, or a temperature with an offset, fitted to the images of
+    the half of the names that an image is not of. Where `calibrate` has too few new names, all have one temperature.
     """
-    predictions = held.predictions
-    found = {name: predictions.log_probabilities.copy() for name in (KNOWN, NEW, BOTH)}
-    first = np.random.default_rng(0).permutation(len(held.seen)) % 2 == 0
+    seen, random = held_out.seen, np.random.default_rng(0)
+    first = np.zeros(len(seen), bool)
+    for kind in (seen, ~seen):  # half of each
+        first[random.permutation(np.flatnonzero(kind))[::2]] = True
+    parts = {True: held_out.known, False: held_out.new}
+    log_p = {name: {key: of.log_probabilities.copy() for key, of in parts.items()} for name in (KNOWN, NEW, BOTH)}
     for half in (first, ~first):
-        measured = half[predictions.labels]
-        log_p = predictions.log_probabilities[measured]
-        for name, values in _calibrated(predictions.take(~measured), held.seen, log_p).items():
-            found[name][measured] = values
-    return found
+        fits = _fitted(HeldOut(*(of.take(~half[of.labels]) for of in parts.values())), seen)
+        for key, of in parts.items():
+            rows = half[of.labels]
+            for name, fit in fits.items():
+                log_p[name][key][rows] = fit(of.log_probabilities[rows])
+    return {
+        name: HeldOut(*(dataclasses.replace(parts[key], log_probabilities=of[key]) for key in parts))
+        for name, of in log_p.items()
+    }
 
 
 def figures_of_answers(found: FoundAnswers) -> dict[str, float]:
@@ -141,18 +163,23 @@ def figures_of_answers(found: FoundAnswers) -> dict[str, float]:
     }
 
 
-def _calibrated(
-    fitted: Predictions, seen: Bool[np.ndarray, " k"], log_p: Float[np.ndarray, "n k"]
-) -> dict[str, Float[np.ndarray, "n k"]]:
-    """Returns log-probabilities by what fits the predictions of other images."""
-    is_known = seen[fitted.labels]
-    of_known = fit_temperature(fitted.log_probabilities[is_known], fitted.labels[is_known])
+_Fit: TypeAlias = Callable[[Float[np.ndarray, "n k"]], Float[np.ndarray, "n k"]]
+
+
+def _fitted(half: HeldOut, seen: Bool[np.ndarray, " k"]) -> dict[str, _Fit]:
+    """Returns what `calibrate` would do to predictions, by the priors, from images of half of the names."""
+    fields = ("log_probabilities", "labels")
+    log_p, labels = (np.concatenate([getattr(of, field) for of in (half.known, half.new)]) for field in fields)
     try:
-        names = fit_names(fitted.log_probabilities, fitted.labels, seen)
-    except NoFit:  # then `calibrate` has one temperature, too
-        return dict.fromkeys((KNOWN, NEW, BOTH), scaled(log_p, of_known))
+        if (~seen).sum() < LEAST_NAMES:
+            raise NoFit("too few new names")
+        names = fit_names(log_p, labels, seen)
+    except NoFit:
+        alone = fit_temperature(log_p, labels)
+        return dict.fromkeys((KNOWN, NEW, BOTH), lambda log_p: scaled(log_p, alone))
+    of_known = fit_temperature(half.known.log_probabilities, half.known.labels)
     return {
-        KNOWN: scaled(log_p, of_known),
-        NEW: scaled(log_p, names.alone.temperature),
-        BOTH: with_offset(log_p, seen, names),
+        KNOWN: lambda log_p: scaled(log_p, of_known),
+        NEW: lambda log_p: scaled(log_p, names.alone.temperature),
+        BOTH: lambda log_p: with_offset(log_p, seen, names),
     }

@@ -4,6 +4,7 @@ Homoglyphs are characters with the same shape.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from lit_het.eval.metrics.ambiguity import GroupErrors, RankTest
 from lit_het.eval.metrics.out_of_distribution import detection_figures
 from lit_het.eval.report.comparison import Comparison, compare
 from lit_het.eval.saved_runs import SavedRun
-from lit_het.eval.suite import EvaluationConfig
+from lit_het.eval.suite import EvaluationConfig, ZeroShotConfig
+
+HET_XL = "HET-XL, smoothed labels"
+"""The model that is compared with the deterministic one: both differ in the noise and in label smoothing."""
 
 EMBEDDINGS = "embeddings"
 """The folder, below that of a quickstart, with the embeddings of all images by the locked tower."""
@@ -88,6 +92,12 @@ def evaluations(run_dir: Path) -> list[EvaluationConfig]:
     ]
 
 
+def zero_shot_of(run_dir: Path, *names: str) -> Iterator[EvaluationConfig]:
+    """Yields the zero-shot evaluations of some sets."""
+    found = {one.data.name: one for one in evaluations(run_dir) if isinstance(one, ZeroShotConfig)}
+    yield from (found[name] for name in names)
+
+
 def zero_shot(run: SavedRun, name: str) -> Record:
     """Returns the saved zero-shot evaluation of a set."""
     return run.records["zero_shot", name]
@@ -99,24 +109,28 @@ class Models:
 
     Attributes:
         deterministic, het_xl: their runs; HET-XL has smoothed labels, as `lit-het new` writes it.
-        answers: of each run to the held-out images, as `answers_of` has them.
+        plain_answers, answers: of either run to the held-out images.
     """
 
     deterministic: SavedRun
     het_xl: SavedRun
-    answers: tuple[FoundAnswers, FoundAnswers]
+    plain_answers: FoundAnswers
+    answers: FoundAnswers
 
     def figures(self, homoglyphs: Homoglyphs) -> dict[str, dict[str, float]]:
         """Returns ``<set>/<figure>`` of every set, for both models."""
-        found = zip(("deterministic", "het_xl"), (self.deterministic, self.het_xl), self.answers, strict=True)
-        return {name: figures(run, homoglyphs) | figures_of_answers(answers) for name, run, answers in found}
+        of_plain, of_het_xl = (figures(run, homoglyphs) for run in (self.deterministic, self.het_xl))
+        return {
+            "deterministic": of_plain | figures_of_answers(self.plain_answers),
+            "het_xl": of_het_xl | figures_of_answers(self.answers),
+        }
 
     def compared(self) -> Comparison:
         """Returns the comparison of both heads on every set."""
         pairs = {
             title: (zero_shot(self.deterministic, name), zero_shot(self.het_xl, name)) for name, title in TITLES.items()
         }
-        return compare("deterministic", "HET-XL", pairs)
+        return compare("deterministic", HET_XL, pairs)
 
 
 @dataclasses.dataclass(frozen=True)

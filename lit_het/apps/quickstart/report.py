@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lit_het.apps.quickstart.answers import AS_TRAINED, BOTH, BY_NAMES, KNOWN, NEW, SURE, Answers
+from lit_het.apps.quickstart.answers import AS_TRAINED, BOTH, CALIBRATED, KNOWN, NEW, SURE, Answers
 from lit_het.apps.quickstart.evaluation import (
+    HET_XL,
     TITLES,
     Homoglyphs,
     Models,
@@ -20,7 +21,7 @@ from lit_het.apps.quickstart.evaluation import (
 from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
 from lit_het.data_pipelines.glyphs import name_of
 from lit_het.eval.drawings import thumbnails
-from lit_het.eval.evaluators.zero_shot import CALIBRATED
+from lit_het.eval.evaluators import zero_shot as zero_shot_parts
 from lit_het.eval.metrics.ambiguity import RankTest
 from lit_het.eval.metrics.significance import Estimate, standard_error
 from lit_het.eval.report import figures, grids, page
@@ -34,6 +35,7 @@ from lit_het.eval.report.runs import Opening
 from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
 from lit_het.eval.saved_runs import SavedRun
+from lit_het.models.calibration.by_names import LEAST_NAMES
 
 _VERDICTS = {1: "better", -1: "worse", 0: "not significantly different"}
 TITLES_OF_CONDITIONS = {"clean": "clean captions", "noisy": "40 % of the Cyrillic captions wrong"}
@@ -54,31 +56,40 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 
 
 def describe_answers(both: Models, title: str) -> str:
-    """Returns how many answers of both heads are right, all and those that are sure, in one sentence."""
-    plain, ours = (found[BY_NAMES] for found in both.answers)
-    known, mixed = ([round(100 * answers[names].right.mean) for answers in (ours, plain)] for names in (KNOWN, BOTH))
-    sure = [_share(answers[BOTH].right_if_sure) for answers in (ours, plain)]
+    """Returns how many answers of both models are right, all and those that are sure, in one sentence."""
+    ours, plain = both.answers[CALIBRATED], both.plain_answers[CALIBRATED]
+    known = [f"{100 * answers[KNOWN].right.mean:.0f}" for answers in (ours, plain)]
+    mixed = [" and ".join(f"{100 * share:.0f}" for share in answers[BOTH].by_kind) for answers in (ours, plain)]
+    sure = [answers[BOTH].right_if_sure.mean for answers in (ours, plain)]
+    of_sure = (
+        f"no answer is {SURE:.0%} sure"
+        if all(map(math.isnan, sure))
+        else f"of the answers that are {SURE:.0%} sure, {_share(sure[0])} and {_share(sure[1])} are right"
+    )
     return (
-        f"Trained with {title}, HET-XL with smoothed labels gets {known[0]} of 100 new images right, the deterministic "
-        f"head {known[1]}; where half of them are of new names, {mixed[0]} and {mixed[1]}, and of the answers that are "
-        f"{SURE:.0%} sure {sure[0]} and {sure[1]}."
+        f"Trained with {title}, HET-XL with smoothed labels gets {known[0]} of 100 new images of known names right, "
+        f"the deterministic head {known[1]}; with the prior balanced, {mixed[0]} of known and of new names, the "
+        f"deterministic head {mixed[1]}, and {of_sure}."
     )
 
 
 def describe_calibration(models: Mapping[str, Models]) -> str:
-    """Returns how sure the deterministic head is before it is calibrated by names, in one sentence."""
-    found = {TITLES_OF_CONDITIONS[condition]: both.answers[0][AS_TRAINED][BOTH] for condition, both in models.items()}
-    parts = (
-        f"with {title} {answers.sure:.1%} ({_share(answers.right_if_sure)} right)" for title, answers in found.items()
-    )
+    """Returns how sure the deterministic head is before it is calibrated, in one sentence."""
+    parts = list[str]()
+    for condition, both in models.items():
+        answers = both.plain_answers[AS_TRAINED][BOTH]
+        right = (
+            "" if math.isnan(answers.right_if_sure.mean) else f" ({_share(answers.right_if_sure.mean)} of them right)"
+        )
+        parts.append(f"with {TITLES_OF_CONDITIONS[condition]} {answers.sure:.1%}{right}")
     return (
-        "These answers are calibrated by names, by what fits images of other names; as trained, so many of the "
-        f"deterministic head's are {SURE:.0%} sure: {', '.join(parts)}."
+        "Both are calibrated by what fits images of other names. As trained, so many of the deterministic head's "
+        f"answers to as many images of known as of new names are {SURE:.0%} sure: {', '.join(parts)}."
     )
 
 
-def _share(share: Estimate) -> str:
-    return "none" if math.isnan(share.mean) else f"{share.mean:.0%}"
+def _share(share: float) -> str:
+    return "none" if math.isnan(share) else f"{share:.0%}"
 
 
 def describe_new_images(models: Mapping[str, Models]) -> str:
@@ -88,7 +99,7 @@ def describe_new_images(models: Mapping[str, Models]) -> str:
         captions = "wrong" if name == "noisy" else name
         found.setdefault(_fitted_nll(both, TYPEFACE)[0], []).append(f"with {captions} captions")
     parts = (f"{verdict} {' and '.join(captions)}" for verdict, captions in found.items())
-    return f"The fitted NLL of HET-XL on new images is {', '.join(parts)}."
+    return f"The fitted NLL of HET-XL with smoothed labels on new images is {', '.join(parts)}."
 
 
 def describe_condition(both: Models, title: str) -> str:
@@ -96,21 +107,21 @@ def describe_condition(both: Models, title: str) -> str:
     (known, of_known), (new, of_new) = (_fitted_nll(both, name) for name in (TYPEFACE, CHARACTERS))
     (ece, of_ece), (new_ece, of_new_ece) = (_calibration_error(both, name) for name in (TYPEFACE, CHARACTERS))
     return (
-        f"HET-XL beside the deterministic head, trained with {title}: on new images its fitted NLL (with a temperature "
-        f"from the other half of them) is {known} ({of_known}), and its calibration error before fitting is {ece} "
-        f"({of_ece}); on new characters the fitted NLL is {new} ({of_new}), and the calibration error is {new_ece} "
-        f"({of_new_ece})."
+        f"HET-XL with smoothed labels beside the deterministic head, trained with {title}: on new images its fitted "
+        f"NLL (with a temperature from the other half of them) is {known} ({of_known}), and its calibration error "
+        f"before fitting is {ece} ({of_ece}); on new characters the fitted NLL is {new} ({of_new}), and the "
+        f"calibration error is {new_ece} ({of_new_ece})."
     )
 
 
 def _fitted_nll(both: Models, name: str) -> tuple[str, str]:
     """Returns what the fitted NLL of HET-XL is in comparison, and both values with their difference.
 
-    Its standard error is over the differences of single images, which both heads share.
+    Its standard error is over names, of the differences of single images, which both models share.
     """
-    runs = (both.het_xl, both.deterministic)
-    one, other = (zero_shot(run, name).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
-    error = standard_error(one - other)
+    arrays = [zero_shot(run, name).drawing.arrays for run in (both.het_xl, both.deterministic)]
+    one, other = (of[f"nll/{zero_shot_parts.CALIBRATED}"].astype(np.float64) for of in arrays)
+    error = standard_error(one - other, arrays[0]["true_class"])
     found = STYLES["nll"].compared(Estimate(float(np.mean(one - other)), error), Estimate(0.0, 0.0))
     return _VERDICTS[found], f"{one.mean():.3f} against {other.mean():.3f}: {np.mean(one - other):+.3f} ± {error:.3f}"
 
@@ -129,8 +140,9 @@ def answers_section(models: Mapping[str, Models]) -> Section:
         "Right answers, and sure ones",
         tuple(_answers_table(both, TITLES_OF_CONDITIONS[condition]).html() for condition, both in models.items()),
         f"An answer is sure if its probability, among all names, is at least {SURE:.0%}. Images are new ones of known "
-        "names, images of names that training never had, or as many of both, with the priors seen, new and balanced; "
-        "what is fitted is fitted to images of the other half of the names.",
+        "names, images of names that training never had, or as many of both; calibrated ones have the priors seen, new "
+        "and balanced, by what fits images of the other half of the names (one temperature, if fewer than "
+        f"{LEAST_NAMES} names are new).",
     )
 
 
@@ -138,7 +150,7 @@ def _answers_table(both: Models, title: str) -> Table:
     rows = []
     for names in (KNOWN, NEW, BOTH):
         rows.append(Row(names))
-        for head, found in zip(("deterministic", "HET-XL, smoothed labels"), both.answers, strict=True):
+        for head, found in (("deterministic", both.plain_answers), (HET_XL, both.answers)):
             for how, answers in found.items():
                 rows.append(Row(f"{head}, {how}", tuple(map(Cell, _cells(answers[names])))))
     return Table(f"Trained with {title}, ± standard error", ("right", "sure", "right if sure"), tuple(rows))
@@ -153,7 +165,7 @@ def _cells(answers: Answers) -> tuple[str, ...]:
 def summary_section(
     models: Mapping[str, Models], suspects: Suspects, finding: str, results: Mapping[str, Any]
 ) -> Section:
-    """Returns what HET-XL buys: both heads with clean and with wrong captions, and how the noise finds these."""
+    """Returns both models with clean and with wrong captions, and how the noise finds these."""
     facts = {
         "names": f"{results['num_names']:,}",
         "seconds": f"{results['seconds']:.0f}",
@@ -163,7 +175,7 @@ def summary_section(
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
     return Section(
-        "What HET-XL buys",
+        "What HET-XL with smoothed labels buys",
         (
             _both_conditions(models, "Right answers", "top1", "top-1", as_share=True),
             page.paragraph(finding),
@@ -179,7 +191,7 @@ def summary_section(
 def opening(models: Mapping[str, Models], sentences: Sequence[str]) -> Opening:
     """Returns the top of the page, with the fitted NLL of both heads."""
     plot = _both_conditions(
-        models, "NLL on new images, temperature fitted", f"{CALIBRATED}/nll", "nats, lower is better"
+        models, "NLL on new images, temperature fitted", f"{zero_shot_parts.CALIBRATED}/nll", "nats, lower is better"
     )
     return Opening("Quickstart: HET-XL with smoothed labels beside a deterministic head", sentences, plot)
 
@@ -234,7 +246,7 @@ def _both_conditions(
 
     lines = {
         "deterministic": line([both.deterministic for both in models.values()], 0),
-        "HET-XL": line([both.het_xl for both in models.values()], 1),
+        HET_XL: line([both.het_xl for both in models.values()], 1),
     }
     caption = "Bars: standard errors over images."
     return figures.plot(title, lines, "", y_label, ticks=ticks, as_share=as_share, caption=caption)

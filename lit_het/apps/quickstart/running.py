@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.apps.embed.images import EmbedOptions, embed
-from lit_het.apps.quickstart.answers import answers_of, read_held
+from lit_het.apps.quickstart.answers import answers_of, read_held_out
 from lit_het.apps.quickstart.clock import Clock
 from lit_het.apps.quickstart.evaluation import (
     EMBEDDINGS,
@@ -21,6 +21,7 @@ from lit_het.apps.quickstart.evaluation import (
     read_homoglyphs,
     read_json,
     read_suspects,
+    zero_shot_of,
 )
 from lit_het.apps.quickstart.report import (
     TITLES_OF_CONDITIONS,
@@ -132,16 +133,16 @@ def quickstart(run_dir: Path, seed: int, *, fast: bool = False) -> None:
             for config in configs:
                 # As trained, also where an interrupted quickstart has calibrated already.
                 evaluate([config.run_dir], evaluations(run_dir), calibrated=False)
-            deterministic, het_xl = (answers_of(read_held(config.run_dir, evaluations(run_dir))) for config in configs)
-            models[condition] = Models(
-                *read_runs([config.run_dir for config in configs]), answers=(deterministic, het_xl)
-            )
+            held_out = (read_held_out(config.run_dir, *zero_shot_of(run_dir, *HELD_OUT)) for config in configs)
+            plain_answers, answers = map(answers_of, held_out)
+            runs = read_runs([config.run_dir for config in configs])
+            models[condition] = Models(*runs, plain_answers=plain_answers, answers=answers)
         # For those who use the models.
         with clock.stage("calibration"):
             for config in configs:
                 if not calibration_path(config.run_dir).exists():
-                    held_out = tuple(str(run_dir / "data" / name) for name in HELD_OUT)
-                    calibrate(config.run_dir, CalibrateOptions(held_out, embeddings=str(run_dir / EMBEDDINGS)))
+                    shards = tuple(str(run_dir / "data" / name) for name in HELD_OUT)
+                    calibrate(config.run_dir, CalibrateOptions(shards, embeddings=str(run_dir / EMBEDDINGS)))
     with clock.stage("scoring captions"):
         suspects = read_suspects(models["noisy"].het_xl.directory, run_dir / "data" / "train", CONDITIONS["noisy"])
     _conclude(run_dir, models, suspects, clock)
