@@ -117,7 +117,9 @@ def fit_names(
     """
     check_labels(labels, log_p.shape[1])
     is_seen = seen[labels]
-    weight = np.where(is_seen, 0.5 / max(1, is_seen.sum()), 0.5 / max(1, (~is_seen).sum()))
+    if is_seen.all() or not is_seen.any():
+        raise NoFit("all images are of seen names, or all of new ones")
+    weight = np.where(is_seen, 0.5 / is_seen.sum(), 0.5 / (~is_seen).sum())
 
     @functools.lru_cache(maxsize=1)  # the optimizer asks for the curvature where it has asked for the loss
     def derivatives(*numbers: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -134,6 +136,7 @@ def fit_names(
         loss, np.array([1.0, 0.0]), jac=True, hess=curvature, method="trust-exact", options={"maxiter": 100}
     ).x
     _, slopes, hessian = derivatives(float(inverse), float(offset))
+    slopes = slopes.copy()
     inside = inverse > 1 / HIGHEST_TEMPERATURE and inverse < 1 / LOWEST_TEMPERATURE
     if not inside or np.abs(slopes.sum(axis=0)).max() > 1e-3 or not np.linalg.eigvalsh(hessian).min() > 0:
         raise NoFit("no temperature and offset of seen and new names fit")

@@ -29,6 +29,8 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     upstream = _upstream()
     deterministic, het_xl = quickstart_lit_deterministic.get_config(), quickstart_lit_het_xl.get_config()
+    # With the same loss: the quickstart's HET-XL smooths labels.
+    het_xl = dataclasses.replace(het_xl, task=dataclasses.replace(het_xl.task, loss=deterministic.task.loss))
     unlocked = dataclasses.replace(deterministic, task=dataclasses.replace(deterministic.task, locked=()))
     variants = {
         "upstream, unrolled": Step(upstream),

@@ -22,6 +22,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
+from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.image_config import ViTConfig
 from scripts.studies import harness
@@ -89,7 +90,10 @@ def configuration(form: Form, head: str, root: Path, data: Path, seed: int, step
         tower=root / form.source,
         embeddings=embeddings,
         steps=steps,
-        task=dataclasses.replace(base.task, image_tower=tower, text_tower=text_tower),
+        # Both heads with the loss of the papers: the quickstart's HET-XL smooths labels.
+        task=dataclasses.replace(
+            base.task, image_tower=tower, text_tower=text_tower, loss=SoftmaxLoss(duplicates="negatives")
+        ),
         evaluations=(
             ZeroShotConfig(typeface, names),
             ZeroShotConfig(characters, names),

@@ -254,7 +254,8 @@ def known_of(members: Sequence[Trained], data: Data, seen: Bool[np.ndarray, " k"
     of_training = set().union(*(pairs[index] for index in np.flatnonzero(seen)))
     share = np.array([len(one & of_training) / max(1, len(one)) for one in pairs])
     highest = np.sort(cosines, axis=1)[:, -10:]
-    apart = 1 - np.linalg.norm(np.mean([np.asarray(one.names) for one in members], axis=0), axis=1)
+    of_members = [np.asarray(one.names) for one in members]
+    apart = 1 - np.linalg.norm(np.mean(of_members, axis=0), axis=1) if len(members) > 1 else np.zeros(len(seen))
     noise = noise_of_names(members[0])
     return Names(seen, highest[:, -1], highest.mean(axis=1), share, noise, apart - apart.mean())
 

@@ -27,7 +27,7 @@ from lit_het.eval.metrics.names import fit_names, with_offset
 from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.sets.recognition import embed_texts
 from lit_het.models.calibration.saved import read_calibration, write_calibration
-from lit_het.models.calibration.seen_names import read_familiarity, training_loader
+from lit_het.models.calibration.seen_names import read_familiarity, require_familiarity, training_loader
 from lit_het.models.opening import open_run
 from lit_het.training.cadence import Cadence
 from lit_het.training.durations import Duration
@@ -328,6 +328,8 @@ def test_noise_that_is_added_to_a_model_is_calibrated_by_the_names_that_the_mode
 ):
     monkeypatch.setattr("lit_het.apps.add_noise.LEAST_PAIRS", 100)
     train_by_names(quickstart_lit_deterministic.get_config(), coloured, model := tmp_path / "model", upstream)
+    # It may be calibrated with captions that are counted again, or with the table that the model has.
+    (model / "familiarity.npz").unlink()
     run_dir = tmp_path / "added"
     flags = ("--task.head", "bayes_vlm", "--calibration", "35%: by name")
     run_command("add-noise", "--model", model, "--data", coloured / "train", "--output", run_dir, *flags)
@@ -339,3 +341,16 @@ def test_noise_that_is_added_to_a_model_is_calibrated_by_the_names_that_the_mode
     (answer,) = printed(capsys, *classify(run_dir, image, names, "--json", "--prior", "balanced"))
     of_training = {one["label"]: one["in_training"] for one in answer["labels"]}
     assert of_training == {name: in_training[name] for name in names}
+
+    added = open_run(run_dir)
+    (run_dir / "familiarity.npz").unlink()
+    assert not (model / "familiarity.npz").exists(), "the folder of the model is left as it is"
+    found.save(model / "familiarity.npz")  # of another run: it is not taken
+    kept = require_familiarity(run_dir, added.config, added.task, added.data_digest)
+    assert (kept.num_captions, kept.digest) == (found.num_captions, added.data_digest)
+    # The captions of a text tower from a file are not known, whatever run the image tower is of.
+    (run_dir / "familiarity.npz").unlink()
+    tower = dataclasses.replace(added.config.task.text_tower, weights=str(tmp_path / "tower.npz"))
+    config = dataclasses.replace(added.config, task=dataclasses.replace(added.config.task, text_tower=tower))
+    with pytest.raises(UserError, match="learned from other captions than those of its configuration"):
+        require_familiarity(run_dir, config, added.task, added.data_digest)

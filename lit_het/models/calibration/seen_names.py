@@ -58,7 +58,8 @@ def require_familiarity(
 ) -> Familiarity:
     """Returns the table of the captions that a run's text tower learned from, read and counted where it has none.
 
-    These are the captions of its training, or where the text tower is locked, of the run that it comes from.
+    These are the captions of its training, or where the text tower is locked, of the run that it comes from. Those that
+    a tower was trained on before, where it is trained further, do not count.
 
     Args:
         run_dir: the run.
@@ -82,24 +83,23 @@ def require_familiarity(
 def _learned_from(
     run_dir: Path, config: ExperimentConfig, task: AnyTask, digest: str | None, pretrained: Path | None
 ) -> Familiarity:
+    """Reads and counts the captions that a text tower learned from; arguments as those of `require_familiarity`."""
     towers: Any = config.task
     is_locked = "text_tower" not in parameters.partition(task.shapes, config.task.locked)[1]
-    if is_locked and config.pretrained is not None:
+    if is_locked and config.pretrained is not None and towers.text_tower.weights is None:
         source = find_pretrained(pretrained or config.pretrained.run, run_dir)
-        config = load_config(source)
-        # An image tower alone has none, so that the text tower would be that of a file.
-        if config.task.embeds_texts:
-            with Checkpoints(checkpoint_dir(source), read_only=True) as checkpoints:
-                digest = checkpoints.at(checkpoints.newest_step()).read_info()[0].get("data_digest")
-            found = read_familiarity(source, digest)
-            return found or _learned_from(source, config, config.task.build(), digest, None)
+        of_source = load_config(source)
+        with Checkpoints(checkpoint_dir(source), read_only=True) as checkpoints:
+            source_digest = checkpoints.at(checkpoints.newest_step()).read_info()[0].get("data_digest")
+        found = read_familiarity(source, source_digest)
+        return found or _learned_from(source, of_source, of_source.task.build(), source_digest, None)
     if not config.data.shards or is_locked or towers.text_tower.weights is not None:
-        raise UserError("its text tower learned from other captions than those of its configuration")
+        raise UserError(f"the text tower of {run_dir} learned from other captions than those of its configuration")
     if config.data.stream is not None:
-        raise UserError("it was trained on a stream, whose captions are not read again")
+        raise UserError(f"{run_dir} was trained on a stream, whose captions are not read again")
     loader = training_loader(config)
     if digest is not None and loader.digest != digest:
-        raise UserError("the shards of its training have changed")
+        raise UserError(f"the shards of the training of {run_dir} have changed")
     count = min(loader.num_samples, MOST_SAMPLES)
     with Bar("reading captions of training", count, "samples") as bar:
         captions, is_sample = _captions(loader, count, bar.advance), count < loader.num_samples

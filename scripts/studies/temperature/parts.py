@@ -9,6 +9,7 @@ from lit_het.heads.classification_config import DeterministicConfig, HetConfig
 from lit_het.heads.contrastive_config import HetXLContrastiveConfig
 from lit_het.heads.noise_config import SamplingConfig
 from lit_het.heads.temperature_config import BoundedTemperature
+from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.durations import Duration
@@ -145,12 +146,13 @@ def _pairs_config(runner: Runner, *, before: bool, after: bool) -> ExperimentCon
         base.task.head, normalize_before_noise=before, normalize_after_noise=after, num_samples=8
     )
     text = dataclasses.replace(base.task.text_tower, embedding_size=ENCODER.width)
+    loss = SoftmaxLoss(duplicates="negatives")  # the papers', without the quickstart's smoothing
     names = ClassNamesConfig(candidates=runner.root / "data" / ALL / "classnames.txt")
     data = dataclasses.replace(runner.data(ALL), batch_size=128)
     return dataclasses.replace(
         base,
         run_dir=runner.root,
-        task=dataclasses.replace(base.task, image_tower=tower.image_tower, text_tower=text, head=head),
+        task=dataclasses.replace(base.task, image_tower=tower.image_tower, text_tower=text, head=head, loss=loss),
         data=data,
         pretrained=PretrainedConfig(runner.root / "tower"),
         length=Duration(400),
