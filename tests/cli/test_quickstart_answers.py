@@ -174,5 +174,7 @@ def test_where_no_answer_is_sure_the_sentences_say_so():
     unsure = {how: unsure[AS_TRAINED] for how in unsure}
     run = SavedRun("run", Path(), {}, [], {})
     models = Models(run, run, unsure, unsure)
-    assert describe_answers(models, "clean captions").endswith(", and no answer is 90% sure.")
+    said = describe_answers(models, "clean captions")
+    assert "; without a prior, " in said
+    assert said.endswith(", and no answer is 90% sure.")
     assert describe_calibration({"clean": models}).endswith("are 90% sure: with clean captions 0.0%.")

@@ -58,6 +58,9 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 def describe_answers(both: Models, title: str) -> str:
     """Returns how many answers of both models are right, all and those that are sure, in one sentence."""
     ours, plain = both.answers[CALIBRATED], both.plain_answers[CALIBRATED]
+    # One temperature for all names changes no ranking, and knows no prior.
+    has_prior = ours[BOTH].by_kind != both.answers[AS_TRAINED][BOTH].by_kind
+    how = "with the prior balanced" if has_prior else "without a prior"
     known = [f"{100 * answers[KNOWN].right.mean:.0f}" for answers in (ours, plain)]
     mixed = [" and ".join(f"{100 * share:.0f}" for share in answers[BOTH].by_kind) for answers in (ours, plain)]
     sure = [answers[BOTH].right_if_sure.mean for answers in (ours, plain)]
@@ -68,7 +71,7 @@ def describe_answers(both: Models, title: str) -> str:
     )
     return (
         f"Trained with {title}, HET-XL with smoothed labels gets {known[0]} of 100 new images of known names right, "
-        f"the deterministic head {known[1]}; with the prior balanced, {mixed[0]} of known and of new names, the "
+        f"the deterministic head {known[1]}; {how}, {mixed[0]} of known and of new names, the "
         f"deterministic head {mixed[1]}, and {of_sure}."
     )
 
