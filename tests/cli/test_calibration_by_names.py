@@ -350,7 +350,8 @@ def test_noise_that_is_added_to_a_model_is_calibrated_by_the_names_that_the_mode
     assert (kept.num_captions, kept.digest) == (found.num_captions, added.data_digest)
     # The captions of a text tower from a file are not known, whatever run the image tower is of.
     (run_dir / "familiarity.npz").unlink()
-    tower = dataclasses.replace(added.config.task.text_tower, weights=str(tmp_path / "tower.npz"))
+    text_tower: Any = added.config.task.text_tower
+    tower = dataclasses.replace(text_tower, weights=str(tmp_path / "tower.npz"))
     config = dataclasses.replace(added.config, task=dataclasses.replace(added.config.task, text_tower=tower))
     with pytest.raises(UserError, match="learned from other captions than those of its configuration"):
         require_familiarity(run_dir, config, added.task, added.data_digest)
