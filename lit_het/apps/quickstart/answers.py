@@ -139,18 +139,17 @@ def calibrated(held_out: HeldOut) -> dict[str, HeldOut]:
     first = np.zeros(len(seen), bool)
     for kind in (seen, ~seen):  # half of each
         first[random.permutation(np.flatnonzero(kind))[::2]] = True
-    parts = {True: held_out.known, False: held_out.new}
-    log_p = {name: {key: of.log_probabilities.copy() for key, of in parts.items()} for name in (KNOWN, NEW, BOTH)}
-    for half in (first, ~first):
-        fits = _fitted(HeldOut(*(of.take(~half[of.labels]) for of in parts.values())), seen)
-        for key, of in parts.items():
+    parts, halves = (held_out.known, held_out.new), (first, ~first)
+    fits = [_fitted(HeldOut(*(of.take(~half[of.labels]) for of in parts)), seen) for half in halves]
+
+    def fitted(name: str, of: Predictions) -> Predictions:
+        log_p = np.empty_like(of.log_probabilities)
+        for half, fit in zip(halves, fits, strict=True):
             rows = half[of.labels]
-            for name, fit in fits.items():
-                log_p[name][key][rows] = fit(of.log_probabilities[rows])
-    return {
-        name: HeldOut(*(dataclasses.replace(parts[key], log_probabilities=of[key]) for key in parts))
-        for name, of in log_p.items()
-    }
+            log_p[rows] = fit[name](of.log_probabilities[rows])
+        return dataclasses.replace(of, log_probabilities=log_p)
+
+    return {name: HeldOut(*(fitted(name, of) for of in parts)) for name in (KNOWN, NEW, BOTH)}
 
 
 def figures_of_answers(found: FoundAnswers) -> dict[str, float]:

@@ -21,7 +21,7 @@ from lit_het.apps.quickstart.evaluation import (
 from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
 from lit_het.data_pipelines.glyphs import name_of
 from lit_het.eval.drawings import thumbnails
-from lit_het.eval.evaluators import zero_shot as zero_shot_parts
+from lit_het.eval.evaluators.zero_shot import CALIBRATED as FITTED
 from lit_het.eval.metrics.ambiguity import RankTest
 from lit_het.eval.metrics.significance import Estimate, standard_error
 from lit_het.eval.report import figures, grids, page
@@ -81,9 +81,8 @@ def describe_calibration(models: Mapping[str, Models]) -> str:
     parts = list[str]()
     for condition, both in models.items():
         answers = both.plain_answers[AS_TRAINED][BOTH]
-        right = (
-            "" if math.isnan(answers.right_if_sure.mean) else f" ({_share(answers.right_if_sure.mean)} of them right)"
-        )
+        share = answers.right_if_sure.mean
+        right = "" if math.isnan(share) else f" ({_share(share)} of them right)"
         parts.append(f"with {TITLES_OF_CONDITIONS[condition]} {answers.sure:.1%}{right}")
     return (
         "Both are calibrated by what fits images of other names. As trained, so many of the deterministic head's "
@@ -123,7 +122,7 @@ def _fitted_nll(both: Models, name: str) -> tuple[str, str]:
     Its standard error is over names, of the differences of single images, which both models share.
     """
     arrays = [zero_shot(run, name).drawing.arrays for run in (both.het_xl, both.deterministic)]
-    one, other = (of[f"nll/{zero_shot_parts.CALIBRATED}"].astype(np.float64) for of in arrays)
+    one, other = (of[f"nll/{FITTED}"].astype(np.float64) for of in arrays)
     error = standard_error(one - other, arrays[0]["true_class"])
     found = STYLES["nll"].compared(Estimate(float(np.mean(one - other)), error), Estimate(0.0, 0.0))
     return _VERDICTS[found], f"{one.mean():.3f} against {other.mean():.3f}: {np.mean(one - other):+.3f} ± {error:.3f}"
@@ -193,9 +192,7 @@ def summary_section(
 
 def opening(models: Mapping[str, Models], sentences: Sequence[str]) -> Opening:
     """Returns the top of the page, with the fitted NLL of both heads."""
-    plot = _both_conditions(
-        models, "NLL on new images, temperature fitted", f"{zero_shot_parts.CALIBRATED}/nll", "nats, lower is better"
-    )
+    plot = _both_conditions(models, "NLL on new images, temperature fitted", f"{FITTED}/nll", "nats, lower is better")
     return Opening("Quickstart: HET-XL with smoothed labels beside a deterministic head", sentences, plot)
 
 
