@@ -60,15 +60,19 @@ def unflatten(flat: dict[str, Any]) -> Params:
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:
     """Splits a tree into the parameters whose whole path matches any pattern, and the rest."""
     flat = flatten(params)
-    for pattern in patterns:
-        if not any(re.fullmatch(pattern, path) for path in flat):
-            tops = ", ".join(sorted(params))
-            raise UserError(f"pattern {pattern!r} matches no parameter; paths begin with: {tops}")
     matching = {path for path in flat if any(re.fullmatch(pattern, path) for pattern in patterns)}
     return (
         unflatten({path: array for path, array in flat.items() if path in matching}),
         unflatten({path: array for path, array in flat.items() if path not in matching}),
     )
+
+
+def check_patterns(params: Params, patterns: Sequence[str]) -> None:
+    """Raises a `UserError` if a pattern matches the path of no parameter."""
+    for pattern in patterns:
+        if not any(re.fullmatch(pattern, path) for path in flatten(params)):
+            tops = ", ".join(sorted(params))
+            raise UserError(f"pattern {pattern!r} matches no parameter; paths begin with: {tops}")
 
 
 def merge(first: Params, second: Params) -> Params:

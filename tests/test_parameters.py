@@ -41,7 +41,7 @@ def test_no_pattern_matches_nothing():
 @pytest.mark.parametrize("pattern", ["image_tower", "tower/.*", "text_tower/.*"])
 def test_a_pattern_without_a_match_is_an_error_that_names_it(pattern):
     with pytest.raises(UserError) as error:
-        parameters.partition(TREE, ["image_tower/.*", pattern])
+        parameters.check_patterns(TREE, ["image_tower/.*", pattern])
     assert str(error.value) == (f"pattern {pattern!r} matches no parameter; paths begin with: head, image_tower")
 
 

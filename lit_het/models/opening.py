@@ -162,7 +162,9 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
             _, saved = checkpoints.at(step).read_info()
             if not any(path.startswith("params/head/") for path in saved):
                 shapes = {"image_tower": shapes["image_tower"]}
-    return Run(run_dir, config, task, _restore_params(config, shapes, run_dir, pretrained), tokenizer, step)
+    params = config.task.untuned_params(_restore_params(config, shapes, run_dir, pretrained))
+    plain = config.task.untuned()
+    return Run(run_dir, dataclasses.replace(config, task=plain), plain.build(), params, tokenizer, step)
 
 
 def _restore_params(
@@ -172,7 +174,7 @@ def _restore_params(
     pretrained: Path | None,
 ) -> Params:
     """Returns the newest checkpoint's parameters, merged with the locked parameters."""
-    locked_like, trainable_like = parameters.partition(shapes, config.task.locked)
+    locked_like, trainable_like = parameters.partition(shapes, config.task.locked_patterns)
     if config.pretrained is not None and pretrained is not None:
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
     locked = locked_params(_moved(config, pretrained), run_dir, locked_like)

@@ -17,6 +17,8 @@ from lit_het.errors import UserError
 from lit_het.tasks.base import AnyTask
 from lit_het.tasks.union import TaskConfig
 from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS
+from lit_het.towers.tuning import divided
+from lit_het.towers.tuning_config import plain_path
 from lit_het.training.directory import check_chain, checkpoint_dir, find_pretrained, load_config
 from lit_het.types import Params
 from lit_het.weights import adapting
@@ -34,16 +36,16 @@ def locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Para
     """Returns locked parameters of a run from their source, as checkpoints do not contain them."""
     wanted = parameters.flatten(like)
     # A partly locked tower is read completely.
-    shapes = abstract_params(config.task.build())
-    read = load_weights(config.task, {part: shapes[part] for part in like})
-    locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
-    rest = {path: shape for path, shape in wanted.items() if path not in locked}
+    shapes = abstract_params(config.task.untuned().build())
+    locked = parameters.flatten(load_weights(config.task, {part: shapes[part] for part in like}))
+    missing = {plain_path(path) for path in wanted} - locked.keys()
+    rest = {path: wanted.get(path, shape) for path, shape in parameters.flatten(shapes).items() if path in missing}
     if rest and config.pretrained is not None:
         source = find_pretrained(config.pretrained.run, run_dir)
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
     if rest:
         locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
-    return parameters.unflatten(locked)
+    return parameters.unflatten(divided(locked, wanted))
 
 
 def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
@@ -81,22 +83,35 @@ def _load_run(config: ExperimentConfig, source: ExperimentConfig, ours: Any, lik
         _check_same_text_tower(source.task, config.task, origin)
     wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
     as_saved = {**wanted, **_resampled(source, wanted)}
-    locked = {path for path in wanted if any(re.fullmatch(pattern, path) for pattern in source.task.locked)}
-    found = {}
-    if trained := {path: leaf for path, leaf in as_saved.items() if path not in locked}:
-        with Checkpoints(checkpoint_dir(origin), read_only=True) as checkpoints:
-            found |= parameters.flatten(checkpoints.restore_params(parameters.unflatten(trained))[0])
-    if locked:
-        there = locked_params(source, origin, parameters.unflatten({path: as_saved[path] for path in locked}))
-        found |= parameters.flatten(there)
+    plain = source.task.untuned()
+    if plain is source.task:
+        found = _saved(source, origin, as_saved)
+    else:
+        shapes = abstract_params(source.task.build())
+        of_parts = parameters.flatten({part: shapes[part] for part in parameters.unflatten(wanted)})
+        there = source.task.untuned_params(parameters.unflatten(_saved(source, origin, of_parts)))
+        found = {path: array for path, array in parameters.flatten(there).items() if path in wanted}
     from lit_het.weights.resample import resample  # needs SciPy
 
     for path in found:
-        if path in locked or as_saved[path] is not wanted[path]:
+        if found[path].sharding != wanted[path].sharding or as_saved[path] is not wanted[path]:
             array = np.asarray(found[path])
             array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
             found[path] = sharding.place_on_devices(array, wanted[path].sharding)
     return parameters.unflatten(found)
+
+
+def _saved(source: ExperimentConfig, origin: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a run at these paths, trained ones and those that it locks."""
+    patterns, found = source.task.locked_patterns, {}
+    locked = {path for path in wanted if any(re.fullmatch(pattern, path) for pattern in patterns)}
+    if trained := {path: leaf for path, leaf in wanted.items() if path not in locked}:
+        with Checkpoints(checkpoint_dir(origin), read_only=True) as checkpoints:
+            found |= parameters.flatten(checkpoints.restore_params(parameters.unflatten(trained))[0])
+    if locked:
+        there = locked_params(source, origin, parameters.unflatten({path: wanted[path] for path in locked}))
+        found |= parameters.flatten(there)
+    return found
 
 
 def _tower_shapes(tower: Any) -> Params:
@@ -233,6 +248,6 @@ def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
     return {
         field: values
         for field, values in experiment.differences(theirs, ours).items()
-        if field not in FIELDS_WITHOUT_PARAMETERS
+        if not field.startswith(FIELDS_WITHOUT_PARAMETERS)
         and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
     }

@@ -31,7 +31,7 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Toke
     """
     part = f"{config.task.reads}_tower" if tokenizer is None else "text_tower"
     fields = experiment.fields(config.task.towers[part])
-    fields = _earlier({k: v for k, v in fields.items() if k not in EXECUTION_FIELDS})
+    fields = _earlier({k: v for k, v in fields.items() if not k.startswith(EXECUTION_FIELDS)})
     compute_type = config.task.compute_type
     used = parameters.cast({part: params[part]}, compute_type)
     text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"

@@ -151,16 +151,26 @@ def _computed_if(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
     return jax.lax.cond(is_true, function, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
+def started(task: Any) -> dict[str, Any]:
+    """Returns what of a task may begin at a later step, by its field: objectives, and the tuning of towers."""
+    tunings = {name: tower.tuning for name, tower in task.towers.items() if tower.tuning is not None}
+    return {**tunings, **task.objectives}
+
+
 def with_starts(task: _Task, run: RunLength | None) -> _Task:
-    """Returns a task's configuration whose objectives start at the number of a step; without a run at the first."""
+    """Returns a task's configuration whose parts start at the number of a step; without a run at the first."""
     found: dict[str, Any] = {}
-    for name, objective in task.objectives.items():
-        if objective.start.amount:
-            step = run.steps(objective.start, f"task.{name}.start") if run else 0
-            if run and step >= run.num_steps:
-                raise UserError(
-                    f"--task.{name}.start {objective.start} is step {step:,} of a run of {run.num_steps:,}, which "
-                    f"would never see it; begin earlier, or leave task.{name} out"
-                )
-            found[name] = dataclasses.replace(objective, start=Duration(step))  # pyright: ignore[reportArgumentType]
+    for name, one in started(task).items():
+        if not one.start.amount:
+            continue
+        tower = task.towers.get(name)
+        flag = f"task.{name}.start" if tower is None else f"task.{name}.tuning.start"
+        step = run.steps(one.start, flag) if run else 0
+        if run and step >= run.num_steps:
+            raise UserError(
+                f"--{flag.replace('_', '-')} {one.start} is step {step:,} of a run of {run.num_steps:,}, which would "
+                f"never see it; begin earlier, or leave {flag.removesuffix('.start')} out"
+            )
+        one = dataclasses.replace(one, start=Duration(step))
+        found[name] = one if tower is None else dataclasses.replace(tower, tuning=one)
     return dataclasses.replace(task, **found) if found else task

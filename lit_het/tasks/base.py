@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
-from lit_het.objectives.base import Context, Setup, added, check_objectives, prepared
+from lit_het.objectives.base import Context, Setup, added, check_objectives, prepared, started
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.temperature_gradient_config import check_temperature
+from lit_het.towers.tuning_config import check_not_locked
 from lit_het.training.optimizers_config import ParameterGroup
 from lit_het.types import Batch, Metrics, Params, TowerOutput
 
@@ -99,13 +101,15 @@ class Task(Generic[Config, Model]):
             config: `TaskOptions` with ``locked``.
             module: makes the model without objectives; the names of its attributes begin parameter paths.
         """
-        self.config, self.locked, self._module = config, config.locked, module
+        self.config, self.locked, self._module = config, config.locked_patterns, module
         # What knows how its layers count.
         self._layered: dict[str, Any] = {**config.towers, **config.objectives}
         abstract = nnx.eval_shape(lambda: self._fresh_model(nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
+        parameters.check_patterns(self.shapes, config.locked)
+        self._check_tuned()
         trainable = parameters.partition(self.shapes, self.locked)[1]
         self.trained = frozenset(trainable)
         check_objectives(Setup(config, self.trained))
@@ -113,15 +117,27 @@ class Task(Generic[Config, Model]):
 
     def _fresh_model(self, rngs: nnx.Rngs) -> Model:
         model = self._module(self.config, rngs)
+        for part, tower in self.config.towers.items():
+            if tower.tuning is not None:
+                tower.tuning.apply(getattr(model, part), rngs)
         for name, objective in self.config.objectives.items():
             if (module := objective.modules(self.config, rngs)) is not None:
                 setattr(model, name, module)
         return model
 
+    def _check_tuned(self) -> None:
+        """Raises a `UserError` if ``locked`` locks what the tuning of a tower trains."""
+        for part, tower in self.config.towers.items():
+            if tower.tuning is not None:
+                patterns = [f"{part}/{pattern}" for pattern in tower.tuning.locked(tower.first_parameters)]
+                of_tower = parameters.flatten({part: self.shapes[part]})
+                trained = [path for path in of_tower if not any(re.fullmatch(pattern, path) for pattern in patterns)]
+                check_not_locked(part, trained, self.config.locked)
+
     @property
     def late_parts(self) -> dict[str, int]:
-        """Trained parts of objectives that begin at a later step, see `lit_het.objectives.base.with_starts`."""
-        starts = {name: one.start.amount for name, one in self.config.objectives.items() if name in self.trained}
+        """Trained parts that begin at a later step: of objectives and towers, see `with_starts`."""
+        starts = {name: one.start.amount for name, one in started(self.config).items() if name in self.trained}
         return {name: int(start) for name, start in starts.items() if start}
 
     def initialize(self, key: Key[Array, ""]) -> Params:
@@ -152,7 +168,7 @@ class Task(Generic[Config, Model]):
         self, params: Params, batch: Batch, keys: Keys, progress: Progress | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the loss to minimise and metrics to log, all scalars; without ``progress`` that of the first step."""
-        model, objectives = self.model(params), self.config.objectives
+        model, objectives = self.model(self._begun(params, progress)), self.config.objectives
         batch = prepared(objectives, self.with_targets(batch), keys)
         found = self.forward(model, batch, keys)
         teacher, step = (None, None) if progress is None else (progress.average, progress.step)
@@ -165,6 +181,18 @@ class Task(Generic[Config, Model]):
             metrics |= {f"{name}_{key}": value for key, value in output.metrics.items()}
             loss = loss + sum(output.auxiliary_losses.values())
         return loss, metrics
+
+    def _begun(self, params: Params, progress: Progress | None) -> Params:
+        """Returns the parameters, with no gradient by those of towers whose training has not begun."""
+        if progress is None:
+            return params
+        held = {}
+        for part in self.config.towers.keys() & self.late_parts.keys():
+            has_begun = progress.step >= self.late_parts[part]
+            held[part] = jax.tree.map(
+                lambda x, has_begun=has_begun: jnp.where(has_begun, x, jax.lax.stop_gradient(x)), params[part]
+            )
+        return params | held
 
     def tower_output(self, model: Model, part: str, rows: Any, key: Key[Array, ""]) -> TowerOutput:
         """Returns the output of a tower, in microbatches; a locked one neither drops nor routes by chance."""

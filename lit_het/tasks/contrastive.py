@@ -94,6 +94,7 @@ class ContrastiveConfig(TaskOptions):
             "task.head": not self.head.takes_members,
             "task.image_tower.members": self.num_keys > 1,
             "task.text_tower.weights": self.text_tower.weights is not None,
+            "task.text_tower.tuning": self.text_tower.tuning is not None,
             "task.temperature_gradient": self.temperature_gradient is not None,
             **{f"task.{name}": True for name in self.objectives},
         }

@@ -1,5 +1,6 @@
 """What the configuration of a task says of it: runs, plans and commands ask every task the same questions."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -14,6 +15,7 @@ from lit_het.towers.base import TowerOptions
 from lit_het.towers.decoder_config import DecoderConfig
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ImageTowerConfig
+from lit_het.types import Params
 
 if TYPE_CHECKING:
     from lit_het.tasks.writing import WritingTask
@@ -33,10 +35,12 @@ class TaskOptions:
         summary: what the model is, as a model card begins.
         pipeline_tag: its name on the Hugging Face Hub.
         exports: formats of ``lit-het export``.
+        locked: patterns of parameters to lock.
         text_members: text towers with heads of their own.
     """
 
     image_tower = text_tower = temperature_gradient = num_classes = None
+    locked: Any = ()
     text_members: Any = 1
     writes_text = embeds_texts = takes_members = False
     calibrated_on: Literal["captions", "labels"] | None = None
@@ -52,6 +56,28 @@ class TaskOptions:
         """The towers that there are, by the names of the fields."""
         both = {"image_tower": self.image_tower, "text_tower": self.text_tower}
         return {name: tower for name, tower in both.items() if tower is not None}
+
+    @property
+    def locked_patterns(self) -> tuple[str, ...]:
+        """Patterns of the parameters that are not trained: those of ``locked``, and of the tuning of towers."""
+        tuned = [
+            f"{part}/{pattern}"
+            for part, tower in self.towers.items()
+            if tower.tuning is not None
+            for pattern in tower.tuning.locked(tower.first_parameters)
+        ]
+        return (*self.locked, *tuned)
+
+    def untuned(self) -> Any:
+        """Returns the task whose towers have no tuning, as which a trained model is used; itself if none has."""
+        tuned: dict[str, Any] = {part: tower for part, tower in self.towers.items() if tower.tuning is not None}
+        plain = {part: dataclasses.replace(tower, tuning=None) for part, tower in tuned.items()}
+        return dataclasses.replace(self, **plain) if plain else self  # pyright: ignore[reportArgumentType]
+
+    def untuned_params(self, params: Params) -> Params:
+        """Returns the parameters of the task that is `untuned`."""
+        tunings = {part: tower.tuning for part, tower in self.towers.items() if tower.tuning is not None}
+        return params | {part: tuning.plain(params[part]) for part, tuning in tunings.items() if part in params}
 
     @property
     def reads(self) -> Literal["image", "text"]:

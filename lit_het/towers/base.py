@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from lit_het.towers.encoder_config import ComputeType, layers_above
 from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.tuning_config import Tuning
 from lit_het.types import Params
 
 EXECUTION_FIELDS = (
@@ -20,8 +21,9 @@ EXECUTION_FIELDS = (
     "weights",
     "members",
     "patch_sizes",
+    "tuning",
 )
-"""Fields that change how a tower is computed or where it comes from, but not the tower."""
+"""Beginnings of the fields that change how a tower is computed or where it comes from, but not the tower."""
 
 FIELDS_WITHOUT_PARAMETERS = (*EXECUTION_FIELDS, "layer_input")
 """Fields by which towers with the same parameters may differ."""
@@ -52,6 +54,7 @@ class TowerOptions:
         encoder: the stack of blocks of a Transformer; None of another tower.
         embedding_size: size of the embedding.
         weights: pretrained weights, a path or address; None for random weights.
+        tuning: which of its parameters are trained; None for all that the task does not lock.
         uncertainty_token: whether the embedding is ``[mean, log σ²]``.
         layer_input: whether the embedding is followed by the input of the last layer.
         last_layer: path of the parameters of the linear layer at the very end; None where the tower ends otherwise.
@@ -64,6 +67,7 @@ class TowerOptions:
     encoder: Any = None
     embedding_size: Any
     weights: Any = None
+    tuning: Tuning | None = None
     uncertainty_token: Any = False
     layer_input: Any = False
     last_layer: Any = None

@@ -24,6 +24,10 @@ ComputeType: TypeAlias = Literal["float32", "bfloat16"]
 Activation: TypeAlias = Literal["gelu_tanh", "gelu", "quick_gelu", "relu", "swiglu"]
 
 
+LOWER = "lower_"
+"""Before the name of a stack of blocks: the stack of the blocks below those that are trained."""
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
     """Shape and execution of a stack of Transformer blocks.
@@ -73,6 +77,13 @@ class EncoderConfig:
         """M: outputs of the encoder per example (e3), in evaluation."""
         return 1 if self.experts is None else self.experts.num_predictions
 
+    @property
+    def stacks(self) -> dict[str, tuple[int, ...]]:
+        """The numbers of the blocks in each stack of parameters, by its name."""
+        with_experts = () if self.experts is None else self.experts.block_numbers(self.depth)
+        plain = tuple(number for number in range(self.depth) if number not in with_experts)
+        return {name: numbers for name, numbers in {"blocks": plain, "expert_blocks": with_experts}.items() if numbers}
+
     def build_attention(self, rngs: "nnx.Rngs", source_width: int | None = None) -> "Attention":
         """Returns the attention of a block to its own tokens, or to those of another tower."""
         from lit_het.towers.attention import Attention
@@ -98,15 +109,14 @@ def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -
         A tree of numbers: ``depth + 1`` for inputs, ``depth`` to 1 for blocks, 0 after them. Stacked blocks have an
         array ``[blocks 1 ...]``.
     """
-    # Plain and expert blocks are stacked apart, so the position in a stack is not the position in the tower.
-    with_experts = () if config.experts is None else config.experts.block_numbers(config.depth)
-    plain = tuple(number for number in range(config.depth) if number not in with_experts)
-    stacks = {"encoder/blocks/": plain, "encoder/expert_blocks/": with_experts}
 
     def above(path: str, param: Any) -> int | np.ndarray:
-        for stack, numbers in stacks.items():
-            if path.startswith(stack):
-                return config.depth - np.reshape(numbers, (-1,) + (1,) * (param.ndim - 1))
+        # Plain and expert blocks are stacked apart, so the position in a stack is not the position in the tower.
+        for stack, numbers in config.stacks.items():
+            # Of a tower that is trained in part, those of the last blocks, and of the blocks below them.
+            for start, part in (("", numbers[-len(param) :]), (LOWER, numbers[: len(param)])) if param.ndim else ():
+                if path.startswith(f"encoder/{start}{stack}/"):
+                    return config.depth - np.reshape(part, (-1,) + (1,) * (param.ndim - 1))
         return config.depth + 1 if path.split("/")[0] in inputs else 0
 
     return parameters.unflatten({path: above(path, param) for path, param in parameters.flatten(params).items()})

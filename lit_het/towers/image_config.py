@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.towers.base import ImageTowerOptions
 from lit_het.towers.encoder_config import ComputeType, EncoderConfig
+from lit_het.towers.tuning_config import Tuning
 from lit_het.types import Params
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ViTConfig(ImageTowerOptions):
         class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one.
         patch_sizes: sizes of patches, one of which each training step draws and resizes the first layer and the
             positions for (FlexiViT, Beyer et al. 2023); empty for ``patch_size`` alone.
+        tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
     """
 
     image_size: int = 224
@@ -61,6 +63,7 @@ class ViTConfig(ImageTowerOptions):
     num_inputs: int = 1
     class_token: bool = False
     patch_sizes: tuple[int, ...] = ()
+    tuning: Tuning | None = None
 
     first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 

@@ -52,6 +52,10 @@ def _same(x: Float[Array, "n _"], _: int) -> Float[Array, "n _"]:
     return x
 
 
+def _applied(layer: Any, x: Float[Array, "n _"]) -> Float[Array, "n _"]:
+    return layer(x)
+
+
 class Mlp(nnx.Module):
     """Two dense layers with a nonlinearity between them."""
 
@@ -73,7 +77,7 @@ class Mlp(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "n d"],
-        apply: Callable[[Any, Array], Array] = nnx.Linear.__call__,
+        apply: Callable[[Any, Array], Array] = _applied,
         drop: Callable[[Array, int], Array] = _same,
     ) -> Float[Array, "n d"]:
         """Maps every token independently.
@@ -85,9 +89,7 @@ class Mlp(nnx.Module):
         """
         return drop(apply(self.down, drop(self.hidden(x, apply), 0)), 1)
 
-    def hidden(
-        self, x: Float[Array, "n d"], apply: Callable[[Any, Array], Array] = nnx.Linear.__call__
-    ) -> Float[Array, "n h"]:
+    def hidden(self, x: Float[Array, "n d"], apply: Callable[[Any, Array], Array] = _applied) -> Float[Array, "n h"]:
         """Returns the input of the last layer; arguments as those of a call."""
         hidden = apply(self.up, x)
         if self.activation == "swiglu":

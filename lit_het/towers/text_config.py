@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice, require_share
 from lit_het.towers.base import TowerOptions
 from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.tuning_config import Tuning
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -38,6 +39,7 @@ class TextConfig(TowerOptions):
         padding_token: its id, if no token attends to padding; None where the tower learns to ignore it, as in LiT.
         scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
         dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
+        tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
     """
 
     vocabulary_size: int = 32_000
@@ -54,6 +56,7 @@ class TextConfig(TowerOptions):
     padding_token: int | None = None
     scaled_embedding: bool = False
     dropout: float = 0.0
+    tuning: Tuning | None = None
 
     first_parameters = ("tokens", "positions", "class_token", "uncertainty_token")
 
@@ -116,6 +119,7 @@ class BertConfig(TowerOptions):
         padding_id: token id of padding, which is masked in attention.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
         layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
+        tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
     """
 
     vocabulary_size: int = 30_522
@@ -127,6 +131,7 @@ class BertConfig(TowerOptions):
     padding_id: int = 0
     pooler: bool = False
     layer_input: bool = False
+    tuning: Tuning | None = None
 
     first_parameters = ("tokens", "positions", "segments", "input_norm")
 

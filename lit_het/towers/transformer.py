@@ -1,7 +1,8 @@
 """The Transformer encoder of image and text towers, with scans over blocks and rematerialization."""
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -10,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.encoder_config import LOWER, EncoderConfig
 from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import layer_dropout, layer_norm
@@ -95,11 +96,11 @@ class Encoder(nnx.Module):
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.config = config
-        numbers = () if config.experts is None else config.experts.block_numbers(config.depth)
-        if len(numbers) < config.depth:
-            self.blocks = stack(lambda rngs: Block(config, None, rngs), config.depth - len(numbers), rngs)
-        if numbers:
-            self.expert_blocks = stack(lambda rngs: Block(config, config.experts, rngs), len(numbers), rngs)
+        # Blocks below those that are trained, see `lit_het.towers.tuning`.
+        self.num_lower = 0
+        for name, numbers in config.stacks.items():
+            experts = config.experts if name == "expert_blocks" else None
+            setattr(self, name, stack(lambda rngs, experts=experts: Block(config, experts, rngs), len(numbers), rngs))
         if config.norm_placement == "before":
             self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
 
@@ -120,10 +121,10 @@ class Encoder(nnx.Module):
         """
         b, n, d = tokens.shape
         x = tokens.reshape(b * n, d).astype(self.config.compute_type)
+        x, routings = self._run_all(x, b, present, key, dropout)
         if self.config.experts is None:
-            x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, self.config.depth), dropout=dropout)
             return EncoderOutput(self._finish(x, n), {}, {})
-        x, routing = self._run_with_experts(x, b, present, key)
+        routing = jax.tree.map(lambda *of_segments: jnp.concatenate(of_segments), *routings)
         losses, metrics = _summary(routing, self.config.experts)
         return EncoderOutput(self._finish(x, n), {} if key is None else losses, metrics)
 
@@ -131,31 +132,44 @@ class Encoder(nnx.Module):
         x = self.norm(x) if self.config.norm_placement == "before" else x.astype(jnp.float32)
         return x.reshape(-1, n, x.shape[-1])
 
-    def _run_with_experts(
-        self, x: Float[Array, "bn d"], b: Size, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
-    ) -> tuple[Float[Array, "bmn d"], Routing]:
-        """Runs one scan for each segment of blocks, see `_segments`."""
-        experts = self.config.experts
-        assert experts is not None
-        numbers, copies = experts.block_numbers(self.config.depth), experts.num_copies(training=key is not None)
-        done, routings = {True: 0, False: 0}, []
-        for kinds, count in _segments(numbers, self.config.depth, last_alone=experts.multi_pred):
-            if True in kinds and not routings and copies > 1:
+    def _run_all(
+        self,
+        x: Float[Array, "bn d"],
+        b: Size,
+        present: Bool[Array, "b n"] | None,
+        key: Key[Array, ""] | None,
+        dropout: float,
+    ) -> tuple[Float[Array, "bmn d"], list[Routing]]:
+        """Runs one scan for each segment of blocks, see `_segments`; returns the routing in those with experts."""
+        experts, stacks = self.config.experts, self._stacks()
+        copies = 1 if experts is None else experts.num_copies(training=key is not None)
+        multi_pred = experts is not None and experts.multi_pred
+        done, routings = collections.Counter[str](), []
+        for names, count in _segments(stacks, last_alone=multi_pred):
+            has_experts = any("expert_blocks" in name for name in names)
+            if has_experts and not routings and copies > 1:
                 # Members are adjacent, so that all copies of an image stay on its device. They are tiled only before
                 # the first experts: the blocks before would compute the same for every copy (e3 Sec. 4.1).
                 x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), copies, axis=0).reshape(-1, x.shape[-1])
                 b *= copies
                 assert present is None, "texts, which have padding, have no ensembles"
             parts = [
-                _Part(self.expert_blocks if kind else self.blocks, done[kind], done[kind] + count) for kind in kinds
+                _Part(getattr(self, name), done[name], done[name] + count, stacks.count(f"{LOWER}{name}"))
+                for name in names
             ]
-            done |= {kind: done[kind] + count for kind in kinds}
-            apart = experts.multi_pred and kinds == (True,) and done[True] == len(numbers)
+            done.update({name: count for name in names})
+            rest = sum("expert_blocks" in name for name in stacks[done.total() :])
             before = len(x)
-            x, routing = self._run(x, b, present, key, *parts, apart=apart)
+            apart = multi_pred and has_experts and not rest
+            x, routing = self._run(x, b, present, key, *parts, dropout=dropout, apart=apart)
             b *= len(x) // before
             routings += [] if routing is None else [routing]
-        return x, jax.tree.map(lambda *of_segments: jnp.concatenate(of_segments), *routings)
+        return x, routings
+
+    def _stacks(self) -> tuple[str, ...]:
+        """Returns the name of the stack of each block."""
+        names = {number: name for name, numbers in self.config.stacks.items() for number in numbers}
+        return tuple((LOWER if number < self.num_lower else "") + names[number] for number in range(len(names)))
 
     def _run(
         self,
@@ -186,7 +200,7 @@ class Encoder(nnx.Module):
             alone = self.config.unrolled or apart
             blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=alone)
         # Keys depend on the index among blocks with experts, so that they do not change with the way blocks are run.
-        keys = jax.vmap(lambda i: self._keys(key, i))(jnp.arange(parts[0].start, parts[0].stop))
+        keys = jax.vmap(lambda i: self._keys(key, i))(parts[0].first + jnp.arange(parts[0].start, parts[0].stop))
         if apart:
             # Not a scan, whose steps must keep the number of rows.
             x, routing = blocks(x, jax.tree.map(lambda leaf: leaf[0], (stacked, keys)))
@@ -203,32 +217,39 @@ class Encoder(nnx.Module):
         return ExpertKeys(dropout=jax.random.fold_in(jax.random.key(0), block))
 
 
-def _segments(
-    with_experts: tuple[int, ...], depth: int, *, last_alone: bool = False
-) -> Iterator[tuple[tuple[bool, ...], int]]:
-    """Yields segments of consecutive blocks: the kinds that repeat in it (True has experts), and how often they do.
+def _segments(stacks: Sequence[str], *, last_alone: bool = False) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yields segments of consecutive blocks: the stacks whose blocks take turns in it, and how often they do.
 
     Experts in every other block are pairs of an expert block and a plain one: few scans at any depth. With
     ``last_alone`` the last block with experts is a segment of its own.
     """
-    blocks, start = tuple(number in with_experts for number in range(depth)), 0
-    while start < depth:
-        kinds = (True, False) if blocks[start : start + 2] == (True, False) else blocks[start : start + 1]
-        if last_alone and start == with_experts[-1]:
-            kinds = (True,)
+    last = (
+        max((number for number, name in enumerate(stacks) if "expert_blocks" in name), default=-1) if last_alone else -1
+    )
+    start = 0
+    while start < len(stacks):
+        pair = stacks[start], stacks[start].replace("expert_", "")
+        names = pair if pair[0] != pair[1] and stacks[start : start + 2] == pair and start != last else pair[:1]
         count = 0
-        while blocks[start : start + len(kinds)] == kinds and not (last_alone and count and start == with_experts[-1]):
-            start, count = start + len(kinds), count + 1
-        yield kinds, count
+        while stacks[start : start + len(names)] == names and not (count and start == last):
+            start, count = start + len(names), count + 1
+        yield names, count
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A range of stacked blocks."""
+    """A range of the blocks of a stack.
+
+    Attributes:
+        blocks: the stack.
+        start, stop: the range.
+        first: number of the stack's first block among all of its kind.
+    """
 
     blocks: Block
     start: int
     stop: int
+    first: int = 0
 
     def split(self) -> tuple[nnx.GraphDef, nnx.State]:
         graph, stacked = nnx.split(self.blocks)

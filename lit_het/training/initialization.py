@@ -12,19 +12,27 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
 from lit_het.programs import shared
 from lit_het.tasks.base import AnyTask
+from lit_het.towers.tuning import divided
+from lit_het.towers.tuning_config import plain_path
 from lit_het.types import Params
 
 
 def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple[Params, Params]:
     """Returns (locked, trainable) parameters on the mesh; only those that are not loaded are drawn."""
     key = jax.random.key(config.seed)
-    shapes = task.shapes
-    shardings = sharding.tree_shardings(shapes, mesh)
+    shapes = parameters.flatten(task.shapes)
+    locked = parameters.flatten(parameters.partition(task.shapes, task.locked)[0])
+    # What is loaded has the form of a tower without tuning.
+    plain = config.task.untuned()
+    shardings = sharding.tree_shardings(plain.build().shapes, mesh)
     like = parameters.flatten(
-        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
+        jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), plain.build().shapes, shardings
+        )
     )
-    locked = parameters.flatten(parameters.partition(shapes, task.locked)[0])
-    loaded = _loaded(config, like, locked, shardings)
+    loaded = _loaded(config, like, {plain_path(path): like[plain_path(path)] for path in locked}, shardings)
+    if plain is not config.task:
+        loaded = _tuned(loaded, shapes, mesh)
     if missing := locked.keys() - loaded.keys():
         pattern = config.pretrained.pattern if config.pretrained else None
         raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
@@ -37,8 +45,15 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
             "--pretrained.run RUN or --task.image-tower.weights, or leave it out"
         )
 
-    drawn = _drawing(task, mesh, frozenset(like.keys() - loaded.keys()))(key)
+    drawn = _drawing(task, mesh, frozenset(shapes.keys() - loaded.keys()))(key)
     return parameters.partition(parameters.unflatten({**drawn, **loaded}), task.locked)
+
+
+def _tuned(loaded: dict[str, Any], shapes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Returns loaded parameters in the form of towers with tuning, on the mesh."""
+    places = parameters.flatten(sharding.tree_shardings(parameters.unflatten(shapes), mesh))
+    like = jax.eval_shape(lambda params: divided(params, shapes), loaded)
+    return jax.jit(lambda params: divided(params, shapes), out_shardings={path: places[path] for path in like})(loaded)
 
 
 def _loaded(
@@ -60,6 +75,8 @@ def _loaded(
     shapes = parameters.unflatten(like)
     loaded = parameters.flatten(load_weights(config.task, shapes, shardings))
     pattern = config.pretrained.pattern if config.pretrained else None
+    if pattern:
+        parameters.check_patterns(shapes, (pattern,))
     if pattern or locked.keys() - loaded.keys():
         wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
         if pattern and (both := wanted.keys() & loaded.keys()):

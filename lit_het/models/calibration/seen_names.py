@@ -85,7 +85,7 @@ def _learned_from(
 ) -> Familiarity:
     """Reads and counts the captions that a text tower learned from; arguments as those of `require_familiarity`."""
     towers: Any = config.task
-    is_locked = "text_tower" not in parameters.partition(task.shapes, config.task.locked)[1]
+    is_locked = "text_tower" not in parameters.partition(task.shapes, config.task.locked_patterns)[1]
     if is_locked and config.pretrained is not None and towers.text_tower.weights is None:
         source = find_pretrained(pretrained or config.pretrained.run, run_dir)
         of_source = load_config(source)
