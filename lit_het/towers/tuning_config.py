@@ -36,10 +36,7 @@ class LoRA:
         require_at_least(1, self, "rank")
         if not self.scale > 0:
             raise FieldError(self, "scale", f"{self.scale} must be more than 0")
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise FieldError(self, "pattern", f"{self.pattern!r} is not a regular expression: {error}") from error
+        parameters.check_pattern(self.pattern)
 
 
 @dataclasses.dataclass(frozen=True)

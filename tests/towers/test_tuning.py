@@ -263,7 +263,7 @@ REFUSED = {
     "rank": (lambda: LoRA(rank=0), "rank"),
     "blocks": (lambda: Tuning(last_blocks=-1), "last_blocks"),
     "scale": (lambda: LoRA(scale=0.0), "scale"),
-    "pattern": (lambda: LoRA(pattern="("), "is not a regular expression"),
+    "pattern": (lambda: LoRA(pattern="("), "cannot be used as a pattern of parameters"),
 }
 
 
