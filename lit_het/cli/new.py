@@ -21,7 +21,8 @@ def add_to(commands: Any) -> None:
         "the formula of lit-het plan, a tokenizer trained on the captions (or that of the tower's run), and a held-out "
         "part for calibration and evaluation. Weights of other libraries are imported into PROJECT/tower. "
         "With --classes it writes a small classifier instead, for images of 64 pixels or --image-size, as a first "
-        "tower of one's own: once trained, PROJECT/run is a --tower.",
+        "tower of one's own: once trained, PROJECT/run is a --tower. With --adapt both towers of an image-text model, "
+        "such as a SigLIP or a CLIP, are trained further.",
     )
     new.add_argument("project", type=Path, metavar="PROJECT", help="the folder to write")
     towers = new.add_mutually_exclusive_group(required=True)
@@ -34,6 +35,11 @@ def add_to(commands: Any) -> None:
         "--classes",
         action="store_true",
         help="a classifier by class folders (.cls and classnames.txt of shards), or else by words of captions (.txt)",
+    )
+    new.add_argument(
+        "--adapt",
+        metavar="lora|last-4|full",
+        help="train both towers of --tower further: low-rank changes of their dense layers, their last blocks, or all",
     )
     add_pairs(new, required=True)
     new.set_defaults(command=_new, name="new")
@@ -65,7 +71,12 @@ def _new(options: argparse.Namespace, _: list[str]) -> None:
         require_weights(options.tower)
     elif options.captions != "txt":
         raise UserError("--classes reads labels .cls, or words of captions .txt; leave out --captions")
+    if options.classes and options.adapt:
+        raise UserError("--classes writes a new classifier; --adapt needs an image-text model, --tower ADDRESS")
     require_shards(options.data)
+    from lit_het.apps.new.adapted import check_way
     from lit_het.apps.new.project import new_project
 
-    new_project(options.project, options.tower, options.data, options.captions, options.image_size)
+    if options.adapt is not None:
+        check_way(options.adapt)
+    new_project(options.project, options.tower, options.data, options.captions, options.image_size, options.adapt)

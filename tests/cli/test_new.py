@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_het import parameters
 from lit_het.configs.experiment import load_module_config
 from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
@@ -14,8 +15,10 @@ from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.models.calibration.saved import read_calibration
+from lit_het.models.opening import open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.directory import load_config
 from lit_het.training.log import read_metrics
@@ -217,3 +220,38 @@ def test_images_without_classes_are_one_line(capsys, tmp_path, flags, expected):
     write_shards(tmp_path / "few", [sample], samples_per_shard=1)
     assert expected in last_line(capsys, "new", tmp_path / "mine", "--classes", "--data", tmp_path / "few", *flags)
     assert not list(tmp_path.glob("mine*"))
+
+
+@pytest.mark.parametrize("way", ["lora", "last-1", "full"])
+def test_both_towers_of_a_model_are_adapted(way, trained_lit, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_het.apps.new.project.Step", lambda *_: SimpleNamespace(memory=dict))
+    data, project, start = tiny.write_data(tmp_path / "few", num_samples=64), tmp_path / "mine", trained_lit.run_dir
+    run_command("new", project, "--tower", start, "--data", data / "train", "--adapt", way)
+    text = (project / "config.py").read_text()
+    assert [line for line in text.splitlines() if len(line) > 120 and "START = " not in line] == []
+    config = load_module_config(project / "config.py")
+    expected = {"lora": Tuning(lora=LoRA(rank=8)), "last-1": Tuning(last_blocks=1), "full": None}[way]
+    assert {tower.tuning for tower in config.task.towers.values()} == {expected}
+    assert (config.task.head, config.task.loss, config.task.locked) == (
+        trained_lit.task.head,
+        trained_lit.task.loss,
+        (),
+    )
+    flags = ("--length", "2 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
+    run_command("train", "--config", project / "config.py", *flags)
+    before, after = (parameters.flatten(open_run(path).params) for path in (start, project / "run"))
+    assert before.keys() == after.keys()
+    kernels = [path for path in before if path.endswith("text_tower/encoder/blocks/mlp/up/kernel")]
+    for path in kernels:
+        np.testing.assert_allclose(after[path], before[path], atol=1e-3)
+        assert not np.array_equal(after[path], before[path])
+
+
+def test_what_cannot_be_adapted_is_refused(capsys, upstream, trained_lit, data, tmp_path):
+    def refused(*flags):
+        return refusal(capsys, "new", tmp_path / "mine", "--data", data / "train", *flags)
+
+    assert "is no image-text model: leave out --adapt" in refused("--tower", upstream, "--adapt", "full")
+    assert "--adapt all is not one of lora, last-4" in refused("--tower", upstream, "--adapt", "all")
+    assert "is more than the 1 blocks" in refused("--tower", trained_lit.run_dir, "--adapt", "last-7")
+    assert "--classes writes a new classifier" in refused("--classes", "--adapt", "full")

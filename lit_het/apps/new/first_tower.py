@@ -39,6 +39,7 @@ Its image tower is for lit-het new PROJECT --tower {name}/run. Written by lit-he
     "images": "portion={portion},\n            image_size={image_size}",
     "texts": "labels={labels}",
     "fields": "",
+    "rate": "1e-3",
     "held_out": "Not trained on, by this tower and a model on it",
 }
 

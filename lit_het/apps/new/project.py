@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import psutil
 
-from lit_het.apps.new import first_tower
+from lit_het.apps.new import adapted, first_tower
 from lit_het.apps.tokenizer import train_tokenizer
 from lit_het.configs.experiment import ExperimentConfig, load_module_config
 from lit_het.console import Bar, message
@@ -47,8 +47,6 @@ _CONFIGURATION = Template(
 Train it with lit-het train --config {name}/config.py
 """
 
-from pathlib import Path
-
 {imports}
 
 PROJECT = Path(__file__).resolve().parent
@@ -68,7 +66,7 @@ ${before}    return ExperimentConfig(
             threads={threads},
         ),
         ${fields}length=Duration({epochs}, "epochs"),
-        schedule=Schedule(learning_rate=1e-3, warmup=Duration(10, "percent")),
+        schedule=Schedule(learning_rate=$rate, warmup=Duration(10, "percent")),
         mesh={mesh},
         cadence=Cadence(log_steps={log_steps}, save_steps={save_steps}),
         # $held_out: {held_out}.
@@ -102,6 +100,7 @@ Written by lit-het new for {devices}.""",
     "images": "image_size=image_tower.image_size",
     "texts": "captions={captions},\n            preprocessing=tower.data.preprocessing",
     "fields": "tokenizer={tokenizer},\n        pretrained=PretrainedConfig(run=TOWER),\n        ",
+    "rate": "1e-3",
     "held_out": "Calibrated and evaluated on, but not trained on",
 }
 _IMPORTS = {
@@ -122,15 +121,24 @@ _IMPORTS = {
     "towers.sizes": "encoder_size",
     "towers.text": "TextConfig",
     "towers.transformer": "EncoderConfig",
+    "towers.tuning_config": "LoRA, Tuning",
     "towers.vit": "ViTConfig",
     "training.cadence": "Cadence",
     "training.directory": "load_config, tokenizer_path",
     "training.durations": "Duration",
+    "training.optimizers_config": "AdamW, Optimizer",
     "training.schedules": "Schedule",
 }
 
 
-def new_project(project: Path, tower: str | None, shards: str, captions: str, image_size: int | None = None) -> None:
+def new_project(
+    project: Path,
+    tower: str | None,
+    shards: str,
+    captions: str,
+    image_size: int | None = None,
+    adapt: str | None = None,
+) -> None:
     """Writes a folder with a configuration to train on one's own image-text pairs, or on one's own classes.
 
     The folder holds ``config.py``, a tokenizer that is trained on the captions (unless the tower's run has one), and
@@ -143,6 +151,8 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
         shards: a folder, pattern or list of the pairs.
         captions: the member with the captions.
         image_size: of the tower, where its weights do not record it.
+        adapt: how both towers of an image-text model are trained further, see `adapted.check_way`; None for a text
+            tower on a locked image tower.
     """
     if project.exists():
         raise UserError(f"{project} already exists; choose another folder, or train with its config.py")
@@ -158,7 +168,10 @@ def new_project(project: Path, tower: str | None, shards: str, captions: str, im
             parts = first_tower.PARTS
             fields |= first_tower.classifier_fields(partial, shards, member, image_size, fields["portions"])
         else:
-            fields |= _fields(partial, _tower(partial, tower, image_size), shards, index, captions, fields)
+            run = _tower(partial, tower, image_size)
+            if adapt:
+                parts, fields = adapted.PARTS, fields | adapted.adapted_fields(adapt, Path(tower), load_config(run))
+            fields |= _fields(partial, run, shards, index, captions, fields)
         if fields["portions"] is None:
             message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
         config = _fitting(partial / "config.py", _CONFIGURATION.substitute(parts), fields, count)
@@ -288,8 +301,8 @@ def _fitting(path: Path, template: str, fields: dict[str, Any], count: int) -> E
     """Writes the configuration with the largest batch that fits into the memory of this machine's devices."""
     devices = jax.devices()
     is_cpu, memory = devices[0].platform == "cpu", _memory_per_device()
-    # At least 20 steps an epoch; a CPU is slow at more, whatever its memory.
-    largest = min(128 if is_cpu else 16_384, max(count // 20, 1))
+    # At least 20 steps an epoch, or of few samples 4, as a pair needs negatives; a CPU is slow at more.
+    largest = min(128 if is_cpu else 16_384, max(count // 20, min(32, count // 4), 1))
     batch = max(len(devices), 1 << (largest.bit_length() - 1))
     while batch >= len(devices):
         for mesh in ("MeshConfig()", "MeshConfig(fsdp=-1)"):
@@ -319,4 +332,5 @@ def _imports(code: str) -> str:
     for module, names in sorted(_IMPORTS.items()):
         if found := [name for name in names.split(", ") if name in used]:
             lines.append(f"from lit_het.{module} import {', '.join(found)}")
-    return "\n".join(["import dataclasses", "", *lines] if "dataclasses" in used else lines)
+    standard = [*(["import dataclasses"] if "dataclasses" in used else []), "from pathlib import Path"]
+    return "\n".join([*standard, "", *lines])
