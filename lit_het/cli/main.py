@@ -36,6 +36,7 @@ _COMMANDS = {
         "train": ("train", "train from a configuration file"),
         "tune": ("tune", "search fields of a configuration for the best value of a metric"),
         "add-noise": ("add_noise", "give a finished image-text model a head with noise, in minutes"),
+        "merge": ("merge", "average the weights of fine-tuned models: mixtures (WiSE-FT), soups"),
         "calibrate": ("calibrate", "fit the temperature of a trained run, so that its probabilities can be trusted"),
         "checkpoint": ("checkpoint", "list a run's checkpoints, show the content of one, verify checksums"),
         "plan": ("plan", "estimate memory and operations of a run on N devices, without them"),

@@ -14,6 +14,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.data_pipelines.texts.tokenizers_config import (
     HuggingFaceTokenizerConfig,
     SentencePieceConfig,
@@ -68,18 +69,38 @@ class ImportOptions:
 
 def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
     """Writes a run directory with the model of another library, to evaluate, fine-tune or lock it."""
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        what = "already holds a run" if config_path(run_dir).exists() else "is not an empty folder"
-        raise UserError(f"{run_dir} {what}; choose another --to")
+    check_free(run_dir, "--to")
     if (folder := portable.find(source)) is not None:
         return _import_portable(folder, run_dir, options)
     config, params = _read(source, run_dir, options)
+    write_run(run_dir, config, params, config.tokenizer and config.tokenizer.build(), source)
+    message(f"{parameters.count(params):,} parameters of {source} in {run_dir}")
+
+
+def check_free(run_dir: Path, flag: str = "--output") -> None:
+    """Raises a `UserError` if a run cannot be written into a folder because something is there."""
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        what = "already holds a run" if config_path(run_dir).exists() else "is not an empty folder"
+        raise UserError(f"{run_dir} {what}; choose another {flag}")
+
+
+def write_run(
+    run_dir: Path, config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None, source: str
+) -> None:
+    """Writes a run that holds all of its parameters and was not trained here.
+
+    Args:
+        run_dir: its folder.
+        config: its configuration.
+        params: of all parts.
+        tokenizer: of captions; None without.
+        source: where the parameters come from.
+    """
     with _partial(run_dir) as partial:
         info = {"locked_checksum": checksums.digest({}), "source": source}
         with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
             save_imported(checkpoint_dir(partial), params, info, bar.advance)
-        directory.write(partial, config, config.tokenizer and config.tokenizer.build().model_bytes)
-    message(f"{parameters.count(params):,} parameters of {source} in {run_dir}")
+        directory.write(partial, config, None if tokenizer is None else tokenizer.model_bytes)
 
 
 def open_imported(source: str, options: ImportOptions | None = None) -> Run:

@@ -66,7 +66,10 @@ def saved_paths(run_dir):
         return set(checkpoints.at(checkpoints.newest_step()).read_info()[1])
 
 
-@pytest.mark.parametrize("name", TUNINGS)
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", ["lora", "last", *(pytest.param(name, marks=slow) for name in ("dora", "late"))])
 def test_a_run_opens_as_a_plain_model_that_differs_from_its_start_in_what_was_trained(data, start, once, name):
     run_dir = tuned_run(data, start, once, name)
     before, after = params(start), params(run_dir)
@@ -90,7 +93,7 @@ def test_a_checkpoint_holds_only_what_is_trained(data, start, once):
     assert any(path.startswith("optimizer/") and "image_tower" in path for path in last)
 
 
-@pytest.mark.parametrize("name", ["dora", "last", "late"])
+@pytest.mark.parametrize("name", ["last", *(pytest.param(name, marks=slow) for name in ("dora", "late"))])
 def test_a_run_resumed_from_its_checkpoint_ends_bit_by_bit_as_an_undisturbed_one(
     data, start, once, name, tmp_path, monkeypatch
 ):
@@ -114,6 +117,7 @@ def test_a_run_resumed_from_its_checkpoint_ends_bit_by_bit_as_an_undisturbed_one
         np.testing.assert_array_equal(found[path], array, err_msg=path)
 
 
+@slow
 def test_a_run_starts_from_one_with_low_rank_changes_as_from_its_plain_model(data, start, once, tmp_path):
     source = tuned_run(data, start, once, "dora")
     following = config(data, source, tmp_path / "following", Tuning(last_blocks=0))
@@ -128,6 +132,7 @@ def test_a_run_starts_from_one_with_low_rank_changes_as_from_its_plain_model(dat
             np.testing.assert_allclose(after[path], before[path], rtol=1e-6, err_msg=path)
 
 
+@slow
 def test_a_run_is_exported_and_classifies_as_its_plain_model(capsys, data, start, once, tmp_path):
     source, exported, image = tuned_run(data, start, once, "lora"), tmp_path / "exported", tmp_path / "image.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)).save(image)

@@ -1,0 +1,146 @@
+"""Means of the weights of models that started from the same ones.
+
+Wortsman et al. 2022a, "Model soups", and 2022b, "Robust fine-tuning of zero-shot models" (WiSE-FT).
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from lit_het import parameters
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.errors import UserError
+from lit_het.models.opening import Run, open_run
+from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS
+from lit_het.training.directory import find_pretrained, load_config
+from lit_het.types import Params
+from lit_het.weights.native import checksums
+
+_One = TypeVar("_One")
+_PARTS = ("image_tower", "text_tower", "decoder", "head", "num_classes", "text_members")
+
+
+def open_mergeable(run_dirs: Sequence[Path]) -> list[Run]:
+    """Opens runs whose weights can be averaged.
+
+    Raises:
+        UserError: they are models of other shapes, read images or texts differently, or started from other weights.
+    """
+    runs = [open_run(run_dir) for run_dir in run_dirs]
+    first = runs[0]
+    for run in runs[1:]:
+        _check_same_model(first, run)
+    origins = [origin(run_dir) for run_dir in run_dirs]
+    if len({place.resolve() for place in origins}) > 1:
+        towers = [checksums.digest(_towers(_params(place, runs, run_dirs))) for place in origins]
+        for place, digest in zip(origins, towers, strict=True):
+            if digest != towers[0]:
+                raise UserError(
+                    f"{run_dirs[0]} started from {origins[0]} and another run from {place}, which has other weights: "
+                    "means of weights need runs that started from the same ones; use lit-het ensemble for these"
+                )
+    return runs
+
+
+def origin(run_dir: Path) -> Path:
+    """Returns the run whose towers a run started from, or the run that this one started from, and so on."""
+    config = load_config(run_dir)
+    if config.pretrained is None or not _takes_all(config):
+        return run_dir
+    return origin(find_pretrained(config.pretrained.run, run_dir))
+
+
+def mean(params: Sequence[Params], shares: Sequence[float]) -> Params:
+    """Returns ``Σ_i share_i params_i``, computed in float32, in the types of the first."""
+
+    def of_leaf(*leaves: jax.Array) -> jax.Array:
+        total = sum(share * jnp.asarray(leaf, jnp.float32) for share, leaf in zip(shares, leaves, strict=True))
+        return jnp.asarray(total, leaves[0].dtype)
+
+    return jax.tree.map(of_leaf, *params)
+
+
+class Try(NamedTuple):
+    """A model that a soup was tried with.
+
+    Attributes:
+        number: of the model.
+        alone: its own score.
+        score: of the soup with it; its own for the first.
+        kept: whether it stays in the soup.
+    """
+
+    number: int
+    alone: float
+    score: float
+    kept: bool
+
+
+def greedy_soup(models: Sequence[_One], score: Callable[[Sequence[_One]], float]) -> list[Try]:
+    """Returns the tries of a greedy soup in order (Wortsman et al. 2022a, Recipe 1).
+
+    Models are tried from the best on, and stay where the mean of all that stay is no worse.
+
+    Args:
+        models: the candidates.
+        score: of the mean of some models, on held-out data; higher is better.
+    """
+    alone = [score([model]) for model in models]
+    order = sorted(range(len(models)), key=lambda number: -alone[number])
+    best, kept = alone[order[0]], [order[0]]
+    tries = [Try(order[0], best, best, kept=True)]
+    for number in order[1:]:
+        found = score([models[one] for one in (*kept, number)])
+        is_kept = found >= best
+        if is_kept:
+            best, kept = found, [*kept, number]
+        tries.append(Try(number, alone[number], found, is_kept))
+    return tries
+
+
+def _takes_all(config: ExperimentConfig) -> bool:
+    """Returns whether all parameters of the towers of a run come from its ``pretrained`` run."""
+    assert config.pretrained is not None
+    shapes = config.task.untuned().build().shapes
+    paths = parameters.flatten(_towers(shapes))
+    patterns = (config.pretrained.pattern or "", *config.task.locked)
+    return all(any(re.fullmatch(pattern, path) for pattern in patterns) for path in paths)
+
+
+def _towers(params: Params) -> Params:
+    return {part: tree for part, tree in params.items() if part.endswith("_tower")}
+
+
+def _params(place: Path, runs: Sequence[Run], run_dirs: Sequence[Path]) -> Params:
+    opened = dict(zip(run_dirs, runs, strict=True))
+    return (opened[place] if place in opened else open_run(place)).params
+
+
+def _check_same_model(one: Run, other: Run) -> None:
+    for field, (before, now) in experiment.differences(one.config.task, other.config.task).items():
+        part, _, rest = field.partition(".")
+        if part in _PARTS and not (part.endswith("_tower") and rest.startswith(FIELDS_WITHOUT_PARAMETERS)):
+            raise UserError(
+                f"{one.run_dir} has task.{field} = {before} and {other.run_dir} has {now}: only models of one form "
+                "have a mean; use lit-het ensemble for these"
+            )
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, run.params) for run in (one, other)]
+    if shapes[0] != shapes[1]:
+        raise UserError(f"{one.run_dir} and {other.run_dir} have parameters of other shapes, and no mean")
+    for name in ("image_size", "preprocessing"):
+        if getattr(one.config.data, name) != getattr(other.config.data, name):
+            raise UserError(f"{one.run_dir} and {other.run_dir} have another data.{name}; give runs that agree")
+    vocabularies = [None if run.tokenizer is None else run.tokenizer.model_bytes for run in (one, other)]
+    if vocabularies[0] != vocabularies[1]:
+        raise UserError(f"{one.run_dir} and {other.run_dir} have different tokenizers; give runs that agree")
+
+
+def with_params(run: Run, params: Params) -> Run:
+    """Returns a run with other parameters, without what was measured of its own."""
+    return dataclasses.replace(run, params=params)

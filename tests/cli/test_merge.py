@@ -1,0 +1,114 @@
+"""`lit-het merge`: means of weights of runs that started from the same ones, curves and soups."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from lit_het import parameters
+from lit_het.models.opening import open_run
+from lit_het.towers.tuning_config import LoRA, Tuning
+from lit_het.training.directory import load_config
+from lit_het.training.durations import Duration
+from lit_het.training.train import train
+from tests.cli.conftest import last_line, refusal, run_command, write_splits
+from tests.cli.test_tuning import config
+from tests.cli.test_tuning import start as start
+
+
+@pytest.fixture(scope="module")
+def tuned(data, start, once):
+    """Two runs that were trained from one start in different ways; tests only read them."""
+
+    def write(folder):
+        for name, tuning in {"low_rank": Tuning(lora=LoRA(rank=2)), "whole": Tuning()}.items():
+            of_run = config(data, start, folder / name, tuning)
+            train(dataclasses.replace(of_run, length=Duration(2)))
+
+    folder = once("cli_merge_tuned", write)
+    return folder / "low_rank", folder / "whole"
+
+
+def params(run_dir):
+    return {path: np.asarray(array) for path, array in parameters.flatten(open_run(run_dir).params).items()}
+
+
+def test_a_mean_of_two_runs_is_a_run_of_its_own(start, tuned, tmp_path, capsys):
+    output = tmp_path / "mean"
+    run_command("merge", start, *tuned, "--weights", "0.5", "0.3", "0.2", "--output", output)
+    first, second, third = (params(run_dir) for run_dir in (start, *tuned))
+    for path, array in params(output).items():
+        expected = 0.5 * first[path] + 0.3 * second[path] + 0.2 * third[path]
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6, err_msg=path)
+    assert load_config(output).pretrained is None
+    assert "0.5" in capsys.readouterr().err
+    assert "already holds a run" in refusal(capsys, "merge", *tuned, "--output", output)
+
+
+@pytest.mark.slow
+def test_a_curve_shows_the_figures_of_both_runs_at_its_ends(start, tuned, data, tmp_path, capsys):
+    folder = write_splits(data, tmp_path / "shapes", "test")
+    page = tmp_path / "curve.html"
+    run_command("merge", start, tuned[1], "--curve", page, "--points", "3", "--data", f"old={folder}", f"new={folder}")
+    found = json.loads(page.with_suffix(".json").read_text())
+    assert [one["share"] for one in found] == [0.0, 0.5, 1.0]
+    for run_dir, at_end in ((start, found[0]), (tuned[1], found[-1])):
+        file = tmp_path / "figures.json"
+        run_command("zero-shot", "--checkpoint", run_dir, "--data", f"old={folder}", "--output", file, "--uncalibrated")
+        expected = json.loads(file.read_text())
+        for name in ("zero_shot/old/top1", "zero_shot/old/nll"):
+            assert at_end[name] == pytest.approx(expected[name], rel=1e-4)
+        assert at_end["zero_shot/new/nll"] == at_end["zero_shot/old/nll"]
+    assert "on its sets" in page.read_text()
+    assert page.with_suffix(".md").is_file()
+
+
+@pytest.mark.slow
+def test_a_greedy_soup_is_no_worse_than_its_best_run(start, tuned, data, tmp_path, capsys):
+    folder = write_splits(data, tmp_path / "shapes", "test")
+    output = tmp_path / "soup"
+    run_command("merge", start, *tuned, "--greedy", "--by", "nll", "--data", folder, "--output", output)
+    shown = capsys.readouterr().out
+    assert "kept" in shown
+    found = {}
+    for run_dir in (start, *tuned, output):
+        file = tmp_path / "figures.json"
+        run_command("zero-shot", "--checkpoint", run_dir, "--data", f"s={folder}", "--output", file, "--uncalibrated")
+        found[run_dir] = json.loads(file.read_text())["zero_shot/s/nll"]
+    assert found[output] <= min(found[run_dir] for run_dir in (start, *tuned)) + 1e-5
+
+
+@pytest.mark.slow
+def test_runs_without_a_common_start_or_form_have_no_mean(start, tuned, data, trained_lit, tmp_path, capsys):
+    other = config(data, None, tmp_path / "other", Tuning())
+    train(
+        dataclasses.replace(
+            other, length=Duration(1), seed=5, schedule=dataclasses.replace(other.schedule, warmup=Duration(0))
+        )
+    )
+    arguments = ("--output", tmp_path / "mean")
+    problem = last_line(capsys, "merge", tuned[0], tmp_path / "other", *arguments)
+    assert "which has other weights" in problem
+    assert str(tmp_path / "other") in problem
+    problem = last_line(capsys, "merge", tuned[0], trained_lit.run_dir, *arguments)
+    assert "has task.image_tower.encoder.depth = 2" in problem
+    assert not (tmp_path / "mean").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--weights", "0.5"), "must be one number for each of 2 runs, and sum to 1"),
+        (("--weights", "0.5", "0.6"), "and sum to 1"),
+        (("--greedy",), "--data DIR belongs to --curve"),
+        (("--data", "{data}", "--greedy", "--weights", "1", "0"), "--greedy finds the weights"),
+        pytest.param(
+            ("--data", "{data}", "--greedy", "--by", "nothing"), "--by nothing is not one of", marks=pytest.mark.slow
+        ),
+        (("--data", "{data}"), "belongs to --curve FILE.html and to --greedy"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused_in_one_line(start, tuned, shapes, tmp_path, capsys, flags, problem):
+    given = [flag.format(data=shapes) for flag in flags]
+    assert problem in last_line(capsys, "merge", start, tuned[0], "--output", tmp_path / "mean", *given)

@@ -1,0 +1,29 @@
+"""Means of weights and greedy soups."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from lit_het.models.merging import greedy_soup, mean
+
+
+def test_a_mean_is_the_weighted_sum_of_each_parameter_in_its_own_type():
+    first = {"a": jnp.asarray([1.0, 2.0]), "b": {"c": jnp.asarray([4.0], jnp.bfloat16)}}
+    second = {"a": jnp.asarray([3.0, -2.0]), "b": {"c": jnp.asarray([8.0], jnp.bfloat16)}}
+    found = mean([first, second], [0.25, 0.75])
+    np.testing.assert_allclose(found["a"], [2.5, -1.0])
+    assert found["b"]["c"].dtype == jnp.bfloat16
+    assert float(found["b"]["c"][0]) == 7.0
+
+
+def test_a_model_stays_where_the_mean_with_it_is_no_worse():
+    """Scores of the mean of numbers: the nearer to 5, the better."""
+    models = [1.0, 4.0, 9.0, 7.0]
+    tries = greedy_soup(models, lambda kept: -abs(5 - sum(kept) / len(kept)))
+    # 4 is best alone; with 7 the mean is 5.5, which is better; with 1 it is 4, and with 9 it is 6.67: both worse.
+    assert [(one.number, one.kept) for one in tries] == [(1, True), (3, True), (0, False), (2, False)]
+    assert [one.alone for one in tries] == [-1, -2, -4, -4]
+    assert tries[1].score == -0.5
+
+
+def test_equal_models_all_stay():
+    assert all(one.kept for one in greedy_soup([2.0, 2.0, 2.0], lambda kept: sum(kept) / len(kept)))
