@@ -22,14 +22,15 @@ class LoRA:
     Attributes:
         rank: r, of A ``[i r]`` and B ``[r o]``.
         scale: α / r, the factor of the change.
-        pattern: regular expression that matches the paths of the layers within the tower; those of experts stay as
-            they are.
+        pattern: regular expression that matches the paths of the layers within the tower, such as "encoder/.*" for all
+            of its blocks; those of experts stay as they are. The default is Sec. 4.2's: more layers keep their inputs
+            for the backward pass.
         dora: whether the norm of each column of the kernel is a parameter of its own (DoRA, Liu et al. 2024, Eq. 5).
     """
 
     rank: int = 8
     scale: float = 2.0
-    pattern: str = "encoder/.*"
+    pattern: str = "encoder/.*attention/(query|value)"
     dora: bool = False
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from tests.cli.conftest import last_line, printed, run_command
 from tests.scripts.conftest import write_config_file
 
 TUNINGS = {
-    "lora": Tuning(lora=LoRA(rank=2)),
+    "lora": Tuning(lora=LoRA(rank=2, pattern="encoder/.*")),
     "dora": Tuning(lora=LoRA(rank=2, dora=True), norms=True),
     "last": Tuning(last_blocks=1),
     "late": Tuning(start=Duration(2)),

@@ -109,12 +109,12 @@ def test_the_first_matrix_is_uniform_with_the_variance_of_loras_code():
 
 
 TUNINGS = {
-    "low rank": {"lora": LoRA(rank=2)},
+    "low rank": {"lora": LoRA(rank=2, pattern="encoder/.*")},
     "low rank with norms": {"lora": LoRA(rank=2, dora=True, pattern="encoder/blocks/attention/(query|value)")},
     "last blocks": {"last_blocks": 1},
     "no block": {"last_blocks": 0},
     "every block": {"last_blocks": 4},
-    "both": {"last_blocks": 3, "lora": LoRA(rank=2)},
+    "both": {"last_blocks": 3, "lora": LoRA(rank=2, pattern="encoder/.*")},
 }
 
 
@@ -253,7 +253,7 @@ REFUSED = {
     ),
     "locked elsewhere": (
         lambda: task(Tuning(lora=LoRA()), locked=("image_tower/.*",)).build(),
-        "task.locked has 'image_tower/.*', which locks image_tower/encoder/blocks/attention/key/lora/down/kernel, but "
+        "task.locked has 'image_tower/.*', which locks image_tower/encoder/blocks/attention/query/lora/down/kernel, but "
         "task.image_tower.tuning trains it",
     ),
     "members": (
