@@ -10,10 +10,26 @@ from jaxtyping import Array, Float, Key
 
 from lit_het.towers.encoder_config import Activation, ComputeType
 
+
+def _saving_slopes(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Returns a function of single numbers that saves its derivative for the backward pass, and nothing else.
+
+    JAX would save several arrays of the size of the hidden layer, the largest of a block.
+    """
+    saving = jax.custom_jvp(function)
+
+    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        value, slope = jax.jvp(function, primals, (jnp.ones_like(primals[0]),))
+        return value, slope * tangents[0]
+
+    saving.defjvp(derivative)
+    return saving
+
+
 _FUNCTIONS: dict[Activation, Callable[[Array], Array]] = {
-    "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
-    "gelu": lambda x: nnx.gelu(x, approximate=False),
-    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "gelu_tanh": _saving_slopes(lambda x: nnx.gelu(x, approximate=True)),
+    "gelu": _saving_slopes(lambda x: nnx.gelu(x, approximate=False)),
+    "quick_gelu": _saving_slopes(lambda x: x * jax.nn.sigmoid(1.702 * x)),
     "relu": jax.nn.relu,
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.configs import experiment, fine_tune_experts
+from lit_het.configs import experiment, fine_tune_experts, fine_tune_pair
 from lit_het.configs.parsing import parse_config
 from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
 from lit_het.data_pipelines.images.rand_augment import RandAugment
@@ -57,6 +57,11 @@ WITH_ARGUMENTS = {
         for model in ("vit", "vmoe", "e3")
     ]
     + [f"model={model}" for model in get_args(fine_tune_experts.Model)],
+    "fine_tune_pair": [
+        f"model={model},adapt={adapt}"
+        for model in get_args(fine_tune_pair.Model)
+        for adapt in get_args(fine_tune_pair.Adapt)
+    ],
     "glyph_classifier": ["minival=0", "minival=5"],
     "imagenet_experts": ["model=vmoe", "model=e3"],
 }
@@ -79,6 +84,8 @@ TRACED = (
     "fine_tune_imagenet.py:image_size=384",
     "linear_probe_imagenet.py",
     "fine_tune_experts.py:model=e3",
+    "fine_tune_pair.py:model=clip_b16,adapt=lora",
+    "fine_tune_pair.py:model=siglip2_b16,adapt=last_4",
     "imagenet_experts.py:model=vmoe",
 )
 # The other tasks are traced by tests of their own, in small, and other kinds of experts by test_published_costs.py.
