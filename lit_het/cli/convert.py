@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
     for flag, text in (
         ("--image-size", "resample positions for images of this size"),
         ("--patch-size", "resample the first layer for patches of this size"),
-        ("--text-length", "keep the positions of the first N tokens"),
+        ("--text-length", "tokens per text: positions beyond the source's are interpolated"),
         ("--num-selected", "K, experts per token; not stored in the file (2)"),
         ("--num-members", "M, members, to turn a V-MoE into an efficient ensemble"),
     ):
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
     importing.add_argument(
         "--text-pooling",
         choices=("last", "first", "mean", "max"),
-        help="pooling of a text tower in a big_vision file, which does not store it (last)",
+        help="pooling of a text tower in a big_vision file, which does not store it (last), or of a BERT (first, mean)",
     )
     importing.add_argument(
         "--tokenizer",

@@ -38,6 +38,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "dropout": 0.0,
     "num_inputs": 1,
     "class_token": False,
+    "mean_pooling": False,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,

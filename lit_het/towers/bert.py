@@ -1,11 +1,16 @@
-"""BERT (Devlin et al. 2018) as a text tower: words, positions and segments, norms after layers, first token."""
+"""BERT (Devlin et al. 2018) as a text tower: words, positions and segments, norms after layers, first token or mean.
+
+RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020) have the same layers. Their code numbers positions from
+``padding_id + 1`` and gives padding the position ``padding_id``; here positions start at 0 and padding is masked.
+"""
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.towers.layers import layer_norm, linear
+from lit_het.towers.pooling import mean_of_present
 from lit_het.towers.text_config import BertConfig
 from lit_het.towers.transformer import Encoder
 from lit_het.types import TowerOutput
@@ -45,14 +50,17 @@ class Bert(nnx.Module):
         segments = self.segments(jnp.zeros_like(text) if segment is None else segment)
         embedded = self.tokens(text) + self.positions[...][None] + segments
         # Unlike LiT's own text tower, BERT was trained with masked padding.
-        encoded = self.encoder(self.input_norm(embedded), key, text != self.config.padding_id)
-        pooled = embedding = self._pool(encoded.tokens)
+        present = text != self.config.padding_id
+        encoded = self.encoder(self.input_norm(embedded), key, present)
+        pooled = embedding = self._pool(encoded.tokens, present)
         if self.config.projection_size is not None:
             embedding = sharding.as_batch(self.projection(pooled)).astype(jnp.float32)
         if self.config.layer_input:
             embedding = jnp.concatenate([embedding, pooled.astype(jnp.float32)], axis=1)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
-    def _pool(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b d"]:
+    def _pool(self, tokens: Float[Array, "b l d"], present: Bool[Array, "b l"]) -> Float[Array, "b d"]:
+        if self.config.mean_pooling:
+            return mean_of_present(tokens, present)
         first = tokens[:, 0]
         return jnp.tanh(self.pre_logits(first).astype(jnp.float32)) if self.config.pooler else first

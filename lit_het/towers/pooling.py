@@ -1,8 +1,8 @@
-"""Attention pooling: from the tokens of an encoder to one embedding per example."""
+"""From the tokens of an encoder to one embedding per example: attention pooling, and the mean without padding."""
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from lit_het import sharding
 from lit_het.towers.encoder_config import EncoderConfig
@@ -30,6 +30,12 @@ class AttentionPooling(nnx.Module):
         pooled = sharding.as_batch(self.attention(probes, tokens.reshape(b * n, d), b))
         hidden = self.mlp.hidden(self.norm(pooled), _by_rows)
         return (pooled + _by_rows(self.mlp.down, hidden)).astype(jnp.float32), hidden.astype(jnp.float32)
+
+
+def mean_of_present(tokens: Float[Array, "b n d"], present: Bool[Array, "b n"]) -> Float[Array, "b d"]:
+    """Returns the mean over the tokens that are present; zeros of an example without any."""
+    weights = present.astype(tokens.dtype)
+    return jnp.einsum("bnd,bn->bd", tokens, weights) / jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
 
 
 def _by_rows(layer: nnx.Linear, x: Float[Array, "b i"]) -> Float[Array, "b o"]:

@@ -107,7 +107,7 @@ class TextConfig(TowerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(TowerOptions):
-    """A BERT text tower.
+    """A BERT text tower, and with other fields a RoBERTa or XLM-R.
 
     Attributes:
         vocabulary_size: number of token ids.
@@ -120,6 +120,8 @@ class BertConfig(TowerOptions):
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
         layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
         tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
+        mean_pooling: whether the embedding is of the mean of all tokens but padding (models of sentence-transformers),
+            and not of the first token.
     """
 
     vocabulary_size: int = 30_522
@@ -132,17 +134,25 @@ class BertConfig(TowerOptions):
     pooler: bool = False
     layer_input: bool = False
     tuning: Tuning | None = None
+    mean_pooling: bool = False
 
     first_parameters = ("tokens", "positions", "segments", "input_norm")
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "num_segments")
+        if self.pooler and self.mean_pooling:
+            raise FieldError(self, "pooler", "True needs mean_pooling = False")
         if self.projection_size is not None:
             require_at_least(1, self, "projection_size")
         if self.encoder.norm_placement != "after" or self.encoder.num_members > 1:
             raise UserError("a BERT tower needs encoder.norm_placement = 'after', and no ensemble of experts")
         if self.layer_input and self.last_layer is None:
             raise FieldError(self, "layer_input", "True needs a projection_size")
+
+    @property
+    def pooling(self) -> Literal["first", "mean"]:
+        """How its tokens become an embedding."""
+        return "mean" if self.mean_pooling else "first"
 
     @property
     def embedding_size(self) -> int:
@@ -155,8 +165,8 @@ class BertConfig(TowerOptions):
         return None if self.projection_size is None else "projection"
 
     def file_options(self) -> dict[str, Any]:
-        """Returns its length too."""
-        return {**super().file_options(), "text_length": self.length}
+        """Returns its length too, and a pooling that a file may not record."""
+        return {**super().file_options(), "text_length": self.length, "text_pooling": self.pooling}
 
     def build(self, rngs: "nnx.Rngs") -> "Bert":
         """Returns the tower with fresh parameters."""

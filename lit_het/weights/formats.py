@@ -15,6 +15,7 @@ from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.types import Params
 from lit_het.weights import rename
 from lit_het.weights.big_vision.importing import read_big_vision
+from lit_het.weights.huggingface import sentence_models
 from lit_het.weights.huggingface.importing import read_huggingface
 from lit_het.weights.huggingface.tokenizer import JSON_FILES, SENTENCEPIECE_FILES
 from lit_het.weights.imported import Imported
@@ -34,6 +35,7 @@ _HUGGING_FACE_FILES = (
     "tokenizer_config.json",
     *SENTENCEPIECE_FILES,
     *itertools.chain(*JSON_FILES),
+    *sentence_models.FILES,
 )
 
 
@@ -59,9 +61,10 @@ def open_weights(
         patch_size: in pixels; another size than the source's also resamples the first layer. None for the source's.
         image_pooling: of an image tower without class token and attention pooling in a big_vision or V-MoE file, which
             does not record it; None for "mean".
-        text_length: in tokens; a smaller length than the source's drops the last positions of a text tower that pools
-            its first token. None for the source's.
-        text_pooling: of a text tower in a big_vision file, which does not record it; None for "last".
+        text_length: in tokens; a larger length than the source's interpolates its positions, a smaller one drops the
+            last ones, of a text tower that does not pool its last token. None for the source's.
+        text_pooling: of a text tower in a big_vision file, which does not record it; None for "last". Of a BERT or a
+            tower like it in a Hugging Face folder, "first" or "mean"; None for what the folder says.
         experts: fields of `ExpertsConfig` that a V-MoE checkpoint does not record, see `describe_vmoe`.
         compute_type: of the towers.
         advance: called with the number of downloaded bytes.
@@ -86,7 +89,8 @@ def open_weights(
             f"{address} has an unknown format; give an .npz file, a V-MoE checkpoint with an .index file, or a "
             "Hugging Face folder with a config.json"
         )
-    return read_huggingface(folder, patch_size=patch_size, text_length=text_length, **sizes)
+    options = {"patch_size": patch_size, "text_length": text_length, "text_pooling": text_pooling}
+    return read_huggingface(folder, **options, **sizes)
 
 
 def image_tower(address: str, **options: Any) -> ViTConfig:

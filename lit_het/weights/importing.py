@@ -51,7 +51,7 @@ class ImportOptions:
         image_size, patch_size: in pixels.
         image_pooling: of an image tower in a big_vision or V-MoE file, without class token and attention pooling.
         text_length: in tokens.
-        text_pooling: pooling of a text tower in a big_vision file.
+        text_pooling: pooling of a text tower in a big_vision file, or of a BERT.
         num_selected, num_members: K and M of experts.
         tokenizer: file of the text tower's tokenizer: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt``
             of a BERT in a big_vision file; None takes that beside the weights.
@@ -128,8 +128,8 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
             experts=experts,
             advance=download,
         )
-    if options.text_pooling is not None and ".npz" not in source:
-        raise UserError(f"{source} stores its text pooling (only big_vision files do not); leave out --text-pooling")
+    if options.text_pooling not in (None, found.text_tower and found.text_tower.pooling):
+        raise UserError(f"{source} stores its text pooling; leave out --text-pooling {options.text_pooling}")
     pooling = found.image_tower and found.image_tower.pooling
     if options.image_pooling not in (None, pooling):
         raise UserError(f"{source} stores its pooling, {pooling!r}; leave out --image-pooling {options.image_pooling}")

@@ -1,4 +1,4 @@
-"""Resamples the positions and the first layer of a trained ViT for another image or patch size."""
+"""Resamples positions of a trained tower for another image, patch or text size, and the first layer of a ViT."""
 
 import numpy as np
 import scipy
@@ -52,6 +52,16 @@ def resample_positions(
         resize = bilinear(old, side, smooth=True).astype(np.float32)
         resampled = np.einsum("ah,bw,hwd->abd", resize, resize, grid)
     return resampled.reshape(side * side, -1)
+
+
+def with_length(positions: Float[np.ndarray, "n d"], length: int) -> Float[np.ndarray, "l d"]:
+    """Returns positions of texts: the first ``length``, or if there are fewer, as many by linear interpolation.
+
+    As ``jax.image.resize(positions, (length, d), "linear")``: with positions at the centres of equal intervals.
+    """
+    if length <= len(positions):
+        return positions[:length]
+    return (bilinear(len(positions), length) @ positions).astype(np.float32)
 
 
 def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[np.ndarray, "q q c d"]:

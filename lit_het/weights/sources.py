@@ -71,9 +71,9 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
         folder = cache_folder("downloads") / hashlib.sha256(address.encode()).hexdigest()[:16]
         # Not `exists`: fsspec returns False if the store does not answer.
         optional = contextlib.suppress(FileNotFoundError) if names else contextlib.nullcontext()
-        for remote in [f"{path}/{name}" for name in names] or [path]:
+        for remote, name in [(f"{path}/{name}", name) for name in names] or [(path, path.rsplit("/", 1)[-1])]:
             with optional:
-                _download(filesystem, remote, folder / remote.rsplit("/", 1)[-1], advance)
+                _download(filesystem, remote, folder / name, advance)
     except (ImportError, OSError) as error:
         reason = f"{type(error).__name__}: {stores.reason(error)}"
         raise UserError(f"{address} cannot be read ({reason}); check the address and the network") from error

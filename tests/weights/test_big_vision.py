@@ -330,6 +330,7 @@ IMAGE, TEXT = ViTConfig(32, 16), TextConfig()
         (IMAGE, with_encoder(TEXT, causal=True), "causal"),
         (IMAGE, BertConfig(), "activation"),
         (IMAGE, with_encoder(BertConfig(pooler=True), activation="gelu_tanh"), "pooler"),
+        (IMAGE, with_encoder(BertConfig(mean_pooling=True), activation="gelu_tanh"), "mean_pooling"),
         (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),
         (dataclasses.replace(IMAGE, input_norm=True), TEXT, "input_norm"),
         (dataclasses.replace(IMAGE, pooling="none"), TEXT, "pooling"),

@@ -1,5 +1,8 @@
 """LiT's BERT text tower, imported from flaxformer's names, equals a NumPy implementation."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from lit_het.weights.big_vision.importing import read_big_vision
 from tests.towers.test_forms import attention, dense, mlp, norm
 from tests.weights.importing import (
     GOLDEN,
+    assert_close,
     assert_recorded,
     bert_tower,
     golden,
@@ -99,10 +103,18 @@ def test_a_locked_image_tower_and_a_bert_are_exported_unchanged(tmp_path):
         np.testing.assert_array_equal(exported[name], arrays[name], err_msg=name)
 
 
-def test_a_bert_has_all_positions_of_the_file_by_default_and_never_more(tmp_path):
-    path = save(tmp_path / "lit.npz", bert_arrays())
-    assert bert_tower(read_big_vision(path)).length == LENGTH
-    with pytest.raises(UserError, match="positions for 9 tokens, fewer than 10"):
-        read_big_vision(path, text_length=10)
-    with pytest.raises(UserError, match="8 tokens; only a BERT can be read with another text_length, such as 4"):
+@pytest.mark.parametrize("is_bert", [True, False])
+def test_a_longer_text_length_interpolates_positions_as_jax_does(tmp_path, is_bert):
+    path = save(tmp_path / "lit.npz", bert_arrays()) if is_bert else GOLDEN / "two_towers_siglip.npz"
+    short, long = read_big_vision(path), read_big_vision(path, text_length=14)
+    positions = loaded(short)["text_tower"]["positions"]
+    assert short.text_tower is not None
+    assert long.text_tower == dataclasses.replace(short.text_tower, length=14)
+    resized = jax.image.resize(positions, (14, positions.shape[1]), "linear")
+    assert_close(loaded(long)["text_tower"]["positions"], resized)
+
+
+def test_only_a_bert_can_be_read_for_shorter_texts(tmp_path):
+    assert bert_tower(read_big_vision(save(tmp_path / "lit.npz", bert_arrays()))).length == LENGTH
+    with pytest.raises(UserError, match="8 tokens; only a BERT can be read with fewer: text_length = 4"):
         read_big_vision(GOLDEN / "two_towers_siglip.npz", text_length=4)

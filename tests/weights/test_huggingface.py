@@ -247,9 +247,18 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
         read_huggingface(tmp_path)
 
 
-def test_texts_longer_than_the_stored_positions_are_refused():
-    with pytest.raises(UserError, match="16 positions, too few for texts of 17 tokens"):
-        read_huggingface(GOLDEN / "hf_bert", text_length=17)
+@pytest.mark.parametrize("name", ["hf_bert", "hf_clip", "hf_siglip"])
+def test_positions_of_texts_longer_than_the_stored_ones_are_interpolated_as_jax_does(name):
+    positions = published(name)["text_tower"]["positions"]
+    imported, params = load(GOLDEN / name, text_length=29)
+    assert imported.text_tower.length == 29
+    resized = jax.image.resize(positions, (29, positions.shape[1]), "linear")
+    assert_close(params["text_tower"]["positions"], resized)
+
+
+def test_a_siglip_which_pools_its_last_token_is_not_read_for_shorter_texts():
+    with pytest.raises(UserError, match="of which the last is pooled; it cannot be read with fewer: text_length = 4"):
+        read_huggingface(GOLDEN / "hf_siglip", text_length=4)
 
 
 @pytest.mark.parametrize("name", [pytest.param("hf_clip", marks=pytest.mark.slow), "hf_vit", "hf_siglip_vision"])

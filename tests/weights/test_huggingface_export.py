@@ -62,7 +62,8 @@ def scores(transformers, folder, ids):
     assert not any(loading_info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     values = torch.tensor(np.moveaxis(UINT8 / 127.5 - 1, -1, 1), dtype=torch.float32)
     is_bert = model.config.text_config.model_type == "bert"
-    mask = {"attention_mask": torch.tensor(ids != 0)} if is_bert else {}
+    padding = model.config.text_config.pad_token_id
+    mask = {"attention_mask": torch.tensor(ids != padding)} if is_bert else {}
     with torch.no_grad():
         ids = torch.tensor(np.asarray(ids), dtype=torch.long)
         return model(input_ids=ids, pixel_values=values, **mask).logits_per_image
@@ -111,6 +112,7 @@ TEXTS = {
     "BERT": BERT,
     "BERT with its pooler": dataclasses.replace(BERT, pooler=True),
     "BERT with a projection": dataclasses.replace(BERT, projection_size=16),
+    "XLM-R": dataclasses.replace(BERT, padding_id=1, num_segments=1),
 }
 
 
@@ -123,7 +125,7 @@ PAIRS |= {f"texts: {kind}": (IMAGE, text) for kind, text in TEXTS.items()}
 def largest_difference(transformers, folder, image, text, is_sigmoid):
     params, random = fresh(image, text, bias=-3.0 if is_sigmoid else None), np.random.default_rng(1)
     ids = random.integers(1, 40, (6, LENGTH), np.int32)
-    ids[::2, -3:] = 0  # padding
+    ids[::2, -3:] = getattr(text, "padding_id", 0)
     write(folder, image, text, params, is_sigmoid=is_sigmoid)
     ours = logits(image, text, params, UINT8, ids)
     assert np.ptp(ours) > 0.3
@@ -238,6 +240,7 @@ def test_the_image_processor_normalises_as_our_tower_does(transformers, tmp_path
         ),
         (IMAGE, with_encoder(TEXT, activation="swiglu"), "text_tower.encoder.activation = 'swiglu'"),
         (IMAGE, dataclasses.replace(TEXT, pooling="max"), "text_tower.pooling = 'max'"),
+        (IMAGE, dataclasses.replace(BERT, mean_pooling=True), "text_tower.mean_pooling = True"),
     ],
 )
 def test_an_unsupported_field_is_named(image, text, message, tmp_path):

@@ -77,7 +77,7 @@ def _check_image_tower(config: ViTConfig) -> None:
 
 def _check_text_tower(config: TextConfig | BertConfig) -> None:
     if isinstance(config, BertConfig):
-        _check(config, {"pooler": False, "padding_id": 0})
+        _check(config, {"pooler": False, "padding_id": 0, "mean_pooling": False})
         _check(config.encoder, {**_BERT_ENCODER, "num_heads": config.encoder.width // BERT_HEAD_SIZE})
     else:
         _check(config, {"positions": "learned", "padding_token": None, "scaled_embedding": False})

@@ -27,7 +27,7 @@ from lit_het.weights.big_vision.names import (
 )
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, depth_of, translate
-from lit_het.weights.resample import resample_patches, resample_positions
+from lit_het.weights.resample import resample_patches, resample_positions, with_length
 from lit_het.weights.sources import Arrays, open_npz
 
 # Prefixes of the parameters in files that also hold optimizer state.
@@ -68,7 +68,8 @@ def read_big_vision(
             record: "mean" (big_vision's 'gap') or "first" ('0').
         text_pooling: pooling of a text tower without attention pooling, which the file does not record. SigLIP and LiT
             use "last".
-        text_length: tokens per text of a BERT; None for the number of positions in the file, usually 512.
+        text_length: tokens per text; beyond those of the file, positions are interpolated. Only a BERT can be read with
+            fewer. None for the number of positions in the file.
         compute_type: of the towers.
     """
     arrays = _open(path, subtree)
@@ -80,15 +81,11 @@ def read_big_vision(
         image_tower = _image_tower(shapes, image_size, patch_size, image_pooling, compute_type)
         sources = _resampled(sources, shapes, image_tower)
     if text is not None and "text_tower/segments/embedding" in shapes:
-        text_tower = _bert_tower(shapes, text_length, compute_type)
-        sources = _with_truncated_positions(sources, text_tower.length)
+        text_tower = _bert_tower(shapes, text_length, compute_type, is_mean=text_pooling == "mean")
     elif text is not None:
-        text_tower = _text_tower(shapes, text_pooling, compute_type)
-        if text_length not in (None, text_tower.length):
-            raise UserError(
-                f"the file has positions for texts of {text_tower.length} tokens; only a BERT can be read with another "
-                f"text_length, such as {text_length}"
-            )
+        text_tower = _text_tower(shapes, text_length, text_pooling, compute_type)
+    if text_tower is not None:
+        sources = _with_length(sources, text_tower.length)
     return Imported(
         arrays,
         sources,
@@ -274,23 +271,27 @@ def _resampled(sources: Sequence[ParameterSource], shapes: _Shapes, tower: ViTCo
 
 
 def _text_tower(
-    shapes: _Shapes, pooling: Literal["last", "first", "mean", "max"], compute_type: ComputeType
+    shapes: _Shapes, length: int | None, pooling: Literal["last", "first", "mean", "max"], compute_type: ComputeType
 ) -> TextConfig:
+    stored = shapes.shape("text_tower/positions", 3)[1]
+    if length is not None and length < stored:
+        raise UserError(
+            f"the file has positions for texts of {stored} tokens; only a BERT can be read with fewer: "
+            f"text_length = {length}"
+        )
     return TextConfig(
         vocabulary_size=shapes.shape("text_tower/tokens/embedding", 2)[0],
-        length=shapes.shape("text_tower/positions", 3)[1],
+        length=stored if length is None else length,
         embedding_size=shapes.shape("text_tower/projection/kernel", 2)[1],
         encoder=_encoder(shapes, "text_tower", compute_type),
         pooling="attention" if "text_tower/pooling/probe" in shapes else pooling,
     )
 
 
-def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType) -> BertConfig:
+def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType, *, is_mean: bool) -> BertConfig:
     block, depth = shapes.blocks("text_tower")
     vocabulary_size, width = shapes.shape("text_tower/tokens/embedding", 2)
     most = shapes.shape("text_tower/positions", 2)[0]
-    if length is not None and length > most:
-        raise UserError(f"the file has positions for {most} tokens, fewer than {length}")
     encoder = EncoderConfig(
         width,
         depth,
@@ -306,13 +307,14 @@ def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType) 
         shapes.shape("text_tower/projection/kernel", 2)[1],
         shapes.shape("text_tower/segments/embedding", 2)[0],
     )
-    return BertConfig(vocabulary_size, most if length is None else length, size, encoder, num_segments=segments)
+    length = most if length is None else length
+    return BertConfig(vocabulary_size, length, size, encoder, num_segments=segments, mean_pooling=is_mean)
 
 
-def _with_truncated_positions(sources: Sequence[ParameterSource], length: int) -> list[ParameterSource]:
-    """Returns sources that keep only the first ``length`` positions of a BERT; shorter texts use no others."""
+def _with_length(sources: Sequence[ParameterSource], length: int) -> list[ParameterSource]:
+    """Returns sources of a text tower with ``length`` positions, see `resample.with_length`."""
     return [
-        dataclasses.replace(source, combine=lambda array: array[:length])
+        dataclasses.replace(source, combine=lambda array, read=source.combine: with_length(read(array), length))
         if source.target == "text_tower/positions"
         else source
         for source in sources

@@ -1,4 +1,4 @@
-"""Imports folders of Hugging Face models: SigLIP, SigLIP 2, CLIP, ViT, DINOv2, BERT, dual encoders of these, ProLIP.
+"""Imports folders of Hugging Face models: SigLIP, SigLIP 2, CLIP, ViT, DINOv2, BERT, RoBERTa, dual encoders, ProLIP.
 
 Sizes are inferred from the arrays, and from the configuration where the arrays do not determine them. Our towers have
 one fixed normalisation of pixels and no position for the class token. Another normalisation is therefore folded into
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.weights.huggingface import image_towers, names, prolip, text_towers
+from lit_het.weights.huggingface import image_towers, names, prolip, sentence_models, text_towers
 from lit_het.weights.huggingface.processor import Json, read_json, read_normalization, read_processor
 from lit_het.weights.huggingface.tokenizer import find_tokenizer, lowercases
 from lit_het.weights.huggingface.tower import section, shape_of
@@ -58,6 +58,7 @@ def read_huggingface(
     image_size: int | None = None,
     patch_size: int | None = None,
     text_length: int | None = None,
+    text_pooling: str | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
     """Imports a folder that `transformers` wrote, or ProLIP's authors.
@@ -67,7 +68,10 @@ def read_huggingface(
         image_size: in pixels; positions are resampled for it. None for the model's size, rounded down to whole patches:
             the original model ignores the remaining pixels.
         patch_size: in pixels; the first layer is resampled for it. None for the model's size.
-        text_length: number of positions of the text tower to retain; None for all.
+        text_length: number of positions of the text tower; beyond those of the source they are interpolated. None for
+            the source's.
+        text_pooling: "first" or "mean", of a BERT or a tower like it; None for that of sentence-transformers beside it,
+            or else the model's own. Other towers have one pooling.
         compute_type: type of activations.
     """
     config = read_json(folder / "config.json")
@@ -93,14 +97,28 @@ def read_huggingface(
             is_several = config.get("problem_type") == _SEVERAL_LABELS
             imported = dataclasses.replace(imported, num_classes=num_classes, has_several_labels=is_several)
     if text is not None:
-        tower, found = text_towers.read_text_tower(arrays, *text, length=text_length, compute_type=compute_type)
-        sources = sources + found
+        pooling = _text_pooling(folder, text.kind, text_pooling)
+        tower, found = text_towers.read_text_tower(
+            arrays, *text, length=text_length, pooling=pooling, compute_type=compute_type
+        )
+        sources, ignored = sources + found, (*ignored, *text_towers.FAMILIES[text.kind].ignored)
         tokenizer = find_tokenizer(folder, reads_json=not text.kind.startswith("siglip") or lowercases(folder))
         imported = dataclasses.replace(imported, text_tower=tower, tokenizer=tokenizer)
     if image is not None and text is not None:
         sources = sources + names.parameter_sources(arrays, names.HEAD, "", "head/")
         imported = dataclasses.replace(imported, has_bias=text.kind.startswith("siglip"))
     return dataclasses.replace(imported, parameter_sources=translate(arrays, ignored, sources))
+
+
+def _text_pooling(folder: Path, kind: str, chosen: str | None) -> sentence_models.Pooling | None:
+    """Returns how tokens of a text become an embedding; None for a tower's own way."""
+    if kind not in text_towers.POOLED_ANYHOW:
+        return None
+    if chosen is None:
+        return sentence_models.read_pooling(folder)
+    if chosen not in ("first", "mean"):
+        raise UserError(f"text_pooling = {chosen!r} is not one of {kind!r}; choose 'first' or 'mean'")
+    return chosen
 
 
 def _classifier(arrays: Arrays, kind: str, size: int, folder: Path) -> list[ParameterSource]:

@@ -87,7 +87,8 @@ def _bert_config(tower: TextConfig | BertConfig) -> dict[str, Any]:
 
 def write_bert(tower: BertConfig, params: Flat) -> WrittenTower:
     """Returns a BERT as `BertModel`, with the same unit embeddings up to rounding."""
-    require("BertModel", encoder_fields("text_tower", "BertModel", tower.encoder, norms="after"))
+    pooling = ("text_tower.mean_pooling", tower.mean_pooling, False)
+    require("BertModel", [*encoder_fields("text_tower", "BertModel", tower.encoder, norms="after"), pooling])
     weight, bias, projection = _bert_end(tower, params)
     arrays = names.named_arrays(names.BERT, "text_model.", "", params) | {
         "text_model.embeddings.position_embeddings.weight": params["positions"],

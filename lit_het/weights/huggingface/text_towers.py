@@ -1,22 +1,32 @@
-"""Reads the text tower of a Hugging Face model: SigLIP's, CLIP's or BERT."""
+"""Reads the text tower of a Hugging Face model: SigLIP's, CLIP's, BERT, RoBERTa or XLM-R."""
 
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.processor import Json
+from lit_het.weights.huggingface.sentence_models import Pooling
 from lit_het.weights.huggingface.tower import Family, Tower, number, shape_of, without_bias
-from lit_het.weights.rename import ParameterSource
+from lit_het.weights.rename import ParameterSource, Rule
+from lit_het.weights.resample import with_length
 from lit_het.weights.sources import Arrays
 
+# Where it is not part of the embedding, and the end of a language model.
+_POOLER, _LANGUAGE_MODEL = Rule(r"(.*\.)?pooler\.dense\..*", None), Rule(r"lm_head\..*", None)
+_ROBERTA = Family(names.BERT, "roberta.", ignored=(_POOLER, _LANGUAGE_MODEL))
 _SIGLIP = Family(names.SIGLIP_TEXT, "text_model.", "gelu_pytorch_tanh", 1e-6)
 FAMILIES = {
     "siglip_text_model": _SIGLIP,
     "siglip2_text_model": _SIGLIP,
     "clip_text_model": Family(names.CLIP_TEXT, "text_model.", "quick_gelu", 1e-5, num_heads=8),
-    "bert": Family(names.BERT, "bert."),
+    "bert": Family(names.BERT, "bert.", ignored=(_POOLER,)),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
 }
 """Families of text towers, by ``model_type``."""
+
+POOLED_ANYHOW = ("bert", "roberta", "xlm-roberta")
+"""Families that do not determine how tokens become an embedding."""
 
 _PROJECTION = "text_projection.weight"
 # Configurations of CLIP that were written before transformers 4.31 name this end token, which is not in the texts.
@@ -24,7 +34,14 @@ _OLD_END_TOKEN = 2
 
 
 def read_text_tower(
-    arrays: Arrays, kind: str, config: Json, outer: str, *, length: int | None, compute_type: ComputeType
+    arrays: Arrays,
+    kind: str,
+    config: Json,
+    outer: str,
+    *,
+    length: int | None,
+    pooling: Pooling | None,
+    compute_type: ComputeType,
 ) -> tuple[TextConfig | BertConfig, list[ParameterSource]]:
     """Returns the configuration of a text tower and the sources of its parameters.
 
@@ -33,23 +50,24 @@ def read_text_tower(
         kind: of the tower, in `FAMILIES`.
         config: of the tower.
         outer: prefix of the tower's names in a model that is made of other models, or "".
-        length: number of positions to retain; None for all.
+        length: number of positions; beyond those of the source they are interpolated. None for the source's.
+        pooling: of a kind in `POOLED_ANYHOW`; None for the first token and the dense layer behind it, if there is one.
         compute_type: type of activations.
     """
     tower = Tower(arrays, FAMILIES[kind], config, compute_type, "text_tower/", outer)
-    if kind == "bert":
-        return _bert(tower, length)
+    if kind in POOLED_ANYHOW:
+        return _bert(tower, length, pooling, is_roberta=kind != "bert")
     return (_clip if kind == "clip_text_model" else _siglip)(tower, length)
 
 
 def _siglip(tower: Tower, length: int | None) -> tuple[TextConfig, list[ParameterSource]]:
     name = tower.require("embeddings.position_embedding.weight")
-    if length not in (None, stored := shape_of(tower.arrays, name, 2)[0]):
+    if length is not None and length < (stored := shape_of(tower.arrays, name, 2)[0]):
         raise UserError(
-            f"{name} holds {stored} positions, of which the last is pooled; only a BERT or CLIP can be read with "
-            f"another text_length, such as {length}"
+            f"{name} holds {stored} positions, of which the last is pooled; it cannot be read with fewer: "
+            f"text_length = {length}"
         )
-    positions, length = _positions(tower, "embeddings.position_embedding.weight", stored)
+    positions, length = _positions(tower, "embeddings.position_embedding.weight", length)
     vocabulary_size, size = tower.shape("tokens/embedding", 2)[0], tower.shape("projection/kernel", 2)[0]
     return TextConfig(vocabulary_size, length, size, tower.encoder()), [*tower.sources, positions]
 
@@ -70,32 +88,44 @@ def _clip(tower: Tower, length: int | None) -> tuple[TextConfig, list[ParameterS
     return text, [*tower.sources, positions, *without_bias(_PROJECTION, "text_tower/projection")]
 
 
-def _bert(tower: Tower, length: int | None) -> tuple[BertConfig, list[ParameterSource]]:
+def _bert(
+    tower: Tower, length: int | None, pooling: Pooling | None, *, is_roberta: bool
+) -> tuple[BertConfig, list[ParameterSource]]:
     config = tower.config
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(
             f"config.json: position_embedding_type = {config['position_embedding_type']!r:.100} is not 'absolute'"
         )
-    positions, length = _positions(tower, "embeddings.position_embeddings.weight", length)
+    default = int(is_roberta)
+    padding = config.get("pad_token_id", default)
+    padding_id = number({"pad_token_id": default if padding is None else padding}, "pad_token_id", 0)
+    # RoBERTa numbers positions from here; the one before is that of padding, which is masked.
+    first = padding_id + 1 if is_roberta else 0
+    positions, length = _positions(tower, "embeddings.position_embeddings.weight", length, first)
     has_projection = _PROJECTION in tower.arrays
+    has_pooler = pooling is None and "pre_logits/kernel" in tower.array_names
     bert = BertConfig(
         vocabulary_size=tower.shape("tokens/embedding", 2)[0],
         length=length,
         projection_size=shape_of(tower.arrays, _PROJECTION, 2)[0] if has_projection else None,
         encoder=tower.encoder("after"),
         num_segments=tower.shape("segments/embedding", 2)[0],
-        padding_id=number({"pad_token_id": config.get("pad_token_id") or 0}, "pad_token_id", 0),
-        pooler="pre_logits/kernel" in tower.array_names,
+        padding_id=padding_id,
+        pooler=has_pooler,
+        mean_pooling=pooling == "mean",
     )
     projection = without_bias(_PROJECTION, "text_tower/projection") if has_projection else []
-    return bert, [*tower.sources, positions, *projection]
+    sources = [one for one in tower.sources if has_pooler or not one.target.startswith("text_tower/pre_logits/")]
+    return bert, [*sources, positions, *projection]
 
 
-def _positions(tower: Tower, name: str, length: int | None) -> tuple[ParameterSource, int]:
-    """Returns the source of the first ``length`` positions and their number."""
+def _positions(tower: Tower, name: str, length: int | None, first: int = 0) -> tuple[ParameterSource, int]:
+    """Returns the source of ``length`` positions and their number; those before ``first`` are left out."""
     full_name = tower.require(name)
-    stored = shape_of(tower.arrays, full_name, 2)[0]
-    if length is not None and length > stored:
-        raise UserError(f"{full_name} holds {stored} positions, too few for texts of {length} tokens")
+    stored = shape_of(tower.arrays, full_name, 2)[0] - first
+    if stored < 1:
+        raise UserError(f"{full_name} holds no positions behind padding, pad_token_id = {first - 1}")
     length = stored if length is None else length
-    return ParameterSource("text_tower/positions", (full_name,), lambda array: array[:length]), length
+    return ParameterSource(
+        "text_tower/positions", (full_name,), lambda array: with_length(array[first:], length)
+    ), length

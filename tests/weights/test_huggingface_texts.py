@@ -1,0 +1,140 @@
+"""Text models of Hugging Face as towers give the tokens and embeddings of transformers, with padding."""
+
+import numpy as np
+import pytest
+
+from lit_het.errors import UserError
+from lit_het.weights import formats
+from tests.golden.record_image_text import randomise
+from tests.weights.importing import assert_close, golden, load, run, write_json
+
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+MASKED_LANGUAGE_MODEL = {"lm_head.bias": np.zeros(64, np.float32), "lm_head.dense.weight": np.zeros((24, 24))}
+
+
+def texts(words, length, padding, *, longest):
+    """Returns random texts of different lengths, the first of ``longest`` tokens, padded on the right."""
+    random = np.random.default_rng(words)
+    ids = random.integers(max(padding, 2) + 1, words, (4, length), np.int32)
+    for text, count in zip(ids, (longest, 1, longest // 2, 2), strict=True):
+        text[count:] = padding
+    return ids
+
+
+def mean_of(tokens, present):
+    """Returns the mean of the tokens that are present, one text at a time."""
+    return np.stack([rows[mask].mean(axis=0) for rows, mask in zip(np.asarray(tokens), present, strict=True)])
+
+
+def as_roberta(arrays):
+    """Returns BERT's arrays with RoBERTa's positions, of which the first two are not those of words."""
+    name = "embeddings.position_embeddings.weight"
+    arrays = arrays | {name: np.concatenate([np.full((2, 24), 7, np.float32), arrays[name]])}
+    return {f"roberta.{key}": array for key, array in arrays.items()} | MASKED_LANGUAGE_MODEL
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+def test_positions_of_a_roberta_begin_behind_that_of_padding(edited, kind):
+    imported, params = load(edited("hf_bert", as_roberta, model_type=kind), text_length=8)
+    io = golden("hf_bert/io")
+    output = run(imported.text_tower, params["text_tower"], io["in/input_ids"])
+    assert imported.text_tower.padding_id == 1
+    assert_close(output.tokens, io["out/last_hidden_state"])
+    assert_close(output.embedding, io["out/pooler_output"])
+
+
+def sentence_model(folder, pooling, *more):
+    types = ("Transformer", "Pooling", *more)
+    write_json(folder / "modules.json", [{"type": f"sentence_transformers.models.{one}"} for one in types])
+    (folder / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens")}
+    write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": 24, **modes})
+    return folder
+
+
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+def test_the_pooling_of_sentence_transformers_is_read_and_leaves_the_pooler_out(edited, pooling):
+    imported, params = load(sentence_model(edited("hf_bert"), pooling, "Normalize"), text_length=8)
+    io = golden("hf_bert/io")
+    tokens, present = io["out/last_hidden_state"], io["in/attention_mask"] == 1
+    output = run(imported.text_tower, params["text_tower"], io["in/input_ids"])
+    assert_close(output.embedding, mean_of(tokens, present) if pooling == "mean_tokens" else tokens[:, 0])
+    assert not imported.text_tower.pooler
+
+
+def test_a_tower_starts_from_weights_with_the_pooling_that_it_names(edited):
+    folder = str(edited("hf_bert", as_roberta, model_type="xlm-roberta"))
+    tower = formats.text_tower(folder, text_length=8, text_pooling="mean")
+    assert (tower.pooling, tower.weights) == ("mean", folder)
+    assert formats.text_tower(folder, **tower.file_options()) == tower
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more", "options", "message"),
+    [
+        ("max_tokens", (), {}, r"1_Pooling/config\.json: pooling_mode_max_tokens cannot be imported"),
+        ("cls_token", ("Dense",), {}, r"modules\.json: a layer 'Dense' cannot be imported; leave it out by --text-p"),
+        ("cls_token", (), {"text_pooling": "last"}, "text_pooling = 'last' is not one of 'bert'; choose 'first' or"),
+    ],
+)
+def test_other_poolings_and_layers_behind_them_are_refused(edited, pooling, more, options, message):
+    folder = sentence_model(edited("hf_bert"), pooling, *more)
+    with pytest.raises(UserError, match=message):
+        load(folder, **options)
+    assert load(folder, text_pooling="mean")[0].text_tower.pooling == "mean"
+
+
+@pytest.mark.parametrize("kind", ["electra", "deberta-v2", "llama"])
+def test_a_text_model_of_another_kind_is_refused_by_its_name(edited, kind):
+    with pytest.raises(UserError, match=rf"model_type = '{kind}' cannot be imported; supported are bert, .*xlm-rob"):
+        load(edited("hf_bert", model_type=kind))
+
+
+@pytest.fixture
+def compare(transformers, tmp_path):
+    """Returns a function that compares tokens with those of a random model of transformers, to 1e-5."""
+    torch = pytest.importorskip("torch")
+
+    def compared(kind, model, fields, *, length, padding=1, longest=None, **options):
+        theirs = randomise(torch, getattr(transformers, model)(transformers.AutoConfig.for_model(kind, **fields)))
+        theirs.save_pretrained(tmp_path, max_shard_size="50MB")
+        imported, params = load(tmp_path, text_length=length, **options)
+        ids = texts(imported.text_tower.vocabulary_size, length, padding, longest=longest or length)
+        with torch.no_grad():
+            found = theirs(torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(ids != padding))
+        output, present = run(imported.text_tower, params["text_tower"], ids), ids != padding
+        expected = np.asarray(found.last_hidden_state)
+        scale = max(1, np.abs(expected[present]).max())
+        assert_close(np.asarray(output.tokens)[present], expected[present], atol=1e-5 * scale)
+        return imported, output, found, present
+
+    return compared
+
+
+SMALL = SIZES | {"vocab_size": 64, "max_position_embeddings": 18, "type_vocab_size": 1}
+# Two layers of the published sizes.
+TRUE = {
+    "num_hidden_layers": 2,
+    "vocab_size": 50_265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
+TRUE_XLM = TRUE | {"vocab_size": 250_002}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "model", "fields", "length"),
+    [
+        ("roberta", "RobertaModel", SMALL, 16),
+        ("xlm-roberta", "XLMRobertaModel", SMALL, 12),
+        ("roberta", "RobertaModel", TRUE, 64),
+        ("xlm-roberta", "XLMRobertaModel", TRUE_XLM, 32),
+    ],
+)
+def test_roberta_and_xlm_r_give_the_embeddings_of_transformers(compare, kind, model, fields, length):
+    imported, output, found, _ = compare(kind, model, fields, length=length)
+    assert_close(output.embedding, found.pooler_output)
+    assert imported.text_tower.pooler
