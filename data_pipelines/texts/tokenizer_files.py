@@ -61,11 +61,16 @@ def read(model: Path) -> bytes:
     return content
 
 
-def read_hugging_face(model: Path) -> bytes:
-    """Returns a ``tokenizer.json``; of CLIP's ``vocab.json`` and ``merges.txt`` one with the same ids."""
+def read_hugging_face(model: Path, *, fold_case: bool = False) -> bytes:
+    """Returns a ``tokenizer.json``; of CLIP's ``vocab.json`` and ``merges.txt`` one with the same ids.
+
+    Args:
+        model: the file.
+        fold_case: whether it begins with lower case.
+    """
     content = read(model)
     if model.name != "vocab.json":
-        return content
+        return _with_lower_case(content, model) if fold_case else content
     lines = read(model.with_name("merges.txt")).decode("utf-8", "replace").splitlines()
     try:
         vocabulary = untrusted.parse_json(content, MAX_FILE_BYTES)
@@ -78,6 +83,20 @@ def read_hugging_face(model: Path) -> bytes:
         )
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     return json.dumps(_clip(vocabulary, merges, ids)).encode()
+
+
+def _with_lower_case(content: bytes, model: Path) -> bytes:
+    """Returns a ``tokenizer.json`` whose first step is lower case; itself if it has that step."""
+    try:
+        fields = _as_object(untrusted.parse_json(content, MAX_FILE_BYTES))
+        steps = _steps(fields.get("normalizer"), "normalizers")
+    except Malformed as error:
+        raise UserError(f"{model}: is not a tokenizer.json ({error}); give that of the model") from error
+    if any(step.get("type") == "Lowercase" for step in steps):
+        return content
+    fields["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]}
+    # Without spaces, as the size of a file is limited.
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _clip(vocabulary: dict[str, Any], merges: list[list[str]], ids: list[Any]) -> dict[str, Any]:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 
 
+XLM_R_MODEL = "sentencepiece.bpe.model"
+"""The name under which `transformers` stores the SentencePiece model of XLM-R, whose ids are those of fairseq."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SentencePieceConfig:
     """A SentencePiece model in a file.
@@ -36,6 +40,8 @@ class SentencePieceConfig:
         from lit_het.data_pipelines.texts import tokenizer_files
         from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
 
+        if self.model.name == XLM_R_MODEL:
+            raise UserError(f"{self.model}: XLM-R numbers pieces otherwise than this file; give its tokenizer.json")
         model_bytes = tokenizer_files.read(self.model)
         try:
             return SentencePieceTokenizer(
@@ -52,25 +58,27 @@ class SentencePieceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceTokenizerConfig:
-    """A ``tokenizer.json`` of Hugging Face: BERT's WordPiece, CLIP's byte-pair encoding and others.
+    """A ``tokenizer.json`` of Hugging Face: BERT's WordPiece, byte pairs of CLIP and RoBERTa, XLM-R's, Gemma's, others.
 
     Attributes:
         model: the file, or CLIP's ``vocab.json`` with its ``merges.txt`` beside it.
         length: tokens per caption, control tokens included.
         padding_id: None uses the padding that the file configures, or its token ``[PAD]`` or ``<pad>``, or
             CLIP's end token.
+        fold_case: lowercase captions first, as SigLIP 2 does before Gemma's tokenizer, if no step of the file does.
     """
 
     model: Path
     length: int = 16
     padding_id: int | None = None
+    fold_case: bool = False
 
     def build(self) -> "HuggingFaceTokenizer":
         """Reads the file."""
         from lit_het.data_pipelines.texts import tokenizer_files
         from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer
 
-        model_bytes = tokenizer_files.read_hugging_face(self.model)
+        model_bytes = tokenizer_files.read_hugging_face(self.model, fold_case=self.fold_case)
         try:
             return HuggingFaceTokenizer(model_bytes, self.length, self.padding_id)
         except UserError as error:

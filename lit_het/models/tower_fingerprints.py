@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 
 # Of towers and of tokenizers: embeddings of an earlier version stay valid.
-_LATER_FIELDS = {**LATER_FIELDS, "split_underscores": False}
+_LATER_FIELDS = {**LATER_FIELDS, "split_underscores": False, "fold_case": False}
 
 
 def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Tokenizer | None" = None) -> str:

@@ -15,7 +15,7 @@ from lit_het.objectives.masking import MaskingConfig
 from lit_het.objectives.mixing import Mixing
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.tasks.options import TaskOptions, check_text_tower, text_columns
+from lit_het.tasks.options import TaskOptions, check_padding, check_text_tower, text_columns
 from lit_het.tasks.temperature_gradient_config import TemperatureGradient
 from lit_het.towers.image_config import ImageTowerConfig, ViTConfig
 from lit_het.towers.text_config import TextConfig, TextTowerConfig
@@ -130,6 +130,7 @@ class ContrastiveConfig(TaskOptions):
         if tokenizer is None:
             raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
         check_text_tower(self.text_tower, tokenizer)
+        check_padding(self.text_tower, tokenizer)
         if run.data.prompt is not None and not self._reads_targets:
             raise UserError("data.prompt is for decoders; leave it out for an image-text model without captioner")
 

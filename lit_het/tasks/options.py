@@ -165,6 +165,15 @@ def check_text_tower(tower: Any, tokenizer: Any) -> None:
         )
 
 
+def check_padding(tower: Any, tokenizer: Any) -> None:
+    """Raises a `UserError` if a text tower masks another token than that which fills the texts of a tokenizer."""
+    if tower.masked_token not in (None, tokenizer.padding_id):
+        raise UserError(
+            f"the text tower masks token {tower.masked_token} as padding, but the tokenizer pads with "
+            f"{tokenizer.padding_id}; set --tokenizer.padding-id {tower.masked_token}"
+        )
+
+
 def text_columns(length: int, *, with_targets: bool) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the columns of texts of so many tokens, with the hashes of both sides."""
     hashes = jax.ShapeDtypeStruct((2,), jnp.uint32)

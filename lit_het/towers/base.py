@@ -63,6 +63,7 @@ class TowerOptions:
         pools_tokens: whether its tokens can be read beside an embedding.
         representation_size, pooler, projection_size: the linear layers after the pooling, each None or False without.
         first_parameters: names of the parameters before the encoder.
+        masked_token: id of the token to which no other attends; None where all are seen.
     """
 
     encoder: Any = None
@@ -78,6 +79,7 @@ class TowerOptions:
     pooler: Any = False
     projection_size: Any = None
     first_parameters: tuple[str, ...] = ()
+    masked_token: Any = None
 
     @property
     def compute_type(self) -> ComputeType:

@@ -89,6 +89,11 @@ class TextConfig(TowerOptions):
         return None if self.uncertainty_token or self.pooling == "none" else "projection"
 
     @property
+    def masked_token(self) -> int | None:
+        """Id of the token to which no other attends; None where all are seen."""
+        return self.padding_token
+
+    @property
     def pools_tokens(self) -> bool:
         """Whether its tokens can be read beside an embedding."""
         return self.pooling != "none"
@@ -148,6 +153,11 @@ class BertConfig(TowerOptions):
             raise UserError("a BERT tower needs encoder.norm_placement = 'after', and no ensemble of experts")
         if self.layer_input and self.last_layer is None:
             raise FieldError(self, "layer_input", "True needs a projection_size")
+
+    @property
+    def masked_token(self) -> int:
+        """Id of the token to which no other attends."""
+        return self.padding_id
 
     @property
     def pooling(self) -> Literal["first", "mean"]:

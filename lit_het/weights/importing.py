@@ -31,13 +31,14 @@ from lit_het.models.calibration.seen_names import copy_familiarity
 from lit_het.models.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.options import check_padding
 from lit_het.training import directory
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.durations import Duration
 from lit_het.types import Params
 from lit_het.weights import formats, portable, rename
 from lit_het.weights.huggingface import image_processors
-from lit_het.weights.huggingface.tokenizer import padding_token, read_settings
+from lit_het.weights.huggingface.tokenizer import folds_case, padding_token, read_settings
 from lit_het.weights.imported import Imported
 from lit_het.weights.native import checksums
 from lit_het.weights.native.saving import save_imported
@@ -234,16 +235,18 @@ def _tokenizer(
     if missing := [name for name in fields if not hasattr(config, name)]:
         raise UserError(f"{model} has no {missing[0]}, which the model needs; give its SentencePiece model")
     config = dataclasses.replace(config, **fields)
-    size, most = config.build().vocabulary_size, tower.vocabulary_size
+    built = config.build()
+    size, most = built.vocabulary_size, tower.vocabulary_size
     if size > most:
         raise UserError(f"{model} has {size} tokens, the text tower {most}; give the tokenizer of this model")
+    check_padding(tower, built)
     return config
 
 
 def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
     """Returns the tokenizer configuration for a file, by its suffix."""
     if model.suffix == ".json":
-        config = HuggingFaceTokenizerConfig(model, length)
+        config = HuggingFaceTokenizerConfig(model, length, fold_case=folds_case(model))
         padding = padding_token(model)
         return config if padding is None else dataclasses.replace(config, padding_id=config.build().id_of(padding))
     if model.suffix == ".txt":

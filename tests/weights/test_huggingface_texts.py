@@ -1,9 +1,13 @@
 """Text models of Hugging Face as towers give the tokens and embeddings of transformers, with padding."""
 
+import types
+
 import numpy as np
 import pytest
 
 from lit_het.errors import UserError
+from lit_het.tasks.options import check_padding
+from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.weights import formats
 from tests.golden.record_image_text import randomise
 from tests.weights.importing import assert_close, golden, load, run, write_json
@@ -88,6 +92,15 @@ def test_other_poolings_and_layers_behind_them_are_refused(edited, pooling, more
 def test_a_text_model_of_another_kind_is_refused_by_its_name(edited, kind):
     with pytest.raises(UserError, match=rf"model_type = '{kind}' cannot be imported; supported are bert, .*xlm-rob"):
         load(edited("hf_bert", model_type=kind))
+
+
+def test_a_tokenizer_that_pads_with_another_token_than_the_tower_masks_is_refused():
+    for padding in (1, 0):
+        tower = BertConfig(padding_id=padding)
+        check_padding(tower, types.SimpleNamespace(padding_id=padding))
+        with pytest.raises(UserError, match=rf"masks token {padding} as .* pads with 2; set --tokenizer.padding-id"):
+            check_padding(tower, types.SimpleNamespace(padding_id=2))
+    check_padding(TextConfig(), types.SimpleNamespace(padding_id=2))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.weights.huggingface import image_towers, names, prolip, sentence_models, text_towers
 from lit_het.weights.huggingface.processor import Json, read_json, read_normalization, read_processor
-from lit_het.weights.huggingface.tokenizer import find_tokenizer, lowercases
+from lit_het.weights.huggingface.tokenizer import TOKENIZER_JSON, find_tokenizer, folds_case, lowercases
 from lit_het.weights.huggingface.tower import section, shape_of
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, translate
@@ -102,7 +102,8 @@ def read_huggingface(
             arrays, *text, length=text_length, pooling=pooling, compute_type=compute_type
         )
         sources, ignored = sources + found, (*ignored, *text_towers.FAMILIES[text.kind].ignored)
-        tokenizer = find_tokenizer(folder, reads_json=not text.kind.startswith("siglip") or lowercases(folder))
+        reads_json = not text.kind.startswith("siglip") or lowercases(folder) or folds_case(folder / TOKENIZER_JSON)
+        tokenizer = find_tokenizer(folder, reads_json=reads_json)
         imported = dataclasses.replace(imported, text_tower=tower, tokenizer=tokenizer)
     if image is not None and text is not None:
         sources = sources + names.parameter_sources(arrays, names.HEAD, "", "head/")

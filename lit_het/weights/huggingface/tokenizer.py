@@ -28,6 +28,8 @@ JSON_FILES = ((TOKENIZER_JSON,), ("vocab.json", "merges.txt"))
 MAX_TOKENIZER_BYTES = 40_000_000
 """The largest ``tokenizer.json`` that is read."""
 
+# Values of ``model_type``; SigLIP 2 with fixed patches has the first one.
+_SIGLIP = ("siglip", "siglip2")
 # Classes of transformers that pad on the left if nothing else is configured.
 _PADDED_LEFT = ("Siglip2Tokenizer", "GemmaTokenizer", "GemmaTokenizerFast")
 
@@ -255,6 +257,21 @@ def lowercases(folder: Path) -> bool:
     """
     path = folder / TOKENIZER_JSON
     return path.is_file() and '"Lowercase"' in json.dumps(read_json(path, MAX_TOKENIZER_BYTES).get("normalizer"))
+
+
+def folds_case(model: Path) -> bool:
+    """Returns whether texts are lowercased before a ``tokenizer.json`` without such a step.
+
+    So it is for SigLIP 2, whose tokenizer is Gemma's: byte pairs that fall back to bytes.
+    """
+    if (
+        model.name != TOKENIZER_JSON
+        or _read_if_present(model.with_name("config.json")).get("model_type") not in _SIGLIP
+    ):
+        return False
+    fields = read_json(model, MAX_TOKENIZER_BYTES).get("model")
+    is_gemma = isinstance(fields, dict) and fields.get("type") == "BPE" and bool(fields.get("byte_fallback"))
+    return is_gemma and not lowercases(model.parent)
 
 
 def padding_token(model: Path) -> str | None:
