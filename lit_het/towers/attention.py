@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lit_het import sharding
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.layers import linear
+from lit_het.towers.rotary import Rotation
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Size
 
@@ -62,17 +63,21 @@ class Attention(nnx.Module):
         present: Bool[Array, "b n"] | None = None,
         *,
         causal: bool = False,
+        rotation: Rotation | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent.
 
-        With ``causal``, query i attends to the tokens 0 to i.
+        With ``causal``, query i attends to the tokens 0 to i. A rotation turns queries and keys.
         """
         mask = None if present is None else present[:, None]
-        return self.attend(queries, self.keys_and_values(tokens, b), mask, causal=causal)
+        return self.attend(queries, self.keys_and_values(tokens, b, rotation), mask, causal=causal, rotation=rotation)
 
-    def keys_and_values(self, tokens: Float[Array, "bn source"], b: Size) -> KeysAndValues:
-        """Returns the keys and values of the tokens of ``b`` examples."""
-        return KeysAndValues(self._by_head(self.key(tokens), b), self._by_head(self.value(tokens), b))
+    def keys_and_values(
+        self, tokens: Float[Array, "bn source"], b: Size, rotation: Rotation | None = None
+    ) -> KeysAndValues:
+        """Returns the keys, turned by their positions, and the values of the tokens of ``b`` examples."""
+        keys = self._by_head(self.key(tokens), b)
+        return KeysAndValues(keys if rotation is None else rotation(keys), self._by_head(self.value(tokens), b))
 
     def attend(
         self,
@@ -81,6 +86,7 @@ class Attention(nnx.Module):
         mask: Bool[Array, "b _ n"] | None = None,
         *,
         causal: bool = False,
+        rotation: Rotation | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends to keys and values; the queries of an example are adjacent.
 
@@ -89,8 +95,10 @@ class Attention(nnx.Module):
             source: keys and values of the examples.
             mask: which tokens a query may attend to, of every query or one for all; None for all.
             causal: whether query i attends to the tokens 0 to i.
+            rotation: turns the queries by their positions, see `lit_het.towers.rotary`; None for none.
         """
         query = self._by_head(self.query(queries), source.keys.shape[0])
+        query = query if rotation is None else rotation(query)
         return self.out(_attended(query, source, mask, causal).reshape(queries.shape[0], -1))
 
     def _by_head(self, projected: Float[Array, "bn d"], b: Size) -> Float[Array, "b n h e"]:

@@ -39,6 +39,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "num_inputs": 1,
     "class_token": False,
     "mean_pooling": False,
+    "rotary": None,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,

@@ -1,6 +1,7 @@
 """The configurations of image towers."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
@@ -17,6 +18,27 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
+class RotaryConfig:
+    """Rotary positions of patches in two axes, by default those of DINOv3 (Siméoni et al. 2025).
+
+    Half of each head is turned by the row, the other half by the column, each at frequencies ``base^(-i/f)``.
+
+    Attributes:
+        base: ratio of frequencies.
+        start, stop: angles of the edges of an image of any size, at the highest frequency.
+        centred: whether the angle of a patch is that of its centre, or that of its first edge.
+    """
+
+    base: float = 100.0
+    start: float = -2 * math.pi
+    stop: float = 2 * math.pi
+    centred: bool = True
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "base")
+
+
+@dataclasses.dataclass(frozen=True)
 class ViTConfig(ImageTowerOptions):
     """A Vision Transformer on square images; with experts in its encoder a V-MoE or an efficient ensemble (e3).
 
@@ -26,7 +48,7 @@ class ViTConfig(ImageTowerOptions):
         encoder: the stack of blocks.
         pooling: the class token, the mean of the patches, the first patch, attention pooling, or none: all tokens
             concatenated.
-        positions: learned, or fixed 2-D sine-cosine.
+        positions: added to the patches: learned, fixed 2-D sine-cosine, or none.
         num_registers: number of learned tokens after the class token, without positions (DINOv2).
         input_norm: whether there is a LayerNorm before the first block (CLIP).
         representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
@@ -44,13 +66,14 @@ class ViTConfig(ImageTowerOptions):
         patch_sizes: sizes of patches, one of which each training step draws and resizes the first layer and the
             positions for (FlexiViT, Beyer et al. 2023); empty for ``patch_size`` alone.
         tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
+        rotary: positions that turn queries and keys of patches in every block; None for none.
     """
 
     image_size: int = 224
     patch_size: int = 16
     encoder: EncoderConfig = EncoderConfig()
     pooling: Literal["class_token", "mean", "first", "attention", "none"] = "attention"
-    positions: Literal["learned", "sine_cosine"] = "learned"
+    positions: Literal["learned", "sine_cosine", "none"] = "learned"
     num_registers: int = 0
     input_norm: bool = False
     representation_size: int | None = None
@@ -64,6 +87,7 @@ class ViTConfig(ImageTowerOptions):
     class_token: bool = False
     patch_sizes: tuple[int, ...] = ()
     tuning: Tuning | None = None
+    rotary: RotaryConfig | None = None
 
     first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
@@ -90,6 +114,8 @@ class ViTConfig(ImageTowerOptions):
             )
         if self.patch_sizes:
             self._check_patch_sizes()
+        if self.rotary is not None:
+            self._check_rotary()
 
     def _check_patch_sizes(self) -> None:
         undivided = [size for size in self.patch_sizes if size < 1 or self.image_size % size]
@@ -103,6 +129,13 @@ class ViTConfig(ImageTowerOptions):
             raise FieldError(
                 self, "patch_sizes", "several sizes need a pooling other than 'none', of any number of tokens"
             )
+
+    def _check_rotary(self) -> None:
+        if self.encoder.experts is not None:
+            raise UserError("image_tower.rotary needs image_tower.encoder.experts = None")
+        head_size = self.encoder.width // self.encoder.num_heads
+        if head_size % 4:
+            raise UserError(f"image_tower.rotary needs heads whose size is a multiple of 4, not {head_size}")
 
     @property
     def pools_tokens(self) -> bool:

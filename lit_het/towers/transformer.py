@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -15,6 +15,7 @@ from lit_het.towers.encoder_config import LOWER, EncoderConfig
 from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import layer_dropout, layer_norm
+from lit_het.towers.rotary import Rotation
 from lit_het.types import Metrics, Size
 
 _Module = TypeVar("_Module", bound=nnx.Module)
@@ -50,11 +51,12 @@ class Block(nnx.Module):
         *,
         dropout: float = 0.0,
         apart: bool = False,
+        rotation: Rotation | None = None,
     ) -> tuple[Float[Array, "_ d"], Routing | None]:
         """Maps the tokens of ``b`` examples; with ``apart`` experts give K copies of each, see `Experts`."""
         drop = layer_dropout(dropout, keys.dropout)
         seen = self.attention_norm(x) if self.norms_before else x
-        update = drop(self.attention(seen, seen, b, present, causal=self.causal), 0)
+        update = drop(self.attention(seen, seen, b, present, causal=self.causal, rotation=rotation), 0)
         x = self._add(x, update, self.attention_scale, self.attention_norm)
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
         if self.mixture is not None:
@@ -110,6 +112,7 @@ class Encoder(nnx.Module):
         key: Key[Array, ""] | None = None,
         present: Bool[Array, "b n"] | None = None,
         dropout: float = 0.0,
+        rotation: Rotation | None = None,
     ) -> EncoderOutput:
         """Returns the encoded tokens.
 
@@ -118,10 +121,11 @@ class Encoder(nnx.Module):
             key: random key of training; without it routing is deterministic and adds no loss.
             present: False marks padding, to which no token attends; None for no padding.
             dropout: rate at which outputs of layers are dropped before they are added, with a key and without experts.
+            rotation: turns queries and keys of every block by their positions, without experts; None for none.
         """
         b, n, d = tokens.shape
         x = tokens.reshape(b * n, d).astype(self.config.compute_type)
-        x, routings = self._run_all(x, b, present, key, dropout)
+        x, routings = self._run_all(x, b, present, key, {"dropout": dropout, "rotation": rotation})
         if self.config.experts is None:
             return EncoderOutput(self._finish(x, n), {}, {})
         routing = jax.tree.map(lambda *of_segments: jnp.concatenate(of_segments), *routings)
@@ -138,9 +142,12 @@ class Encoder(nnx.Module):
         b: Size,
         present: Bool[Array, "b n"] | None,
         key: Key[Array, ""] | None,
-        dropout: float,
+        options: Mapping[str, Any],
     ) -> tuple[Float[Array, "bmn d"], list[Routing]]:
-        """Runs one scan for each segment of blocks, see `_segments`; returns the routing in those with experts."""
+        """Runs one scan for each segment of blocks, see `_segments`; returns the routing in those with experts.
+
+        The options are those of all blocks, see `Block`.
+        """
         experts, stacks = self.config.experts, self._stacks()
         copies = 1 if experts is None else experts.num_copies(training=key is not None)
         multi_pred = experts is not None and experts.multi_pred
@@ -161,7 +168,7 @@ class Encoder(nnx.Module):
             rest = sum("expert_blocks" in name for name in stacks[done.total() :])
             before = len(x)
             apart = multi_pred and has_experts and not rest
-            x, routing = self._run(x, b, present, key, *parts, dropout=dropout, apart=apart)
+            x, routing = self._run(x, b, present, key, *parts, apart=apart, options=options)
             b *= len(x) // before
             routings += [] if routing is None else [routing]
         return x, routings
@@ -178,8 +185,8 @@ class Encoder(nnx.Module):
         present: Bool[Array, "b n"] | None,
         key: Key[Array, ""] | None,
         *parts: "_Part",
-        dropout: float = 0.0,
-        apart: bool = False,
+        apart: bool,
+        options: Mapping[str, Any],
     ) -> tuple[Float[Array, "_ d"], Routing | None]:
         """Runs the first block of each part, then the second of each, and so on; parts have equal lengths."""
         length = parts[0].stop - parts[0].start
@@ -191,7 +198,7 @@ class Encoder(nnx.Module):
             # Constrained at every block: without it the compiler may split activations like sharded kernels.
             for graph, block_params in zip(graphs, params, strict=True):
                 merged = nnx.merge(graph, block_params)
-                x, block_routing = merged(sharding.as_batch(x), b, present, keys, dropout=dropout, apart=apart)
+                x, block_routing = merged(sharding.as_batch(x), b, present, keys, apart=apart, **options)
                 routing = block_routing or routing
             return sharding.as_batch(x), routing
 

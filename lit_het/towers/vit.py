@@ -14,6 +14,7 @@ from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.layers import layer_norm, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
+from lit_het.towers.rotary import Rotation, grid_angles
 from lit_het.towers.transformer import Encoder
 from lit_het.types import TowerOutput
 
@@ -74,7 +75,8 @@ class ViT(nnx.Module):
         height, width = (length // size * size for length in image.shape[1:3])
         # Patches do not overlap, so the convolution is one matrix product.
         pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> b (h w) (p q c)", p=size, q=size)
-        positions = self._positions(height // size, width // size)[None]
+        rows, columns = height // size, width // size
+        positions = self._positions(rows, columns)[None]
         if kept is not None:
             pixels, positions = jnp.take_along_axis(pixels, kept[:, :, None], axis=1), positions[0][kept]
         # Pixels travel to the device as uint8, a quarter of the bytes of float32.
@@ -86,7 +88,7 @@ class ViT(nnx.Module):
         tokens = self._with_first_tokens(tokens + positions)
         if self.config.input_norm:
             tokens = self.input_norm(tokens)
-        encoded = self.encoder(tokens, key)
+        encoded = self.encoder(tokens, key, rotation=self._rotation(rows, columns, kept))
         embedding = self._embed(encoded.tokens)
         embedding = self.config.join_members(embedding.reshape(b, -1, embedding.shape[1]))
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
@@ -110,6 +112,8 @@ class ViT(nnx.Module):
     def _positions(self, rows: int, columns: int) -> Float[Array, "n d"]:
         """Returns the positions of a grid of patches, resized bilinearly where it is not the tower's own."""
         side, width = self.config.side, self.config.encoder.width
+        if self.config.positions == "none":
+            return jnp.zeros((rows * columns, width))
         if self.config.positions == "learned":
             own = self.positions[...]
             side = math.isqrt(len(own))
@@ -118,6 +122,16 @@ class ViT(nnx.Module):
         if (rows, columns) == (side, side):
             return own
         return jax.image.resize(own.reshape(side, side, width), (rows, columns, width), "linear").reshape(-1, width)
+
+    def _rotation(self, rows: int, columns: int, kept: Int[Array, "b _"] | None) -> Rotation | None:
+        """Returns the turns of all tokens: the first ones, which have no place in the image, are not turned."""
+        config = self.config
+        if config.rotary is None:
+            return None
+        head_size = config.encoder.width // config.encoder.num_heads
+        angles = jnp.asarray(grid_angles(config.rotary, rows, columns, head_size))
+        num_first = config.uncertainty_token + config.has_class_token + config.num_registers
+        return Rotation.by(angles[None] if kept is None else angles[kept], num_first)
 
     def _with_first_tokens(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _ d"]:
         first = []
