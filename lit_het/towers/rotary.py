@@ -29,12 +29,14 @@ class Rotation:
     @classmethod
     def by(cls, angles: Float[Array, "#b n half"], num_first: int = 0) -> "Rotation":
         """Returns the turns by angles, behind ``num_first`` tokens that are not turned."""
-        padded = jnp.pad(angles, ((0, 0), (num_first, 0), (0, 0)))
-        return cls(jnp.cos(padded), jnp.sin(padded))
+        first = jnp.zeros((angles.shape[0], num_first, angles.shape[2]), angles.dtype)
+        every = jnp.concatenate([first, angles], axis=1)
+        return cls(jnp.cos(every), jnp.sin(every))
 
     def __call__(self, x: Float[Array, "b n h e"]) -> Float[Array, "b n h e"]:
         """Returns turned queries or keys, computed in float32."""
-        first, second = jnp.split(x, 2, axis=-1)
+        half = x.shape[-1] // 2
+        first, second = x[..., :half], x[..., half:]
         cosines, sines = self.cosines[:, :, None], self.sines[:, :, None]
         turned = first * cosines - second * sines, second * cosines + first * sines
         return jnp.concatenate(turned, axis=-1).astype(x.dtype)

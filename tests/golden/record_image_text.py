@@ -1,4 +1,4 @@
-"""Records CLIP, a dual encoder and SigLIP 2 of transformers: ``python tests/golden/record_image_text.py``.
+"""Records CLIP, a dual encoder, SigLIP 2 and DINOv3 of transformers: ``python tests/golden/record_image_text.py``.
 
 Needs the extra ``parity``. Weights are random. Each folder is as `transformers` saves it; ``io.npz`` holds inputs,
 embeddings and scores, ``ids.json`` the ids that `CLIPTokenizer` gives hard texts.
@@ -22,6 +22,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (3, SIZE, SIZE, 3), np.uint8)
 IDS = np.array([[50, 3, 7, 9, 51, 51, 51, 51], [50, 1, 51, 2, 51, 4, 0, 0], [50, 8, 7, 6, 5, 4, 3, 51]])
 BERT_IDS = np.array([[2, 3, 7, 9, 1, 0, 0, 0], [2, 8, 1, 0, 0, 0, 0, 0], [2, 8, 7, 6, 5, 4, 3, 1]])
 CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def train_clip_tokenizer(transformers):
@@ -82,11 +83,34 @@ def record_siglip2(torch, transformers):
     np.savez(GOLDEN / "hf_siglip2/io.npz", **io)
 
 
+def record_dino3(torch, transformers):
+    """Writes the tokens of images of the size of the configuration and of another shape."""
+    fields = {
+        "hidden_size": 24,
+        "image_size": 24,
+        "num_register_tokens": 2,
+        "use_gated_mlp": True,
+        "hidden_act": "silu",
+    }
+    config = transformers.DINOv3ViTConfig(**SIZES | {"patch_size": 8} | fields)
+    model = randomise(torch, transformers.DINOv3ViTModel(config))
+    model.save_pretrained(GOLDEN / "hf_dinov3")
+    io = {}
+    for name, shape in (("own", (24, 24)), ("wide", (16, 40))):
+        images = np.random.default_rng(0).integers(0, 256, (2, *shape, 3), np.uint8)
+        pixels = np.moveaxis((images / 255 - IMAGENET_MEAN) / IMAGENET_DEVIATION, -1, 1)
+        with torch.no_grad():
+            output = model(torch.tensor(pixels, dtype=torch.float32)).last_hidden_state
+        io |= {f"in/{name}": images, f"out/{name}": output.numpy()}
+    np.savez(GOLDEN / "hf_dinov3/io.npz", **io)
+
+
 def main() -> None:
     """Writes the folders."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")  # of an extra
     torch.manual_seed(0)
     record_siglip2(torch, transformers)
+    record_dino3(torch, transformers)
     text = SIZES | {"vocab_size": 52, "max_position_embeddings": 8}
     clip = transformers.CLIPModel(
         transformers.CLIPConfig(

@@ -101,7 +101,9 @@ def test_pixels_are_mapped_to_minus_one_and_one_and_patches_are_numbered_row_by_
     image = np.arange(8 * 8 * 3).reshape(1, 8, 8, 3).astype(np.uint8) + np.uint8(64)  # up to 255
     expected = [image[0, y : y + 4, x : x + 4].ravel() / 127.5 - 1 for y in (0, 4) for x in (0, 4)]
     # The encoder passes tokens on: what comes out are patches and positions.
-    monkeypatch.setattr("lit_het.towers.vit.Encoder.__call__", lambda self, tokens, *_, **__: EncoderOutput(tokens, {}, {}))
+    monkeypatch.setattr(
+        "lit_het.towers.vit.Encoder.__call__", lambda self, tokens, *_, **__: EncoderOutput(tokens, {}, {})
+    )
     tokens = jax.jit(functools.partial(apply, VIT))(params, image).tokens[0]
     wanted = np.stack(expected) @ params["patches"]["kernel"] + params["patches"]["bias"] + params["positions"]
     np.testing.assert_allclose(tokens, wanted, rtol=1e-4, atol=1e-5)

@@ -11,6 +11,7 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.image_config import RotaryConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.weights.big_vision.exporting import write_npz
@@ -333,6 +334,8 @@ IMAGE, TEXT = ViTConfig(32, 16), TextConfig()
         (IMAGE, with_encoder(BertConfig(mean_pooling=True), activation="gelu_tanh"), "mean_pooling"),
         (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),
         (dataclasses.replace(IMAGE, input_norm=True), TEXT, "input_norm"),
+        (dataclasses.replace(IMAGE, positions="none"), TEXT, "positions"),
+        (dataclasses.replace(IMAGE, rotary=RotaryConfig()), TEXT, "rotary"),
         (dataclasses.replace(IMAGE, pooling="none"), TEXT, "pooling"),
         (dataclasses.replace(IMAGE, projection_size=8), None, "projection_size"),
     ],

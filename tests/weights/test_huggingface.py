@@ -15,7 +15,7 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.models.pretrained import abstract_params, load_weights
 from lit_het.tasks.captioning import CaptioningConfig
-from lit_het.weights.huggingface import image_towers, text_towers
+from lit_het.weights.huggingface import image_processors, image_towers, text_towers
 from lit_het.weights.huggingface.importing import read_huggingface
 from lit_het.weights.native import checksums
 from lit_het.weights.resample import resample_positions
@@ -63,6 +63,24 @@ def test_image_towers_give_their_embeddings(name):
     assert_close(output.embedding, io["out/pooler_output"])
     assert_close(output.tokens, io["out/last_hidden_state"])
     assert imported.text_tower is None
+
+
+@pytest.mark.parametrize("shape", ["own", "wide"])
+def test_dinov3_gives_its_tokens_at_any_shape_of_images(shape):
+    imported, params = load(GOLDEN / "hf_dinov3")
+    io, tower = golden("hf_dinov3/io"), imported.image_tower
+    output = run(tower, params["image_tower"], io[f"in/{shape}"])
+    assert_close(output.tokens, io[f"out/{shape}"])
+    assert_close(output.embedding, io[f"out/{shape}"][:, 0])
+    assert (tower.image_size, tower.patch_size, tower.num_registers) == (24, 8, 2)
+    # As its own processor, without a file: to 224 pixels, without a crop.
+    fitted = image_processors.read(imported.image_processor, 224)
+    assert (fitted.preprocessing.fit, fitted.preprocessing.filter, fitted.image_size) == ("squash", "bilinear", 224)
+
+
+def test_dinov3_with_another_gate_is_refused_by_name(edited):
+    with pytest.raises(UserError, match="hidden_act = 'gelu' of a gated MLP is not supported"):
+        load(edited("hf_dinov3", hidden_act="gelu"))
 
 
 def test_names_of_transformers_4_and_5_give_the_same_parameters(tmp_path):
@@ -213,6 +231,7 @@ def added(name, *shape):
     ("changes", "message"),
     [
         ({"model_type": "llama"}, r"model_type = 'llama' cannot be imported; supported are bert, clip, .*vit"),
+        ({"model_type": "dinov3_convnext"}, "model_type = 'dinov3_convnext' cannot be imported"),
         ({"hidden_act": "silu"}, "hidden_act = 'silu' is not supported; choose from gelu, gelu_pytorch_tanh"),
         ({"num_hidden_layers": "2"}, "config.json: num_hidden_layers = '2' is not an integer"),
         ({"num_attention_heads": None}, "config.json: num_attention_heads = None is not an integer"),

@@ -12,6 +12,7 @@ from lit_het.errors import UserError
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts_config import ExpertsConfig
+from lit_het.towers.image_config import RotaryConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -233,6 +234,7 @@ def test_the_image_processor_normalises_as_our_tower_does(transformers, tmp_path
     [
         (dataclasses.replace(IMAGE, num_registers=2), TEXT, "image_tower.num_registers = 2"),
         (dataclasses.replace(IMAGE, pooling="none"), TEXT, "image_tower.pooling = 'none'"),
+        (dataclasses.replace(IMAGE, rotary=RotaryConfig()), TEXT, r"image_tower.rotary = RotaryConfig\("),
         (
             with_encoder(IMAGE, experts=ExpertsConfig(num_blocks=1)),
             TEXT,

@@ -15,6 +15,10 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 IMAGE = SIZES | {"intermediate_size": 40, "image_size": 24, "patch_size": 8}
 DINO = SIZES | {"mlp_ratio": 2, "image_size": 24, "patch_size": 8}
+DINO_V3 = (
+    SIZES | {"hidden_size": 48, "intermediate_size": 40, "image_size": 24, "patch_size": 8} | {"num_register_tokens": 4}
+)
+GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False, "key_bias": True}
 TEXT = SIZES | {"intermediate_size": 40, "vocab_size": 50, "max_position_embeddings": 8}
 CLIP_TEXT = TEXT | {"bos_token_id": 0, "eos_token_id": 49}
 PATCHES = {name: size for name, size in IMAGE.items() if name != "image_size"} | {"num_patches": 9}
@@ -69,6 +73,8 @@ def normalised(torch, images, mean=(0.5,) * 3, deviation=(0.5,) * 3):
         ("Dinov2ForImageClassification", "Dinov2", DINO, "pooler_output", IMAGENET),
         ("Dinov2Model", "Dinov2", DINO | {"qkv_bias": False}, "pooler_output", IMAGENET),
         ("ViTModel", "ViT", IMAGE | {"qkv_bias": False}, "pooler_output", HALF),
+        ("DINOv3ViTModel", "DINOv3ViT", DINO_V3, "pooler_output", IMAGENET),
+        ("DINOv3ViTModel", "DINOv3ViT", DINO_V3 | GATED, "pooler_output", IMAGENET),
     ],
 )
 def test_an_image_tower(torch, saved, config, model, kind, fields, output, normalization):
@@ -77,6 +83,17 @@ def test_an_image_tower(torch, saved, config, model, kind, fields, output, norma
     with torch.no_grad():
         expected = getattr(theirs(normalised(torch, UINT8, *normalization)), output)
     assert_close(run(imported.image_tower, params["image_tower"], UINT8).embedding, expected)
+
+
+@pytest.mark.parametrize("shape", [(16, 40), (48, 32)])
+def test_dinov3_at_other_sizes_of_images(torch, saved, config, shape):
+    theirs, imported, params = saved("DINOv3ViTModel", config("DINOv3ViT", **DINO_V3, rope_theta=50.0))
+    images = np.random.default_rng(1).integers(0, 256, (2, *shape, 3), np.uint8)
+    with torch.no_grad():
+        expected = theirs(normalised(torch, images, *IMAGENET))
+    ours = run(imported.image_tower, params["image_tower"], images)
+    assert_close(ours.embedding, expected.pooler_output)
+    assert_close(ours.tokens, expected.last_hidden_state)
 
 
 def scores_agree(torch, found, ids, normalization, **inputs):
@@ -124,6 +141,7 @@ def test_clips_text_tower_with_its_projection(torch, saved, config):
     [
         ("ViT", IMAGE, "Bert", HALF),
         ("Dinov2", DINO, "Bert", IMAGENET),
+        ("DINOv3ViT", DINO_V3, "Bert", IMAGENET),
         ("CLIPVision", IMAGE, "Bert", OPENAI),
         ("CLIPVision", IMAGE, "CLIPText", OPENAI),
     ],

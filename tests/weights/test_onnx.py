@@ -11,6 +11,7 @@ import pytest
 
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
+from lit_het.towers.image_config import RotaryConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -34,6 +35,9 @@ TOWERS = {
     "all patches": dataclasses.replace(IMAGE, pooling="none"),
     "attention": dataclasses.replace(IMAGE, encoder=dataclasses.replace(ENCODER, unrolled=True)),
     "DINOv2": dataclasses.replace(IMAGE, pooling="class_token", num_registers=3, encoder=DINO),
+    "DINOv3": dataclasses.replace(
+        IMAGE, pooling="class_token", positions="none", num_registers=3, encoder=DINO, rotary=RotaryConfig()
+    ),
     "CLIP's images": dataclasses.replace(
         IMAGE,
         pooling="class_token",

@@ -33,7 +33,7 @@ _ENCODER = {
     "experts": None,
 }
 _BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
-_IMAGE_TOWER = {"num_registers": 0, "input_norm": False, "num_inputs": 1}
+_IMAGE_TOWER = {"num_registers": 0, "input_norm": False, "num_inputs": 1, "rotary": None}
 
 
 def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertConfig | None, params: Params) -> None:
@@ -73,6 +73,8 @@ def _check_image_tower(config: ViTConfig) -> None:
     _check(config.encoder, _ENCODER)
     if config.pooling == "none":
         raise UserError("big_vision has no image tower with pooling = 'none'")
+    if config.positions == "none":
+        raise UserError("big_vision has no image tower with positions = 'none'")
 
 
 def _check_text_tower(config: TextConfig | BertConfig) -> None:

@@ -228,6 +228,7 @@ def _clip(tower: ViTConfig, params: Flat) -> WrittenTower:
 
 
 def _config(tower: ViTConfig) -> dict[str, Any]:
+    require("an export to transformers", [("image_tower.rotary", tower.rotary, None)])
     return {"image_size": tower.image_size, "patch_size": tower.patch_size, **encoder_config(tower.encoder)}
 
 
@@ -237,9 +238,11 @@ def _convolution(tower: ViTConfig, params: Flat) -> np.ndarray:
 
 
 def _positions(tower: ViTConfig, params: Flat) -> np.ndarray:
-    """Returns the positions of the patches; the models have learned ones only, and fixed ones are stored as such."""
-    side = tower.side
-    return params.get("positions", sine_cosine_positions(side, side, tower.encoder.width))
+    """Returns the positions of the patches; the models have learned ones only, and others are stored as such."""
+    side, width = tower.side, tower.encoder.width
+    if tower.positions == "none":
+        return np.zeros((tower.num_patches, width), np.float32)
+    return params.get("positions", sine_cosine_positions(side, side, width))
 
 
 def _with_class_token(tower: ViTConfig, params: Flat) -> Flat:

@@ -1,4 +1,4 @@
-"""Reads the image tower of a Hugging Face model: SigLIP's, CLIP's, ViT or DINOv2."""
+"""Reads the image tower of a Hugging Face model: SigLIP's, CLIP's, ViT, DINOv2 or DINOv3."""
 
 import dataclasses
 import functools
@@ -8,10 +8,16 @@ from jaxtyping import Float
 
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.image_config import RotaryConfig, ViTConfig
 from lit_het.weights.huggingface import names
-from lit_het.weights.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, Json
-from lit_het.weights.huggingface.tower import Family, Tower, shape_of, without_bias
+from lit_het.weights.huggingface.processor import (
+    CLIP_PROCESSOR,
+    DINO_PROCESSOR,
+    DINO_V3_PROCESSOR,
+    SIGLIP_PROCESSOR,
+    Json,
+)
+from lit_het.weights.huggingface.tower import Family, Tower, number, shape_of, without_bias
 from lit_het.weights.rename import ParameterSource, Rule
 from lit_het.weights.resample import resample_patches, resample_positions
 from lit_het.weights.sources import Arrays
@@ -28,6 +34,15 @@ FAMILIES = {
     "dinov2": Family(names.DINO, "dinov2.", "gelu", 1e-6, processor=DINO_PROCESSOR, ignored=_IGNORED_OF_DINO),
     "dinov2_with_registers": Family(
         names.DINO, "dinov2_with_registers.", "gelu", 1e-6, processor=DINO_PROCESSOR, ignored=_IGNORED_OF_DINO
+    ),
+    "dinov3_vit": Family(
+        names.DINO_V3,
+        "",
+        "gelu",
+        1e-5,
+        num_heads=6,
+        processor=DINO_V3_PROCESSOR,
+        defaults={"key_bias": False, "rope_theta": 100.0},
     ),
     "clip_vision_model": Family(names.CLIP_IMAGE, "vision_model.", "quick_gelu", 1e-5, processor=CLIP_PROCESSOR),
 }
@@ -65,9 +80,11 @@ class _ImageTower(Tower):
 
     def __init__(self, arrays: Arrays, family: Family, config: Json, compute_type: ComputeType, outer: str):
         super().__init__(arrays, family, config, compute_type, "image_tower/", outer)
-        self.first = self.require("embeddings.patch_embedding.weight", "embeddings.patch_embeddings.projection.weight")
-        self.first_bias = self.find("embeddings.patch_embedding.bias", "embeddings.patch_embeddings.projection.bias")
-        self.positions = self.require("embeddings.position_embedding.weight", "embeddings.position_embeddings")
+        layers = ("patch_embedding", "patch_embeddings.projection", "patch_embeddings")
+        self.first = self.require(*(f"embeddings.{layer}.weight" for layer in layers))
+        self.first_bias = self.find(*(f"embeddings.{layer}.bias" for layer in layers))
+        positions = ("embeddings.position_embedding.weight", "embeddings.position_embeddings")
+        self.positions = None if "rope_theta" in self.config else self.require(*positions)
         self.class_token = self.find("embeddings.class_embedding", "embeddings.cls_token")
         self.has_head = bool(config.get("vision_use_head", True))
         if not self.has_head:
@@ -77,17 +94,12 @@ class _ImageTower(Tower):
         self, normalization: Float[np.ndarray, "2 c"], image_size: int | None, patch_size: int | None
     ) -> tuple[ViTConfig, list[ParameterSource]]:
         """Returns the configuration of the tower and the sources of its parameters."""
-        num_patches = shape_of(self.arrays, self.positions, 2, 3)[-2] - bool(self.class_token)
-        side = round(max(0, num_patches) ** 0.5)
-        if side * side != num_patches or not side:
-            raise UserError(
-                f"{self.positions} holds {num_patches} patches, which form no square; only square images are supported"
-            )
         if "pre_logits/kernel" in self.array_names and self.config.get("pooler_act", "tanh") != "tanh":
             raise UserError(f"config.json: pooler_act = {self.config['pooler_act']!r:.100} is not 'tanh'")
         shape = shape_of(self.arrays, self.first, 2, 4)
         # Either a convolution [d, c, p, p] or a dense layer over flattened patches [d, p·p·c].
         old_size = shape[-1] if len(shape) == 4 else round((shape[1] / 3) ** 0.5)
+        side = self._side(old_size)
         has_pre_logits = "pre_logits/kernel" in self.array_names
         config = ViTConfig(
             side * old_size if image_size is None else image_size,
@@ -97,6 +109,8 @@ class _ImageTower(Tower):
             num_registers=self.shape("registers", 2, 3)[-2] if "registers" in self.array_names else 0,
             input_norm="input_norm/scale" in self.array_names,
             representation_size=self.shape("pre_logits/kernel", 2)[0] if has_pre_logits else None,
+            positions="learned" if self.positions else "none",
+            rotary=None if self.positions else RotaryConfig(base=number(self.config, "rope_theta", 100.0)),
         )
         tokens = self._token_sources(
             config.side, keeps_corners=self.family.keeps_corners and config.patch_size == old_size
@@ -111,8 +125,22 @@ class _ImageTower(Tower):
             sources += without_bias("visual_projection.weight", "image_tower/projection")
         return config, sources
 
+    def _side(self, patch_size: int) -> int:
+        """Returns the number of patches along each side."""
+        if self.positions is None:
+            return number(self.config, "image_size", 224) // patch_size
+        num_patches = shape_of(self.arrays, self.positions, 2, 3)[-2] - bool(self.class_token)
+        side = round(max(0, num_patches) ** 0.5)
+        if side * side != num_patches or not side:
+            raise UserError(
+                f"{self.positions} holds {num_patches} patches, which form no square; only square images are supported"
+            )
+        return side
+
     def _token_sources(self, side: int, keeps_corners: bool) -> list[ParameterSource]:
         """Returns the sources of the positions and of the class token, to which its own position is added."""
+        if self.positions is None:
+            return [ParameterSource("image_tower/class_token", (self.require("embeddings.cls_token"),), np.ravel)]
         num_class_tokens = int(self.class_token is not None)
 
         def patches(positions: np.ndarray) -> np.ndarray:

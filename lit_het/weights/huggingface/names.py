@@ -257,6 +257,17 @@ DINO: Table = (
 )
 # To write a tower with gated MLPs, whose layers have other names.
 GATED_DINO: Table = _DINO_SWIGLU + DINO
+DINO_V3: Table = (
+    *_block(
+        "layer.#",
+        layers=_NEW_ATTENTION | {f"mlp.{name}_proj": f"mlp/{name}" for name in ("gate", "up", "down")},
+        norms=_DINO_NORMS,
+    ),
+    Match("layer.#.layer_scale1.lambda1", ("encoder/blocks/#/attention_scale",)),
+    Match("layer.#.layer_scale2.lambda1", ("encoder/blocks/#/mlp_scale",)),
+    Match("embeddings.register_tokens", ("registers",), ROWS),
+    *norm("norm", "encoder/norm"),
+)
 _BERT: Table = (
     Match("embeddings.word_embeddings.weight", ("tokens/embedding",)),
     Match("embeddings.token_type_embeddings.weight", ("segments/embedding",)),

@@ -36,6 +36,12 @@ DINO_PROCESSOR: Json = {
     "size": {"shortest_edge": 256},
     "crop_size": 224,
 }
+DINO_V3_PROCESSOR: Json = {
+    "image_mean": DINO_PROCESSOR["image_mean"],
+    "image_std": DINO_PROCESSOR["image_std"],
+    "resample": BILINEAR,
+    "size": {"height": 224, "width": 224},
+}
 
 
 def read_processor(folder: Path, default: Json) -> Json:

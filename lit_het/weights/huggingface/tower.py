@@ -21,7 +21,15 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
-_QUERY_KEY_VALUE = re.compile(r"/attention/(query|key|value)/kernel$")
+# Fields by which layers have no bias.
+_BIASES = {
+    "qkv_bias": r"/attention/(query|key|value)/kernel$",
+    "query_bias": r"/attention/query/kernel$",
+    "key_bias": r"/attention/key/kernel$",
+    "value_bias": r"/attention/value/kernel$",
+    "proj_bias": r"/attention/out/kernel$",
+    "mlp_bias": r"/mlp/(gate|up|down)/kernel$",
+}
 # A larger number in a configuration is refused.
 _LARGEST = 2**31 - 1
 
@@ -38,6 +46,7 @@ class Family:
         keeps_corners: whether positions are resampled with aligned corners, see `resample_positions`.
         processor: default image processor for a folder without one.
         ignored: rules for arrays that are deliberately not imported.
+        defaults: of other fields of a configuration, where they are not those of the first families.
     """
 
     table: names.Table
@@ -48,6 +57,7 @@ class Family:
     keeps_corners: bool = True
     processor: Json = dataclasses.field(default_factory=lambda: VIT_PROCESSOR)
     ignored: tuple[Rule, ...] = ()
+    defaults: Json = dataclasses.field(default_factory=dict)
 
 
 class Tower:
@@ -60,11 +70,12 @@ class Tower:
         # contains (``outer``) may have both prefixes.
         inner = outer + family.prefix
         self.prefix = inner if any(name.startswith(inner) for name in arrays) else outer
-        self.arrays, self.family, self.config, self.path = arrays, family, config, path
+        self.arrays, self.family, self.config, self.path = arrays, family, family.defaults | config, path
         self.compute_type: ComputeType = compute_type
         self.sources = names.parameter_sources(arrays, family.table, self.prefix, path)
-        if config.get("qkv_bias") is False:
-            self.sources += [_zeros(one) for one in self.sources if _QUERY_KEY_VALUE.search(one.target)]
+        for field, layers in _BIASES.items():
+            if self.config.get(field) is False:
+                self.sources += [_zeros(one) for one in self.sources if re.search(layers, one.target)]
         self.array_names = {one.target.removeprefix(path): one.array_names[0] for one in self.sources}
 
     def find(self, *candidates: str) -> str | None:
@@ -88,11 +99,15 @@ class Tower:
         """Returns the configuration of the blocks."""
         width, mlp_width = self.shape("encoder/blocks/0/mlp/down/kernel", 2)
         activation = str(self.config.get("hidden_act", self.family.activation))
-        if activation not in ACTIVATIONS:
+        gated = "encoder/blocks/0/mlp/gate/kernel" in self.array_names
+        if gated and self.config.get("use_gated_mlp") and activation != "silu":
+            raise UserError(
+                f"config.json: hidden_act = {activation!r:.100} of a gated MLP is not supported, only 'silu'"
+            )
+        if not gated and activation not in ACTIVATIONS:
             raise UserError(
                 f"config.json: hidden_act = {activation!r:.100} is not supported; choose from {', '.join(ACTIVATIONS)}"
             )
-        gated = "encoder/blocks/0/mlp/gate/kernel" in self.array_names
         depth = number(self.config, "num_hidden_layers", 12)
         # A number in a damaged configuration must not decide how much memory a model takes.
         if depth > len(self.arrays):
