@@ -47,13 +47,22 @@ class Attention(nnx.Module):
     Dense layers have flat operands ``[b*n d]``, as XLA's CPU backend is slow at gradients of batched products.
     """
 
-    def __init__(self, width: int, num_heads: int, dtype: ComputeType, rngs: nnx.Rngs, source_width: int | None = None):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        dtype: ComputeType,
+        rngs: nnx.Rngs,
+        source_width: int | None = None,
+        head_size: int | None = None,
+    ):
         self.num_heads = num_heads
+        inner = width if head_size is None else num_heads * head_size
         # In this order, which random numbers follow.
-        self.query = linear(width, width, dtype, rngs)
-        self.key = linear(source_width or width, width, dtype, rngs)
-        self.value = linear(source_width or width, width, dtype, rngs)
-        self.out = linear(width, width, dtype, rngs)
+        self.query = linear(width, inner, dtype, rngs)
+        self.key = linear(source_width or width, inner, dtype, rngs)
+        self.value = linear(source_width or width, inner, dtype, rngs)
+        self.out = linear(inner, width, dtype, rngs)
 
     def __call__(
         self,
@@ -64,13 +73,16 @@ class Attention(nnx.Module):
         *,
         causal: bool = False,
         rotation: Rotation | None = None,
+        bias: Float[Array, "#h q n"] | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent.
 
-        With ``causal``, query i attends to the tokens 0 to i. A rotation turns queries and keys.
+        With ``causal``, query i attends to the tokens 0 to i. A rotation turns queries and keys, a bias is added to the
+        logits of all examples.
         """
         mask = None if present is None else present[:, None]
-        return self.attend(queries, self.keys_and_values(tokens, b, rotation), mask, causal=causal, rotation=rotation)
+        source = self.keys_and_values(tokens, b, rotation)
+        return self.attend(queries, source, mask, causal=causal, rotation=rotation, bias=bias)
 
     def keys_and_values(
         self, tokens: Float[Array, "bn source"], b: Size, rotation: Rotation | None = None
@@ -87,6 +99,7 @@ class Attention(nnx.Module):
         *,
         causal: bool = False,
         rotation: Rotation | None = None,
+        bias: Float[Array, "#h q n"] | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends to keys and values; the queries of an example are adjacent.
 
@@ -96,10 +109,11 @@ class Attention(nnx.Module):
             mask: which tokens a query may attend to, of every query or one for all; None for all.
             causal: whether query i attends to the tokens 0 to i.
             rotation: turns the queries by their positions, see `lit_het.towers.rotary`; None for none.
+            bias: added to the logits of every example; None for none.
         """
         query = self._by_head(self.query(queries), source.keys.shape[0])
         query = query if rotation is None else rotation(query)
-        return self.out(_attended(query, source, mask, causal).reshape(queries.shape[0], -1))
+        return self.out(_attended(query, source, mask, causal, bias).reshape(queries.shape[0], -1))
 
     def _by_head(self, projected: Float[Array, "bn d"], b: Size) -> Float[Array, "b n h e"]:
         # The constraint is on the projections, as the kernels of these layers are split along their outputs: see
@@ -109,37 +123,48 @@ class Attention(nnx.Module):
 
 
 def _attended(
-    query: Float[Array, "b q h e"], source: KeysAndValues, mask: Bool[Array, "b _ n"] | None, causal: bool
+    query: Float[Array, "b q h e"],
+    source: KeysAndValues,
+    mask: Bool[Array, "b _ n"] | None,
+    causal: bool,
+    bias: Float[Array, "#h q n"] | None = None,
 ) -> Float[Array, "b q h e"]:
-    """Returns softmax(q kᵀ / √e) v of every head (Vaswani et al. 2017, Eq. 1), a few examples or heads at a time.
+    """Returns softmax(q kᵀ / √e + bias) v of every head, a few examples or heads at a time (Vaswani et al. 2017).
 
     The backward pass computes the logits of a group again: none are saved.
     """
     b, n, h, e = source.keys.shape
     groups = _num_groups(query, n)
     if groups == 1:
-        return _attended_at_once(query, source.keys, source.values, mask, causal)
+        return _attended_at_once(query, source.keys, source.values, mask, causal, None if bias is None else bias[None])
     # A row has all heads of an example or, where those are several groups, the heads of one group.
     parts = max(1, groups * sharding.num_automatic_shards() // b)
     rows, heads = b * parts // groups, h // parts
+    biases = of_row = None
+    if bias is not None:
+        biases = jnp.broadcast_to(bias, (h, *bias.shape[1:])).reshape(parts, heads, *bias.shape[1:])
+        of_row = jnp.tile(jnp.arange(parts), b)
 
-    def of_group(group: tuple[Array, Array, Array, Array | None]) -> Float[Array, "tokens d"]:
+    def of_group(group: tuple[Array, Array, Array, Array | None, Array | None]) -> Float[Array, "tokens d"]:
         # Heads are split here: split before, TPUs would pad each to a whole register in HBM.
         query, keys, values = (x.reshape(rows, -1, heads, e) for x in group[:3])
-        return _attended_at_once(query, keys, values, group[3], causal).reshape(-1, heads * e)
+        bias = None if biases is None else biases[group[4]]
+        return _attended_at_once(query, keys, values, group[3], causal, bias).reshape(-1, heads * e)
 
     def flat(x: Float[Array, "b tokens h e"]) -> Float[Array, "rows_and_tokens d"]:
         return x.reshape(b, -1, parts, heads * e).swapaxes(1, 2).reshape(-1, heads * e)
 
     if mask is not None:
         mask = jnp.repeat(mask, parts, axis=0)
-    found = sharding.map_groups(of_group, (*map(flat, (query, source.keys, source.values)), mask), groups)
+    found = sharding.map_groups(of_group, (*map(flat, (query, source.keys, source.values)), mask, of_row), groups)
     return found.reshape(b, parts, -1, heads * e).swapaxes(1, 2).reshape(query.shape)
 
 
-def _attended_at_once(query: Array, keys: Array, values: Array, mask: Array | None, causal: bool) -> Array:
+def _attended_at_once(
+    query: Array, keys: Array, values: Array, mask: Array | None, causal: bool, bias: Array | None
+) -> Array:
     of_heads = None if mask is None else mask[:, None]
-    return jax.nn.dot_product_attention(query, keys, values, mask=of_heads, is_causal=causal)
+    return jax.nn.dot_product_attention(query, keys, values, bias, of_heads, is_causal=causal)
 
 
 def _num_groups(query: Float[Array, "b q h e"], num_keys: int) -> int:

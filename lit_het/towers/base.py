@@ -40,6 +40,8 @@ LATER_FIELDS: Mapping[str, Any] = {
     "class_token": False,
     "mean_pooling": False,
     "rotary": None,
+    "encoder.norm": "layer",
+    "encoder.head_size": None,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,

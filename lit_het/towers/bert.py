@@ -4,19 +4,44 @@ RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020) have the same layers. 
 ``padding_id + 1`` and gives padding the position ``padding_id``; here positions start at 0 and padding is masked.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.towers.layers import layer_norm, linear
+from lit_het.towers.layers import linear
 from lit_het.towers.pooling import mean_of_present
 from lit_het.towers.text_config import BertConfig
-from lit_het.towers.transformer import Encoder
+from lit_het.towers.transformer import Encoder, EncoderOutput
 from lit_het.types import TowerOutput
 
 
-class Bert(nnx.Module):
+class MaskedText(nnx.Module):
+    """A text tower whose tokens do not attend to padding: what is behind its encoder.
+
+    Attributes:
+        config: its configuration.
+        projection: the dense layer at the very end, of a configuration with ``projection_size``.
+    """
+
+    config: Any
+    projection: nnx.Linear
+
+    def _output(self, encoded: EncoderOutput, pooled: Float[Array, "b d"]) -> TowerOutput:
+        embedding = pooled
+        if self.config.projection_size is not None:
+            embedding = sharding.as_batch(self.projection(pooled)).astype(jnp.float32)
+        if self.config.layer_input:
+            embedding = jnp.concatenate([embedding, pooled.astype(jnp.float32)], axis=1)
+        return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
+
+    def _pool(self, tokens: Float[Array, "b l d"], present: Bool[Array, "b l"]) -> Float[Array, "b d"]:
+        return mean_of_present(tokens, present) if self.config.pooling == "mean" else tokens[:, 0]
+
+
+class Bert(MaskedText):
     """The tower of a `BertConfig`."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
@@ -30,7 +55,7 @@ class Bert(nnx.Module):
         self.tokens = embedding(config.vocabulary_size)
         self.positions = nnx.Param(init(rngs.params(), (config.length, encoder.width), jnp.float32))
         self.segments = embedding(config.num_segments)
-        self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
+        self.input_norm = encoder.build_norm(rngs)
         self.encoder = Encoder(encoder, rngs)
         if config.pooler:
             self.pre_logits = linear(encoder.width, encoder.width, encoder.compute_type, rngs)
@@ -52,15 +77,8 @@ class Bert(nnx.Module):
         # Unlike LiT's own text tower, BERT was trained with masked padding.
         present = text != self.config.padding_id
         encoded = self.encoder(self.input_norm(embedded), key, present)
-        pooled = embedding = self._pool(encoded.tokens, present)
-        if self.config.projection_size is not None:
-            embedding = sharding.as_batch(self.projection(pooled)).astype(jnp.float32)
-        if self.config.layer_input:
-            embedding = jnp.concatenate([embedding, pooled.astype(jnp.float32)], axis=1)
-        return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
+        return self._output(encoded, self._pool(encoded.tokens, present))
 
     def _pool(self, tokens: Float[Array, "b l d"], present: Bool[Array, "b l"]) -> Float[Array, "b d"]:
-        if self.config.mean_pooling:
-            return mean_of_present(tokens, present)
-        first = tokens[:, 0]
-        return jnp.tanh(self.pre_logits(first).astype(jnp.float32)) if self.config.pooler else first
+        pooled = super()._pool(tokens, present)
+        return jnp.tanh(self.pre_logits(pooled).astype(jnp.float32)) if self.config.pooler else pooled

@@ -18,7 +18,7 @@ from lit_het import sharding
 from lit_het.towers.attention import KeysAndValues
 from lit_het.towers.decoder_config import DecoderConfig
 from lit_het.towers.encoder_config import EncoderConfig
-from lit_het.towers.layers import layer_dropout, layer_norm
+from lit_het.towers.layers import layer_dropout
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.transformer import REMAT_POLICIES, stack
 from lit_het.trees import tree_of_arrays
@@ -57,11 +57,11 @@ class DecoderBlock(nnx.Module):
 
     def __init__(self, config: EncoderConfig, source_width: int, rngs: nnx.Rngs):
         self.norms_before = config.norm_placement == "before"
-        self.attention_norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.attention_norm = config.build_norm(rngs)
         self.attention = config.build_attention(rngs)
-        self.source_norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.source_norm = config.build_norm(rngs)
         self.source_attention = config.build_attention(rngs, source_width)
-        self.mlp_norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.mlp_norm = config.build_norm(rngs)
         self.mlp = config.build_mlp(rngs)
 
     def __call__(
@@ -110,7 +110,7 @@ class Decoder(nnx.Module):
 
         self.blocks = stack(lambda rngs: DecoderBlock(encoder, source_width, rngs), encoder.depth, rngs)
         if encoder.norm_placement == "before":
-            self.norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
+            self.norm = encoder.build_norm(rngs)
 
     def start(
         self,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 ComputeType: TypeAlias = Literal["float32", "bfloat16"]
 
 # "gelu" is exact, "gelu_tanh" its tanh form (big_vision, SigLIP), "quick_gelu" x sigmoid(1.702 x) (CLIP); "swiglu" has
-# a gate beside the hidden layer: silu(gate x) * (up x) (DINOv2 giant).
-Activation: TypeAlias = Literal["gelu_tanh", "gelu", "quick_gelu", "relu", "swiglu"]
+# a gate beside the hidden layer: silu(gate x) * (up x) (DINOv2 giant); "geglu", "geglu_tanh" one by either GELU (T5).
+Activation: TypeAlias = Literal["gelu_tanh", "gelu", "quick_gelu", "relu", "swiglu", "geglu", "geglu_tanh"]
 
 
 LOWER = "lower_"
@@ -36,11 +36,13 @@ class EncoderConfig:
         width: size of a token.
         depth: number of blocks.
         mlp_width: size of the hidden layer of the MLPs.
-        num_heads: attention heads; divides ``width``.
+        num_heads: attention heads; divides ``width``, unless ``head_size`` is given.
         activation: of the MLPs.
         norm_placement: LayerNorms before each layer and after the last block (ViT), or after each residual sum (the
             original Transformer, BERT).
         norm_epsilon: added to variances.
+        norm: LayerNorms, or their form without mean and bias (RMSNorm, Zhang and Sennrich 2019; T5).
+        head_size: size of an attention head; None for ``width / num_heads``.
         layer_scale: whether a learned vector scales the output of each layer before the residual sum (DINOv2).
         causal: whether a token attends only to itself and to earlier tokens (CLIP's texts).
         experts: mixtures of experts in place of some MLPs, or None.
@@ -57,6 +59,8 @@ class EncoderConfig:
     activation: Activation = "gelu_tanh"
     norm_placement: Literal["before", "after"] = "before"
     norm_epsilon: float = 1e-6
+    norm: Literal["layer", "rms"] = "layer"
+    head_size: int | None = None
     layer_scale: bool = False
     causal: bool = False
     experts: ExpertsConfig | None = None
@@ -66,8 +70,10 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "width", "depth", "mlp_width", "num_heads")
-        require_choice(self, "activation", "norm_placement", "compute_type", "remat")
-        if self.width % self.num_heads:
+        require_choice(self, "activation", "norm_placement", "norm", "compute_type", "remat")
+        if self.head_size is not None:
+            require_at_least(1, self, "head_size")
+        elif self.width % self.num_heads:
             raise UserError(f"encoder.width = {self.width} is not a multiple of encoder.num_heads = {self.num_heads}")
         if self.experts is not None:
             self.experts.block_numbers(self.depth)
@@ -88,7 +94,13 @@ class EncoderConfig:
         """Returns the attention of a block to its own tokens, or to those of another tower."""
         from lit_het.towers.attention import Attention
 
-        return Attention(self.width, self.num_heads, self.compute_type, rngs, source_width)
+        return Attention(self.width, self.num_heads, self.compute_type, rngs, source_width, self.head_size)
+
+    def build_norm(self, rngs: "nnx.Rngs") -> "nnx.LayerNorm | nnx.RMSNorm":
+        """Returns a norm of tokens, which computes in float32 for any type of activations."""
+        from lit_het.towers.layers import norm
+
+        return norm(self.norm, self.width, self.norm_epsilon, rngs)
 
     def build_mlp(self, rngs: "nnx.Rngs", layer: Callable[..., Any] | None = None) -> "Mlp":
         """Returns the MLP of a block, or of one expert, of dense layers of a kind."""

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Key
 from lit_het.towers import dispatch, routing
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.groups import group_images
-from lit_het.towers.layers import Mlp
+from lit_het.towers.layers import GATES, Mlp
 from lit_het.towers.rank_one import RankOneLinear
 from lit_het.towers.routing import Choices, Gates
 
@@ -169,7 +169,7 @@ class Experts(nnx.Module):
 
 
 def _with_noise(mlp: Mlp, scale: float, rngs: nnx.Rngs) -> Mlp:
-    layers = [mlp.up, mlp.down, *([mlp.gate] if mlp.activation == "swiglu" else [])]
+    layers = [mlp.up, mlp.down, *([mlp.gate] if mlp.activation in GATES else [])]
     for layer in layers if scale else ():
         layer.kernel[...] += scale * jax.random.normal(rngs.params(), layer.kernel.shape)
     return mlp

@@ -1,7 +1,7 @@
 """Layers of all Transformers: dense, norm and MLP."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,12 @@ _FUNCTIONS: dict[Activation, Callable[[Array], Array]] = {
     "quick_gelu": _saving_slopes(lambda x: x * jax.nn.sigmoid(1.702 * x)),
     "relu": jax.nn.relu,
 }
+GATES: dict[Activation, Callable[[Array], Array]] = {
+    "swiglu": jax.nn.silu,
+    "geglu": _FUNCTIONS["gelu"],
+    "geglu_tanh": _FUNCTIONS["gelu_tanh"],
+}
+"""Activations with a gate beside the hidden layer (Shazeer 2020, Eq. 6), and the functions of the gate."""
 
 
 def linear(size_in: int, size_out: int, dtype: ComputeType, rngs: nnx.Rngs) -> nnx.Linear:
@@ -51,9 +57,10 @@ def log_variances(size_in: int, size_out: int, rngs: nnx.Rngs) -> nnx.Linear:
     return nnx.Linear(size_in, size_out, kernel_init=normal, bias_init=constant, rngs=rngs)
 
 
-def layer_norm(width: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Returns a LayerNorm that computes in float32 for any type of activations."""
-    return nnx.LayerNorm(width, epsilon=epsilon, dtype=jnp.float32, rngs=rngs)
+def norm(kind: Literal["layer", "rms"], width: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+    """Returns a norm that computes in float32 for any type of activations."""
+    of_kind = nnx.LayerNorm if kind == "layer" else nnx.RMSNorm
+    return of_kind(width, epsilon=epsilon, dtype=jnp.float32, rngs=rngs)
 
 
 def layer_dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:
@@ -86,7 +93,7 @@ class Mlp(nnx.Module):
     ):
         self.activation: Activation = activation
         self.up = layer(width, hidden, dtype, rngs)
-        if activation == "swiglu":
+        if activation in GATES:
             self.gate = layer(width, hidden, dtype, rngs)
         self.down = layer(hidden, width, dtype, rngs)
 
@@ -108,6 +115,6 @@ class Mlp(nnx.Module):
     def hidden(self, x: Float[Array, "n d"], apply: Callable[[Any, Array], Array] = _applied) -> Float[Array, "n h"]:
         """Returns the input of the last layer; arguments as those of a call."""
         hidden = apply(self.up, x)
-        if self.activation == "swiglu":
-            return jax.nn.silu(apply(self.gate, x)) * hidden
+        if self.activation in GATES:
+            return GATES[self.activation](apply(self.gate, x)) * hidden
         return _FUNCTIONS[self.activation](hidden)

@@ -6,7 +6,6 @@ from jaxtyping import Array, Bool, Float
 
 from lit_het import sharding
 from lit_het.towers.encoder_config import EncoderConfig
-from lit_het.towers.layers import layer_norm
 
 
 class AttentionPooling(nnx.Module):
@@ -15,7 +14,7 @@ class AttentionPooling(nnx.Module):
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width), jnp.float32))
         self.attention = config.build_attention(rngs)
-        self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.norm = config.build_norm(rngs)
         self.mlp = config.build_mlp(rngs)
 
     def __call__(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b d"]:

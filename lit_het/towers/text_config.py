@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from lit_het.towers.bert import Bert
+    from lit_het.towers.t5 import T5
     from lit_het.towers.text import TextTransformer
 
 
@@ -110,8 +111,49 @@ class TextConfig(TowerOptions):
         return TextTransformer(self, rngs)
 
 
+class MaskedTextOptions(TowerOptions):
+    """What the configuration of a text tower says whose tokens do not attend to padding.
+
+    Attributes:
+        length: tokens per text, padding included.
+        padding_id: token id of padding.
+        projection_size: size of the dense layer at the very end; None for none.
+    """
+
+    length: Any
+    padding_id: Any
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "vocabulary_size", "length")
+        if self.projection_size is not None:
+            require_at_least(1, self, "projection_size")
+        if self.encoder.num_members > 1:
+            raise UserError(f"a {type(self).__name__} has no ensemble of experts; set encoder.experts.num_members to 1")
+        if self.layer_input and self.last_layer is None:
+            raise FieldError(self, "layer_input", "True needs a projection_size")
+
+    @property
+    def masked_token(self) -> int:
+        """Id of the token to which no other attends."""
+        return self.padding_id
+
+    @property
+    def embedding_size(self) -> int:
+        """Size of the embedding."""
+        return self.projection_size or self.encoder.width
+
+    @property
+    def last_layer(self) -> str | None:
+        """Path of the parameters of the projection; None without one."""
+        return None if self.projection_size is None else "projection"
+
+    def file_options(self) -> dict[str, Any]:
+        """Returns its length too, and a pooling that a file may not record."""
+        return {**super().file_options(), "text_length": self.length, "text_pooling": self.pooling}
+
+
 @dataclasses.dataclass(frozen=True)
-class BertConfig(TowerOptions):
+class BertConfig(MaskedTextOptions):
     """A BERT text tower, and with other fields a RoBERTa or XLM-R.
 
     Attributes:
@@ -144,39 +186,17 @@ class BertConfig(TowerOptions):
     first_parameters = ("tokens", "positions", "segments", "input_norm")
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "vocabulary_size", "length", "num_segments")
+        require_at_least(1, self, "num_segments")
+        if self.encoder.norm_placement != "after":
+            raise UserError("a BERT tower needs encoder.norm_placement = 'after'")
         if self.pooler and self.mean_pooling:
             raise FieldError(self, "pooler", "True needs mean_pooling = False")
-        if self.projection_size is not None:
-            require_at_least(1, self, "projection_size")
-        if self.encoder.norm_placement != "after" or self.encoder.num_members > 1:
-            raise UserError("a BERT tower needs encoder.norm_placement = 'after', and no ensemble of experts")
-        if self.layer_input and self.last_layer is None:
-            raise FieldError(self, "layer_input", "True needs a projection_size")
-
-    @property
-    def masked_token(self) -> int:
-        """Id of the token to which no other attends."""
-        return self.padding_id
+        super().__post_init__()
 
     @property
     def pooling(self) -> Literal["first", "mean"]:
         """How its tokens become an embedding."""
         return "mean" if self.mean_pooling else "first"
-
-    @property
-    def embedding_size(self) -> int:
-        """Size of the embedding."""
-        return self.projection_size or self.encoder.width
-
-    @property
-    def last_layer(self) -> str | None:
-        """Path of the parameters of the projection; None without one."""
-        return None if self.projection_size is None else "projection"
-
-    def file_options(self) -> dict[str, Any]:
-        """Returns its length too, and a pooling that a file may not record."""
-        return {**super().file_options(), "text_length": self.length, "text_pooling": self.pooling}
 
     def build(self, rngs: "nnx.Rngs") -> "Bert":
         """Returns the tower with fresh parameters."""
@@ -185,4 +205,50 @@ class BertConfig(TowerOptions):
         return Bert(self, rngs)
 
 
-TextTowerConfig: TypeAlias = TextConfig | BertConfig
+@dataclasses.dataclass(frozen=True)
+class T5Config(MaskedTextOptions):
+    """The encoder of a T5 or mT5 as a text tower, by default of T5 v1.1 base.
+
+    Attributes:
+        vocabulary_size: number of token ids.
+        length: tokens per text, padding included.
+        projection_size: size of the dense layer at the very end; None for none.
+        encoder: the stack of blocks.
+        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
+        padding_id: token id of padding, which is masked in attention.
+        pooling: the mean of all tokens but padding, or the first token.
+        num_buckets: of distances between tokens, each with a learned bias per head, in both directions.
+        max_distance: from which on all distances are in one bucket.
+        layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
+    """
+
+    vocabulary_size: int = 32_128
+    length: int = 16
+    projection_size: int | None = 768
+    encoder: EncoderConfig = EncoderConfig(mlp_width=2048, activation="geglu_tanh", norm="rms")
+    weights: str | None = None
+    padding_id: int = 0
+    pooling: Literal["mean", "first"] = "mean"
+    num_buckets: int = 32
+    max_distance: int = 128
+    layer_input: bool = False
+
+    first_parameters = ("tokens", "distances")
+
+    def __post_init__(self) -> None:
+        require_choice(self, "pooling")
+        if self.num_buckets < 4 or self.num_buckets % 4:
+            raise FieldError(self, "num_buckets", f"{self.num_buckets} must be a multiple of 4")
+        require_at_least(self.num_buckets // 4 + 1, self, "max_distance")
+        if self.encoder.experts is not None:
+            raise UserError("a T5 tower has no experts; leave out encoder.experts")
+        super().__post_init__()
+
+    def build(self, rngs: "nnx.Rngs") -> "T5":
+        """Returns the tower with fresh parameters."""
+        from lit_het.towers.t5 import T5
+
+        return T5(self, rngs)
+
+
+TextTowerConfig: TypeAlias = TextConfig | BertConfig | T5Config

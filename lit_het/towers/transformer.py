@@ -14,7 +14,7 @@ from lit_het import sharding
 from lit_het.towers.encoder_config import LOWER, EncoderConfig
 from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.layers import layer_dropout, layer_norm
+from lit_het.towers.layers import layer_dropout
 from lit_het.towers.rotary import Rotation
 from lit_het.types import Metrics, Size
 
@@ -34,9 +34,9 @@ class Block(nnx.Module):
     def __init__(self, config: EncoderConfig, experts: ExpertsConfig | None, rngs: nnx.Rngs):
         self.causal = config.causal
         self.norms_before = config.norm_placement == "before"
-        self.attention_norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.attention_norm = config.build_norm(rngs)
         self.attention = config.build_attention(rngs)
-        self.mlp_norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.mlp_norm = config.build_norm(rngs)
         self.mlp = config.build_mlp(rngs) if experts is None else None
         self.mixture = None if experts is None else Experts(experts, config.width, config.build_mlp, rngs)
         self.attention_scale = nnx.Param(jnp.ones(config.width, jnp.float32)) if config.layer_scale else None
@@ -52,11 +52,13 @@ class Block(nnx.Module):
         dropout: float = 0.0,
         apart: bool = False,
         rotation: Rotation | None = None,
+        bias: Float[Array, "#h n n"] | None = None,
     ) -> tuple[Float[Array, "_ d"], Routing | None]:
         """Maps the tokens of ``b`` examples; with ``apart`` experts give K copies of each, see `Experts`."""
         drop = layer_dropout(dropout, keys.dropout)
         seen = self.attention_norm(x) if self.norms_before else x
-        update = drop(self.attention(seen, seen, b, present, causal=self.causal, rotation=rotation), 0)
+        update = self.attention(seen, seen, b, present, causal=self.causal, rotation=rotation, bias=bias)
+        update = drop(update, 0)
         x = self._add(x, update, self.attention_scale, self.attention_norm)
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
         if self.mixture is not None:
@@ -69,7 +71,11 @@ class Block(nnx.Module):
         return self._add(x, update, self.mlp_scale, self.mlp_norm), routing
 
     def _add(
-        self, x: Float[Array, "bn d"], update: Float[Array, "bn d"], scale: nnx.Param | None, norm: nnx.LayerNorm
+        self,
+        x: Float[Array, "bn d"],
+        update: Float[Array, "bn d"],
+        scale: nnx.Param | None,
+        norm: nnx.LayerNorm | nnx.RMSNorm,
     ) -> Float[Array, "bn d"]:
         if scale is not None:
             # The cast keeps bfloat16 activations: float32 times bfloat16 would be float32 from here on.
@@ -104,7 +110,7 @@ class Encoder(nnx.Module):
             experts = config.experts if name == "expert_blocks" else None
             setattr(self, name, stack(lambda rngs, experts=experts: Block(config, experts, rngs), len(numbers), rngs))
         if config.norm_placement == "before":
-            self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
+            self.norm = config.build_norm(rngs)
 
     def __call__(
         self,
@@ -113,6 +119,7 @@ class Encoder(nnx.Module):
         present: Bool[Array, "b n"] | None = None,
         dropout: float = 0.0,
         rotation: Rotation | None = None,
+        bias: Float[Array, "#h n n"] | None = None,
     ) -> EncoderOutput:
         """Returns the encoded tokens.
 
@@ -122,10 +129,11 @@ class Encoder(nnx.Module):
             present: False marks padding, to which no token attends; None for no padding.
             dropout: rate at which outputs of layers are dropped before they are added, with a key and without experts.
             rotation: turns queries and keys of every block by their positions, without experts; None for none.
+            bias: added to the logits of attention in every block, without experts; None for none.
         """
         b, n, d = tokens.shape
         x = tokens.reshape(b * n, d).astype(self.config.compute_type)
-        x, routings = self._run_all(x, b, present, key, {"dropout": dropout, "rotation": rotation})
+        x, routings = self._run_all(x, b, present, key, {"dropout": dropout, "rotation": rotation, "bias": bias})
         if self.config.experts is None:
             return EncoderOutput(self._finish(x, n), {}, {})
         routing = jax.tree.map(lambda *of_segments: jnp.concatenate(of_segments), *routings)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from lit_het import sharding
 from lit_het.towers.image_config import ViTConfig
-from lit_het.towers.layers import layer_norm, linear, log_variances
+from lit_het.towers.layers import linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.rotary import Rotation, grid_angles
@@ -40,7 +40,7 @@ class ViT(nnx.Module):
             self.uncertainty = log_variances(encoder.width, config.mean_size, rngs)
         # CLIP's "pre-LayerNorm".
         if config.input_norm:
-            self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
+            self.input_norm = encoder.build_norm(rngs)
         self.encoder = Encoder(encoder, rngs)
         if config.pooling == "attention":
             self.pooling = AttentionPooling(encoder, rngs)

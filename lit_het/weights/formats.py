@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ViTConfig
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.text_config import TextTowerConfig
 from lit_het.types import Params
 from lit_het.weights import rename
 from lit_het.weights.big_vision.importing import read_big_vision
@@ -103,7 +103,7 @@ def image_tower(address: str, **options: Any) -> ViTConfig:
     return _tower(address, "image_tower", options)
 
 
-def text_tower(address: str, **options: Any) -> TextConfig | BertConfig:
+def text_tower(address: str, **options: Any) -> TextTowerConfig:
     """Returns the configuration of a text tower that starts from the weights at an address.
 
     Args:

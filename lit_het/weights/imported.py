@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.towers.image_config import ViTConfig
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.text_config import TextTowerConfig
 from lit_het.weights.rename import ParameterSource
 from lit_het.weights.sources import Arrays
 
@@ -32,7 +32,7 @@ class Imported:
     arrays: Arrays
     parameter_sources: list[ParameterSource]
     image_tower: ViTConfig | None = None
-    text_tower: TextConfig | BertConfig | None = None
+    text_tower: TextTowerConfig | None = None
     has_bias: bool = False
     num_classes: int | None = None
     has_several_labels: bool = False

@@ -7,6 +7,7 @@ import pytest
 
 from lit_het.errors import UserError
 from lit_het.tasks.options import check_padding
+from lit_het.towers.t5 import distance_buckets
 from lit_het.towers.text_config import BertConfig, TextConfig
 from lit_het.weights import formats
 from tests.golden.record_image_text import randomise
@@ -110,6 +111,9 @@ def compare(transformers, tmp_path):
 
     def compared(kind, model, fields, *, length, padding=1, longest=None, **options):
         theirs = randomise(torch, getattr(transformers, model)(transformers.AutoConfig.for_model(kind, **fields)))
+        for name, parameter in theirs.named_parameters():
+            if name.endswith("SelfAttention.q.weight"):  # T5 divides no logits, but begins with small queries
+                parameter.data *= fields["d_kv"] ** -0.5
         theirs.save_pretrained(tmp_path, max_shard_size="50MB")
         imported, params = load(tmp_path, text_length=length, **options)
         ids = texts(imported.text_tower.vocabulary_size, length, padding, longest=longest or length)
@@ -151,3 +155,48 @@ def test_roberta_and_xlm_r_give_the_embeddings_of_transformers(compare, kind, mo
     imported, output, found, _ = compare(kind, model, fields, length=length)
     assert_close(output.embedding, found.pooler_output)
     assert imported.text_tower.pooler
+
+
+T5 = {"d_model": 24, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 40, "vocab_size": 64}
+# Two layers of the published sizes; mT5 small has heads that are wider than its tokens.
+TRUE_T5 = {"d_model": 768, "num_layers": 2, "num_heads": 12, "d_kv": 64, "d_ff": 2048, "vocab_size": 32_128}
+MT5_SMALL = {"d_model": 512, "num_layers": 2, "num_heads": 6, "d_kv": 64, "d_ff": 1024, "vocab_size": 250_112}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "model", "fields", "length"),
+    [
+        ("t5", "T5EncoderModel", T5, 12),
+        ("t5", "T5EncoderModel", T5 | {"feed_forward_proj": "gated-gelu"}, 140),
+        ("mt5", "MT5EncoderModel", T5 | {"d_kv": 5, "relative_attention_max_distance": 20}, 40),
+        ("t5", "T5EncoderModel", TRUE_T5 | {"feed_forward_proj": "gated-gelu"}, 64),
+        ("mt5", "MT5EncoderModel", MT5_SMALL, 32),
+    ],
+)
+def test_the_encoder_of_a_t5_gives_the_tokens_of_transformers_and_their_mean(compare, kind, model, fields, length):
+    imported, output, found, present = compare(kind, model, fields, length=length, padding=0)
+    expected = mean_of(found.last_hidden_state, present)
+    assert_close(output.embedding, expected, atol=1e-5 * max(1, np.abs(expected).max()))
+    assert imported.text_tower.encoder.norm == "rms"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_encoder_of_a_whole_t5_is_read_and_its_decoder_left_out(transformers, tmp_path):
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    model.save_pretrained(tmp_path)
+    imported, params = load(tmp_path)
+    assert imported.text_tower.length == 512
+    np.testing.assert_array_equal(params["text_tower"]["tokens"]["embedding"], model.shared.weight.detach())
+
+
+def test_distances_have_the_buckets_of_transformers(transformers):
+    torch = pytest.importorskip("torch")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distance = torch.arange(600)[None] - torch.arange(600)[:, None]
+    for number, most in ((32, 128), (32, 100), (8, 20), (64, 1000)):
+        theirs = T5Attention._relative_position_bucket(distance, num_buckets=number, max_distance=most)
+        np.testing.assert_array_equal(distance_buckets(600, number, most), theirs)

@@ -11,7 +11,7 @@ from lit_het.errors import UserError
 from lit_het.files import completed
 from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.image_config import ViTConfig
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.text_config import BertConfig, TextConfig, TextTowerConfig
 from lit_het.types import Params
 from lit_het.weights.big_vision.names import (
     BERT_HEAD_SIZE,
@@ -28,6 +28,8 @@ _ENCODER = {
     "activation": "gelu_tanh",
     "norm_placement": "before",
     "norm_epsilon": 1e-6,
+    "norm": "layer",
+    "head_size": None,
     "layer_scale": False,
     "causal": False,
     "experts": None,
@@ -36,7 +38,7 @@ _BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
 _IMAGE_TOWER = {"num_registers": 0, "input_norm": False, "num_inputs": 1, "rotary": None}
 
 
-def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertConfig | None, params: Params) -> None:
+def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextTowerConfig | None, params: Params) -> None:
     """Writes a two-tower model, or without a text tower a ViT, in big_vision's layout.
 
     The file records neither the pooling of the text tower nor fixed sine-cosine positions; set these in big_vision's
@@ -77,10 +79,12 @@ def _check_image_tower(config: ViTConfig) -> None:
         raise UserError("big_vision has no image tower with positions = 'none'")
 
 
-def _check_text_tower(config: TextConfig | BertConfig) -> None:
+def _check_text_tower(config: TextTowerConfig) -> None:
     if isinstance(config, BertConfig):
         _check(config, {"pooler": False, "padding_id": 0, "mean_pooling": False})
         _check(config.encoder, {**_BERT_ENCODER, "num_heads": config.encoder.width // BERT_HEAD_SIZE})
+    elif not isinstance(config, TextConfig):
+        raise UserError(f"big_vision has no {type(config).__name__}; export with --to lit-het")
     else:
         _check(config, {"positions": "learned", "padding_token": None, "scaled_embedding": False})
         if config.pooling == "end_token":

@@ -20,7 +20,7 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.files import write_atomically, write_safetensors
 from lit_het.towers.image_config import ViTConfig
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.text_config import BertConfig, TextConfig, TextTowerConfig
 from lit_het.types import Params
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.image_models import Flat, WrittenTower, is_siglip, write_image_tower
@@ -32,7 +32,7 @@ from lit_het.weights.huggingface.tokenizer import SentencePiece, TokenizerJson, 
 def write_image_text(
     folder: Path,
     image_tower: ViTConfig,
-    text_tower: TextConfig | BertConfig,
+    text_tower: TextTowerConfig,
     params: Params,
     tokenizer: SentencePiece | TokenizerJson | None = None,
     image_processor: Mapping[str, Any] = MappingProxyType({}),
@@ -59,6 +59,8 @@ def write_image_text(
     """
     if tokenizer is not None and tokenizer.length != text_tower.length:
         raise UserError(f"captions of {tokenizer.length} tokens do not fit text_tower.length = {text_tower.length}")
+    if not isinstance(text_tower, (TextConfig, BertConfig)):
+        raise UserError(f"transformers has no image-text model with a {type(text_tower).__name__}; use --to lit-het")
     is_bert = isinstance(text_tower, BertConfig)
     if tokenizer is not None and is_bert and tokenizer.padding_id != text_tower.padding_id:
         raise UserError(

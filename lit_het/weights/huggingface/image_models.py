@@ -49,6 +49,8 @@ def encoder_fields(tower: str, model: str, encoder: EncoderConfig, norms: str = 
     wanted: list[tuple[str, Any, Any]] = [
         (f"{tower}.encoder.experts", encoder.experts, None),
         (f"{tower}.encoder.norm_placement", encoder.norm_placement, norms),
+        (f"{tower}.encoder.norm", encoder.norm, "layer"),
+        (f"{tower}.encoder.head_size", encoder.head_size, None),
         (f"{tower}.encoder.layer_scale", encoder.layer_scale, False),
         (f"{tower}.encoder.causal", encoder.causal, False),
     ]

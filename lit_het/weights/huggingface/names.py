@@ -285,6 +285,27 @@ _BERT: Table = (
     ),
     *dense("pooler.dense", "pre_logits"),
 )
+# Gated MLPs have two first layers.
+T5: Table = (
+    Match("shared.weight", ("tokens/embedding",)),
+    Match("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", ("distances",)),
+    *(
+        Match(f"encoder.block.#.layer.{name}.weight", (f"encoder/blocks/#/{path}/kernel",), TRANSPOSED)
+        for name, path in {
+            "0.SelfAttention.q": "attention/query",
+            "0.SelfAttention.k": "attention/key",
+            "0.SelfAttention.v": "attention/value",
+            "0.SelfAttention.o": "attention/out",
+            "1.DenseReluDense.wi": "mlp/up",
+            "1.DenseReluDense.wi_0": "mlp/gate",
+            "1.DenseReluDense.wi_1": "mlp/up",
+            "1.DenseReluDense.wo": "mlp/down",
+        }.items()
+    ),
+    Match("encoder.block.#.layer.0.layer_norm.weight", ("encoder/blocks/#/attention_norm/scale",)),
+    Match("encoder.block.#.layer.1.layer_norm.weight", ("encoder/blocks/#/mlp_norm/scale",)),
+    Match("encoder.final_layer_norm.weight", ("encoder/norm/scale",)),
+)
 # Norms are before layers, so that they have other names; the last one is the encoder's.
 MEGATRON_BERT: Table = (
     *(match for match in _BERT if "LayerNorm" not in match.theirs and not match.theirs.startswith(("pooler", "emb"))),

@@ -1,8 +1,12 @@
-"""Reads the text tower of a Hugging Face model: SigLIP's, CLIP's, BERT, RoBERTa or XLM-R."""
+"""Reads the text tower of a Hugging Face model: SigLIP's, CLIP's, BERT, RoBERTa, XLM-R, or the encoder of a T5."""
+
+import dataclasses
+
+import numpy as np
 
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.text_config import BertConfig, T5Config, TextConfig, TextTowerConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.processor import Json
 from lit_het.weights.huggingface.sentence_models import Pooling
@@ -14,6 +18,9 @@ from lit_het.weights.sources import Arrays
 # Where it is not part of the embedding, and the end of a language model.
 _POOLER, _LANGUAGE_MODEL = Rule(r"(.*\.)?pooler\.dense\..*", None), Rule(r"lm_head\..*", None)
 _ROBERTA = Family(names.BERT, "roberta.", ignored=(_POOLER, _LANGUAGE_MODEL))
+_NO_BIASES = {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}
+_NOT_THE_ENCODER = Rule(r"decoder\..*|encoder\.embed_tokens\..*", None)
+_T5 = Family(names.T5, "", "relu", 1e-6, ignored=(_NOT_THE_ENCODER, _LANGUAGE_MODEL), defaults=_NO_BIASES)
 _SIGLIP = Family(names.SIGLIP_TEXT, "text_model.", "gelu_pytorch_tanh", 1e-6)
 FAMILIES = {
     "siglip_text_model": _SIGLIP,
@@ -22,15 +29,31 @@ FAMILIES = {
     "bert": Family(names.BERT, "bert.", ignored=(_POOLER,)),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "t5": _T5,
+    "mt5": _T5,
 }
 """Families of text towers, by ``model_type``."""
 
-POOLED_ANYHOW = ("bert", "roberta", "xlm-roberta")
+POOLED_ANYHOW = ("bert", "roberta", "xlm-roberta", "t5", "mt5")
 """Families that do not determine how tokens become an embedding."""
 
 _PROJECTION = "text_projection.weight"
 # Configurations of CLIP that were written before transformers 4.31 name this end token, which is not in the texts.
 _OLD_END_TOKEN = 2
+T5_KINDS: dict[str, Json] = {
+    "t5": {"num_layers": 6, "num_heads": 8, "feed_forward_proj": "relu"},
+    "mt5": {"num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
+}
+"""What a configuration of T5 may leave out."""
+# Their names of what `Tower` reads.
+_T5_FIELDS = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+_T5_ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh"}
+# T5 has no learned positions; it was trained with texts of 512 tokens.
+_T5_LENGTH = 512
 
 
 def read_text_tower(
@@ -42,7 +65,7 @@ def read_text_tower(
     length: int | None,
     pooling: Pooling | None,
     compute_type: ComputeType,
-) -> tuple[TextConfig | BertConfig, list[ParameterSource]]:
+) -> tuple[TextTowerConfig, list[ParameterSource]]:
     """Returns the configuration of a text tower and the sources of its parameters.
 
     Args:
@@ -51,9 +74,12 @@ def read_text_tower(
         config: of the tower.
         outer: prefix of the tower's names in a model that is made of other models, or "".
         length: number of positions; beyond those of the source they are interpolated. None for the source's.
-        pooling: of a kind in `POOLED_ANYHOW`; None for the first token and the dense layer behind it, if there is one.
+        pooling: of a kind in `POOLED_ANYHOW`; None for the mean of a T5, and otherwise for the first token and the
+            dense layer behind it, if there is one.
         compute_type: type of activations.
     """
+    if kind in T5_KINDS:
+        return _t5(arrays, T5_KINDS[kind] | config, outer, length, pooling, compute_type)
     tower = Tower(arrays, FAMILIES[kind], config, compute_type, "text_tower/", outer)
     if kind in POOLED_ANYHOW:
         return _bert(tower, length, pooling, is_roberta=kind != "bert")
@@ -117,6 +143,40 @@ def _bert(
     projection = without_bias(_PROJECTION, "text_tower/projection") if has_projection else []
     sources = [one for one in tower.sources if has_pooler or not one.target.startswith("text_tower/pre_logits/")]
     return bert, [*sources, positions, *projection]
+
+
+def _t5(
+    arrays: Arrays, config: Json, outer: str, length: int | None, pooling: Pooling | None, compute_type: ComputeType
+) -> tuple[T5Config, list[ParameterSource]]:
+    kind = config["feed_forward_proj"]
+    if kind not in _T5_ACTIVATIONS:
+        known = ", ".join(_T5_ACTIVATIONS)
+        raise UserError(f"config.json: feed_forward_proj = {kind!r:.100} is not supported; choose from {known}")
+    fields = {ours: config[theirs] for theirs, ours in _T5_FIELDS.items() if theirs in config}
+    tower = Tower(arrays, _T5, fields, compute_type, "text_tower/", outer)
+    width, inner = tower.shape("encoder/blocks/0/attention/out/kernel", 2)
+    head_size = inner // max(1, number(fields, "num_attention_heads", 0))
+    t5 = T5Config(
+        vocabulary_size=tower.shape("tokens/embedding", 2)[0],
+        length=_T5_LENGTH if length is None else length,
+        projection_size=None,
+        encoder=tower.encoder(
+            activation=_T5_ACTIVATIONS[kind], norm="rms", head_size=None if width == inner else head_size
+        ),
+        padding_id=number(config, "pad_token_id", 0),
+        pooling=pooling or "mean",
+        num_buckets=tower.shape("distances", 2)[0],
+        max_distance=number(config, "relative_attention_max_distance", 128),
+    )
+
+    # Its logits are not divided by the root of a head's size.
+    def scaled(kernel: np.ndarray) -> np.ndarray:
+        return kernel.T * np.float32(head_size**0.5)
+
+    is_query = "/attention/query/kernel"
+    return t5, [
+        dataclasses.replace(one, combine=scaled) if one.target.endswith(is_query) else one for one in tower.sources
+    ]
 
 
 def _positions(tower: Tower, name: str, length: int | None, first: int = 0) -> tuple[ParameterSource, int]:

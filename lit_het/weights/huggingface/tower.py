@@ -95,8 +95,10 @@ class Tower:
             raise UserError(f"the source has no array for {self.path}{target}; is the file complete?")
         return shape_of(self.arrays, self.array_names[target], *ranks)
 
-    def encoder(self, norm_placement: Literal["before", "after"] = "before", *, causal: bool = False) -> EncoderConfig:
-        """Returns the configuration of the blocks."""
+    def encoder(
+        self, norm_placement: Literal["before", "after"] = "before", *, causal: bool = False, **others: Any
+    ) -> EncoderConfig:
+        """Returns the configuration of the blocks, with other fields that its arrays and its configuration lack."""
         width, mlp_width = self.shape("encoder/blocks/0/mlp/down/kernel", 2)
         activation = str(self.config.get("hidden_act", self.family.activation))
         gated = "encoder/blocks/0/mlp/gate/kernel" in self.array_names
@@ -112,17 +114,20 @@ class Tower:
         # A number in a damaged configuration must not decide how much memory a model takes.
         if depth > len(self.arrays):
             raise UserError(f"config.json: num_hidden_layers = {depth}, but the source has {len(self.arrays)} arrays")
+        found: dict[str, Any] = {
+            "activation": "swiglu" if gated else ACTIVATIONS[activation],
+            "norm_epsilon": number(self.config, "layer_norm_eps", self.family.epsilon),
+            "layer_scale": "encoder/blocks/0/mlp_scale" in self.array_names,
+        }
         return EncoderConfig(
             width,
             depth,
             mlp_width,
             number(self.config, "num_attention_heads", self.family.num_heads),
-            activation="swiglu" if gated else ACTIVATIONS[activation],
             norm_placement=norm_placement,
             causal=causal,
-            norm_epsilon=number(self.config, "layer_norm_eps", self.family.epsilon),
-            layer_scale="encoder/blocks/0/mlp_scale" in self.array_names,
             compute_type=self.compute_type,
+            **found | others,
         )
 
 
