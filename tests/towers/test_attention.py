@@ -33,11 +33,12 @@ def _inputs():
     return rows, {"none": None, "of each query": mask, "of each example": mask[:, :1]}
 
 
-def reference(query, keys, values, mask, causal):
+def reference(query, keys, values, mask=None, causal=False, bias=None):
     """Vaswani et al. 2017, Eq. 1, one head after the other."""
     out = np.zeros(query.shape)
     for b, h in np.ndindex(EXAMPLES, HEADS):
         logits = query[b, :, h].astype(np.float64) @ keys[b, :, h].T / np.sqrt(WIDTH)
+        logits += 0 if bias is None else bias[h % len(bias)]
         seen = np.ones(logits.shape, bool) if mask is None else np.broadcast_to(mask[b], logits.shape)
         if causal:
             seen = seen & (np.arange(KEYS)[None] <= np.arange(QUERIES)[:, None])
@@ -46,9 +47,10 @@ def reference(query, keys, values, mask, causal):
     return out
 
 
-def attended(query, keys, values, mask=None, causal=False):
+def attended(query, keys, values, mask=None, causal=False, bias=None):
     query, keys, values = map(jnp.asarray, (query, keys, values))
-    return attention._attended(query, KeysAndValues(keys, values), None if mask is None else jnp.asarray(mask), causal)
+    mask = None if mask is None else jnp.asarray(mask)
+    return attention._attended(query, KeysAndValues(keys, values), mask, causal, bias)
 
 
 @pytest.mark.usefixtures("groups")
@@ -63,11 +65,26 @@ def test_groups_attend_as_by_the_equation(mask, causal, inputs):
 
 
 @pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_groups_add_a_bias_of_each_head_or_of_all(heads, inputs):
+    rows, masks = inputs
+    bias = np.random.default_rng(1).normal(size=(heads, QUERIES, KEYS)).astype(np.float32)
+    mask = masks["of each example"]
+    found = jax.jit(lambda *rows: attended(*rows, mask=mask, bias=jnp.asarray(bias)))(*rows)
+    np.testing.assert_allclose(found, reference(*rows, mask=mask, bias=bias), atol=2e-6)
+
+
+@pytest.mark.usefixtures("groups")
 def test_gradients_of_groups_are_those_of_all(inputs, monkeypatch):
     rows, masks = inputs
 
+    bias = jnp.ones((HEADS, QUERIES, KEYS))
+
     def gradients():
-        return jax.grad(lambda *rows: jnp.sum(attended(*rows, mask=masks["of each query"]) ** 2), (0, 1, 2))(*rows)
+        def total(bias, *rows):
+            return jnp.sum(attended(*rows, mask=masks["of each query"], bias=bias) ** 2)
+
+        return jax.grad(total, (0, 1, 2, 3))(bias, *rows)
 
     found = gradients()
     monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", LIMITS["all at once"])

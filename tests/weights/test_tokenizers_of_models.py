@@ -118,3 +118,17 @@ def test_the_sentencepiece_model_of_xlm_r_is_refused_in_favour_of_its_tokenizer_
     (tmp_path / "sentencepiece.bpe.model").write_bytes(trained())
     with pytest.raises(UserError, match="XLM-R numbers pieces otherwise than this file; give its tokenizer"):
         tokenizer_config(tmp_path / "sentencepiece.bpe.model", LENGTH)
+
+
+@pytest.mark.parametrize("settings", [None, {"tokenizer_class": "T5Tokenizer", "pad_token": "<pad>"}])
+def test_the_sentencepiece_model_of_a_t5_keeps_case_and_pads_with_its_own_token(tmp_path, settings):
+    path = tmp_path / "spiece.model"
+    path.write_bytes(trained(pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mt5"}))
+    theirs = transformers.T5Tokenizer.from_pretrained(tmp_path)
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    expected = theirs(TEXTS, padding="max_length", truncation=True, max_length=LENGTH)["input_ids"]
+    ours = tokenizer_config(path, LENGTH).build()
+    assert ours.padding_id == 0
+    np.testing.assert_array_equal(ours(TEXTS), expected)

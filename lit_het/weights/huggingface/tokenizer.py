@@ -288,8 +288,8 @@ def read_settings(model: Path) -> Settings:
     """Returns the settings of a SentencePiece model from the other files of its folder.
 
     Defaults for missing settings are those of SigLIP: lower case, and padding with the end token ``</s>``. Vocabularies
-    without ``</s>``, such as SigLIP 2's, are padded with their padding token. Punctuation is removed if `transformers`
-    would use its `SiglipTokenizer`.
+    without ``</s>``, such as SigLIP 2's, are padded with their padding token, and so are T5's, whose case is kept.
+    Punctuation is removed if `transformers` would use its `SiglipTokenizer`.
     """
     path = model.with_name("tokenizer_config.json")
     settings = _read_if_present(path)
@@ -298,13 +298,15 @@ def read_settings(model: Path) -> Settings:
     except (OSError, Malformed) as error:
         raise UserError(f"{model} cannot be read ({error}); give a SentencePiece model") from error
     names = proto.trainer_spec
-    padding = settings.get("pad_token") or (names.eos_piece if names.eos_piece == "</s>" else names.pad_piece)
+    is_t5 = _read_if_present(model.with_name("config.json")).get("model_type") in ("t5", "mt5")
+    ends = names.eos_piece == "</s>" and not is_t5
+    padding = settings.get("pad_token") or (names.eos_piece if ends else names.pad_piece)
     padding = _text_of(padding)
     pieces = [piece.piece for piece in proto.pieces]
     if padding not in pieces:
         raise UserError(f"{path}: pad_token = {padding!r:.100} is not in {model.name}")
     return Settings(
-        lowercase=bool(settings.get("do_lower_case", True)),
+        lowercase=bool(settings.get("do_lower_case", not is_t5)),
         padding_id=pieces.index(padding),
         remove_punctuation=bool(settings.get("remove_punctuation", _is_siglip(settings, model))),
         split_underscores=bool(settings.get("split_underscores", False)),
