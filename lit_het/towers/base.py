@@ -42,6 +42,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "rotary": None,
     "encoder.norm": "layer",
     "encoder.head_size": None,
+    "encoder.first_norm": True,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,

@@ -43,6 +43,7 @@ class EncoderConfig:
         norm_epsilon: added to variances.
         norm: LayerNorms, or their form without mean and bias (RMSNorm, Zhang and Sennrich 2019; T5).
         head_size: size of an attention head; None for ``width / num_heads``.
+        first_norm: whether there is a norm before the attention of the first block (not in ModernBERT).
         layer_scale: whether a learned vector scales the output of each layer before the residual sum (DINOv2).
         causal: whether a token attends only to itself and to earlier tokens (CLIP's texts).
         experts: mixtures of experts in place of some MLPs, or None.
@@ -61,6 +62,7 @@ class EncoderConfig:
     norm_epsilon: float = 1e-6
     norm: Literal["layer", "rms"] = "layer"
     head_size: int | None = None
+    first_norm: bool = True
     layer_scale: bool = False
     causal: bool = False
     experts: ExpertsConfig | None = None
@@ -89,6 +91,11 @@ class EncoderConfig:
         with_experts = () if self.experts is None else self.experts.block_numbers(self.depth)
         plain = tuple(number for number in range(self.depth) if number not in with_experts)
         return {name: numbers for name, numbers in {"blocks": plain, "expert_blocks": with_experts}.items() if numbers}
+
+    @property
+    def size_of_head(self) -> int:
+        """Size of an attention head."""
+        return self.head_size or self.width // self.num_heads
 
     def build_attention(self, rngs: "nnx.Rngs", source_width: int | None = None) -> "Attention":
         """Returns the attention of a block to its own tokens, or to those of another tower."""

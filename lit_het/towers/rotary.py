@@ -20,11 +20,11 @@ class Rotation:
     """The turns of tokens, the same for all heads.
 
     Attributes:
-        cosines, sines: of the angle of each plane, of every example or of all.
+        cosines, sines: of the angle of each plane, of every example or of all; also of several kinds of blocks.
     """
 
-    cosines: Float[Array, "#b n half"]
-    sines: Float[Array, "#b n half"]
+    cosines: Float[Array, "*kinds #b n half"]
+    sines: Float[Array, "*kinds #b n half"]
 
     @classmethod
     def by(cls, angles: Float[Array, "#b n half"], num_first: int = 0) -> "Rotation":

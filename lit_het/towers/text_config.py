@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from lit_het.towers.bert import Bert
+    from lit_het.towers.modern_bert import ModernBert
     from lit_het.towers.t5 import T5
     from lit_het.towers.text import TextTransformer
 
@@ -220,6 +221,7 @@ class T5Config(MaskedTextOptions):
         num_buckets: of distances between tokens, each with a learned bias per head, in both directions.
         max_distance: from which on all distances are in one bucket.
         layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
+        tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
     """
 
     vocabulary_size: int = 32_128
@@ -232,6 +234,7 @@ class T5Config(MaskedTextOptions):
     num_buckets: int = 32
     max_distance: int = 128
     layer_input: bool = False
+    tuning: Tuning | None = None
 
     first_parameters = ("tokens", "distances")
 
@@ -251,4 +254,57 @@ class T5Config(MaskedTextOptions):
         return T5(self, rngs)
 
 
-TextTowerConfig: TypeAlias = TextConfig | BertConfig | T5Config
+@dataclasses.dataclass(frozen=True)
+class ModernBertConfig(MaskedTextOptions):
+    """A ModernBERT text tower, by default of its base size: rotary positions, and blocks that see neighbours only.
+
+    Attributes:
+        vocabulary_size: number of token ids.
+        length: tokens per text, padding included.
+        projection_size: size of the dense layer at the very end; None for none.
+        encoder: the stack of blocks.
+        weights: pretrained weights, a path or address, see `lit_het.weights.formats`; None for random weights.
+        padding_id: token id of padding, which is masked in attention.
+        pooling: the first token, or the mean of all tokens but padding.
+        global_every: of so many blocks, the first one attends to all tokens, the others to neighbours.
+        window: neighbours are at most half of it away.
+        global_base, local_base: ratios of frequencies of rotary positions, in either kind of block.
+        layer_input: whether the embedding is followed by the input of the projection, for a posterior of it.
+        tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
+    """
+
+    vocabulary_size: int = 50_368
+    length: int = 16
+    projection_size: int | None = 768
+    encoder: EncoderConfig = EncoderConfig(
+        depth=22, mlp_width=1152, activation="geglu", norm_epsilon=1e-5, first_norm=False
+    )
+    weights: str | None = None
+    padding_id: int = 50_283
+    pooling: Literal["first", "mean"] = "first"
+    global_every: int = 3
+    window: int = 128
+    global_base: float = 160_000.0
+    local_base: float = 10_000.0
+    layer_input: bool = False
+    tuning: Tuning | None = None
+
+    first_parameters = ("tokens", "input_norm")
+
+    def __post_init__(self) -> None:
+        require_choice(self, "pooling")
+        require_at_least(1, self, "global_every", "window", "global_base", "local_base")
+        if self.encoder.experts is not None:
+            raise UserError("a ModernBERT tower has no experts; leave out encoder.experts")
+        if (size := self.encoder.size_of_head) % 2:
+            raise UserError(f"rotary positions of a ModernBERT tower need heads of an even size, not {size}")
+        super().__post_init__()
+
+    def build(self, rngs: "nnx.Rngs") -> "ModernBert":
+        """Returns the tower with fresh parameters."""
+        from lit_het.towers.modern_bert import ModernBert
+
+        return ModernBert(self, rngs)
+
+
+TextTowerConfig: TypeAlias = TextConfig | BertConfig | T5Config | ModernBertConfig

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from lit_het.towers.rotary import Rotation
 from lit_het.types import Metrics, Size
 
 _Module = TypeVar("_Module", bound=nnx.Module)
+_Options: TypeAlias = Callable[[Int[Array, ""]], Mapping[str, Any]]
 
 # "dots" saves the outputs of dense layers, the most expensive values to recompute, but not attention's products, which
 # have batch dimensions and grow with the square of the number of tokens.
@@ -53,10 +54,16 @@ class Block(nnx.Module):
         apart: bool = False,
         rotation: Rotation | None = None,
         bias: Float[Array, "#h n n"] | None = None,
+        normalised: Bool[Array, ""] | None = None,
     ) -> tuple[Float[Array, "_ d"], Routing | None]:
-        """Maps the tokens of ``b`` examples; with ``apart`` experts give K copies of each, see `Experts`."""
+        """Maps the tokens of ``b`` examples; with ``apart`` experts give K copies of each, see `Experts`.
+
+        Where the tokens are ``normalised`` already, the norm before the attention is left out.
+        """
         drop = layer_dropout(dropout, keys.dropout)
         seen = self.attention_norm(x) if self.norms_before else x
+        if normalised is not None:
+            seen = jnp.where(normalised, x, seen)
         update = self.attention(seen, seen, b, present, causal=self.causal, rotation=rotation, bias=bias)
         update = drop(update, 0)
         x = self._add(x, update, self.attention_scale, self.attention_norm)
@@ -119,7 +126,8 @@ class Encoder(nnx.Module):
         present: Bool[Array, "b n"] | None = None,
         dropout: float = 0.0,
         rotation: Rotation | None = None,
-        bias: Float[Array, "#h n n"] | None = None,
+        bias: Float[Array, "#h n n"] | Float[Array, "k #h n n"] | None = None,
+        kinds: Sequence[int] | None = None,
     ) -> EncoderOutput:
         """Returns the encoded tokens.
 
@@ -130,10 +138,19 @@ class Encoder(nnx.Module):
             dropout: rate at which outputs of layers are dropped before they are added, with a key and without experts.
             rotation: turns queries and keys of every block by their positions, without experts; None for none.
             bias: added to the logits of attention in every block, without experts; None for none.
+            kinds: of each block, which of several rotations and biases, along their first axes, it has; None if all
+                have the same ones.
         """
         b, n, d = tokens.shape
         x = tokens.reshape(b * n, d).astype(self.config.compute_type)
-        x, routings = self._run_all(x, b, present, key, {"dropout": dropout, "rotation": rotation, "bias": bias})
+
+        def options(block: Int[Array, ""]) -> dict[str, Any]:
+            kind = None if kinds is None else jnp.asarray(kinds)[block]
+            turns, added = (rotation, bias) if kind is None else jax.tree.map(lambda x: x[kind], (rotation, bias))
+            normalised = None if self.config.first_norm else block == 0
+            return {"dropout": dropout, "rotation": turns, "bias": added, "normalised": normalised}
+
+        x, routings = self._run_all(x, b, present, key, options)
         if self.config.experts is None:
             return EncoderOutput(self._finish(x, n), {}, {})
         routing = jax.tree.map(lambda *of_segments: jnp.concatenate(of_segments), *routings)
@@ -150,11 +167,11 @@ class Encoder(nnx.Module):
         b: Size,
         present: Bool[Array, "b n"] | None,
         key: Key[Array, ""] | None,
-        options: Mapping[str, Any],
+        options: _Options,
     ) -> tuple[Float[Array, "bmn d"], list[Routing]]:
         """Runs one scan for each segment of blocks, see `_segments`; returns the routing in those with experts.
 
-        The options are those of all blocks, see `Block`.
+        The options are those of a block, see `Block`, by its number.
         """
         experts, stacks = self.config.experts, self._stacks()
         copies = 1 if experts is None else experts.num_copies(training=key is not None)
@@ -194,19 +211,20 @@ class Encoder(nnx.Module):
         key: Key[Array, ""] | None,
         *parts: "_Part",
         apart: bool,
-        options: Mapping[str, Any],
+        options: _Options,
     ) -> tuple[Float[Array, "_ d"], Routing | None]:
         """Runs the first block of each part, then the second of each, and so on; parts have equal lengths."""
         length = parts[0].stop - parts[0].start
         graphs, stacked = zip(*(part.split() for part in parts), strict=True)
 
         def blocks(x: Float[Array, "bn d"], inputs: Any) -> tuple[Float[Array, "_ d"], Routing | None]:
-            params, keys = inputs
+            params, keys, number = inputs
+            of_block = options(number)
             routing = None
             # Constrained at every block: without it the compiler may split activations like sharded kernels.
             for graph, block_params in zip(graphs, params, strict=True):
                 merged = nnx.merge(graph, block_params)
-                x, block_routing = merged(sharding.as_batch(x), b, present, keys, apart=apart, **options)
+                x, block_routing = merged(sharding.as_batch(x), b, present, keys, apart=apart, **of_block)
                 routing = block_routing or routing
             return sharding.as_batch(x), routing
 
@@ -215,12 +233,13 @@ class Encoder(nnx.Module):
             alone = self.config.unrolled or apart
             blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=alone)
         # Keys depend on the index among blocks with experts, so that they do not change with the way blocks are run.
-        keys = jax.vmap(lambda i: self._keys(key, i))(parts[0].first + jnp.arange(parts[0].start, parts[0].stop))
+        numbers = parts[0].first + jnp.arange(parts[0].start, parts[0].stop)
+        inputs = stacked, jax.vmap(lambda i: self._keys(key, i))(numbers), numbers
         if apart:
             # Not a scan, whose steps must keep the number of rows.
-            x, routing = blocks(x, jax.tree.map(lambda leaf: leaf[0], (stacked, keys)))
+            x, routing = blocks(x, jax.tree.map(lambda leaf: leaf[0], inputs))
             return x, jax.tree.map(lambda leaf: leaf[None], routing)
-        return jax.lax.scan(blocks, x, (stacked, keys), unroll=length if self.config.unrolled else 1)
+        return jax.lax.scan(blocks, x, inputs, unroll=length if self.config.unrolled else 1)
 
     def _keys(self, key: Key[Array, ""] | None, block: Int[Array, ""]) -> ExpertKeys:
         """Returns the keys of a block; in evaluation only those of Monte Carlo dropout, which never change."""

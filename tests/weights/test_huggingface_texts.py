@@ -192,6 +192,29 @@ def test_the_encoder_of_a_whole_t5_is_read_and_its_decoder_left_out(transformers
     np.testing.assert_array_equal(params["text_tower"]["tokens"]["embedding"], model.shared.weight.detach())
 
 
+MODERN = SIZES | {"hidden_size": 48, "vocab_size": 64, "num_hidden_layers": 5, "pad_token_id": 3, "local_attention": 6}
+SPECIAL = {name: 0 for name in ("eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id")}
+TRUE_MODERN = {"num_hidden_layers": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "fields", "length"),
+    [
+        ("ModernBertModel", MODERN | SPECIAL, 16),
+        ("ModernBertModel", MODERN | SPECIAL | {"norm_bias": True, "attention_bias": True, "mlp_bias": True}, 40),
+        ("ModernBertModel", TRUE_MODERN, 160),
+    ],
+)
+def test_modernbert_gives_the_tokens_of_transformers(compare, model, fields, length):
+    imported, output, found, _ = compare(
+        "modernbert", model, fields, length=length, padding=fields.get("pad_token_id", 50_283)
+    )
+    assert_close(output.embedding, found.last_hidden_state[:, 0])
+    assert imported.text_tower.global_every == 3
+
+
 def test_distances_have_the_buckets_of_transformers(transformers):
     torch = pytest.importorskip("torch")
     from transformers.models.t5.modeling_t5 import T5Attention

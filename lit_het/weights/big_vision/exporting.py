@@ -30,6 +30,7 @@ _ENCODER = {
     "norm_epsilon": 1e-6,
     "norm": "layer",
     "head_size": None,
+    "first_norm": True,
     "layer_scale": False,
     "causal": False,
     "experts": None,

@@ -51,6 +51,7 @@ def encoder_fields(tower: str, model: str, encoder: EncoderConfig, norms: str = 
         (f"{tower}.encoder.norm_placement", encoder.norm_placement, norms),
         (f"{tower}.encoder.norm", encoder.norm, "layer"),
         (f"{tower}.encoder.head_size", encoder.head_size, None),
+        (f"{tower}.encoder.first_norm", encoder.first_norm, True),
         (f"{tower}.encoder.layer_scale", encoder.layer_scale, False),
         (f"{tower}.encoder.causal", encoder.causal, False),
     ]

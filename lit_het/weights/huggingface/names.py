@@ -285,6 +285,19 @@ _BERT: Table = (
     ),
     *dense("pooler.dense", "pre_logits"),
 )
+# GELU(first half) times the second half. The first block has no norm before its attention.
+MODERN_BERT: Table = (
+    Match("embeddings.tok_embeddings.weight", ("tokens/embedding",)),
+    *norm("embeddings.norm", "input_norm"),
+    *dense("layers.#.attn.Wqkv", *(f"encoder/blocks/#/attention/{layer}" for layer in ("query", "key", "value"))),
+    *_block(
+        "layers.#",
+        layers={"attn.Wo": "attention/out", "mlp.Wo": "mlp/down"},
+        norms={"attn_norm": "attention_norm", "mlp_norm": "mlp_norm"},
+    ),
+    *dense("layers.#.mlp.Wi", "encoder/blocks/#/mlp/gate", "encoder/blocks/#/mlp/up"),
+    *norm("final_norm", "encoder/norm"),
+)
 # Gated MLPs have two first layers.
 T5: Table = (
     Match("shared.weight", ("tokens/embedding",)),

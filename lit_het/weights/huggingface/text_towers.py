@@ -1,4 +1,4 @@
-"""Reads the text tower of a Hugging Face model: SigLIP's, CLIP's, BERT, RoBERTa, XLM-R, or the encoder of a T5."""
+"""Reads the text tower of a Hugging Face model: SigLIP's, CLIP's, BERT, RoBERTa, XLM-R, T5, ModernBERT."""
 
 import dataclasses
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.towers.text_config import BertConfig, T5Config, TextConfig, TextTowerConfig
+from lit_het.towers.text_config import BertConfig, ModernBertConfig, T5Config, TextConfig, TextTowerConfig
 from lit_het.weights.huggingface import names
 from lit_het.weights.huggingface.processor import Json
 from lit_het.weights.huggingface.sentence_models import Pooling
-from lit_het.weights.huggingface.tower import Family, Tower, number, shape_of, without_bias
+from lit_het.weights.huggingface.tower import Family, Tower, number, section, shape_of, without_bias
 from lit_het.weights.rename import ParameterSource, Rule
 from lit_het.weights.resample import with_length
 from lit_het.weights.sources import Arrays
@@ -21,6 +21,8 @@ _ROBERTA = Family(names.BERT, "roberta.", ignored=(_POOLER, _LANGUAGE_MODEL))
 _NO_BIASES = {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}
 _NOT_THE_ENCODER = Rule(r"decoder\..*|encoder\.embed_tokens\..*", None)
 _T5 = Family(names.T5, "", "relu", 1e-6, ignored=(_NOT_THE_ENCODER, _LANGUAGE_MODEL), defaults=_NO_BIASES)
+_NOT_THE_TOKENS = Rule(r"head\..*|decoder\..*", None)
+_MODERN_BERT = Family(names.MODERN_BERT, "model.", epsilon=1e-5, ignored=(_NOT_THE_TOKENS,))
 _SIGLIP = Family(names.SIGLIP_TEXT, "text_model.", "gelu_pytorch_tanh", 1e-6)
 FAMILIES = {
     "siglip_text_model": _SIGLIP,
@@ -31,10 +33,11 @@ FAMILIES = {
     "xlm-roberta": _ROBERTA,
     "t5": _T5,
     "mt5": _T5,
+    "modernbert": _MODERN_BERT,
 }
 """Families of text towers, by ``model_type``."""
 
-POOLED_ANYHOW = ("bert", "roberta", "xlm-roberta", "t5", "mt5")
+POOLED_ANYHOW = ("bert", "roberta", "xlm-roberta", "t5", "mt5", "modernbert")
 """Families that do not determine how tokens become an embedding."""
 
 _PROJECTION = "text_projection.weight"
@@ -54,6 +57,16 @@ _T5_FIELDS = {
 _T5_ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh"}
 # T5 has no learned positions; it was trained with texts of 512 tokens.
 _T5_LENGTH = 512
+# Theirs, and ours with its default.
+_MODERN_BERT_FIELDS = {
+    "hidden_activation": ("hidden_act", "gelu"),
+    "norm_eps": ("layer_norm_eps", 1e-5),
+    "attention_bias": ("qkv_bias", False),
+    "mlp_bias": ("mlp_bias", False),
+    "norm_bias": ("norm_bias", False),
+    "num_hidden_layers": ("num_hidden_layers", 22),
+    "num_attention_heads": ("num_attention_heads", 12),
+}
 
 
 def read_text_tower(
@@ -80,6 +93,8 @@ def read_text_tower(
     """
     if kind in T5_KINDS:
         return _t5(arrays, T5_KINDS[kind] | config, outer, length, pooling, compute_type)
+    if kind == "modernbert":
+        return _modern_bert(arrays, config, outer, length, pooling, compute_type)
     tower = Tower(arrays, FAMILIES[kind], config, compute_type, "text_tower/", outer)
     if kind in POOLED_ANYHOW:
         return _bert(tower, length, pooling, is_roberta=kind != "bert")
@@ -177,6 +192,52 @@ def _t5(
     return t5, [
         dataclasses.replace(one, combine=scaled) if one.target.endswith(is_query) else one for one in tower.sources
     ]
+
+
+def _modern_bert(
+    arrays: Arrays, config: Json, outer: str, length: int | None, pooling: Pooling | None, compute_type: ComputeType
+) -> tuple[ModernBertConfig, list[ParameterSource]]:
+    fields: Json = {ours: config.get(theirs, default) for theirs, (ours, default) in _MODERN_BERT_FIELDS.items()}
+    fields["proj_bias"] = fields["qkv_bias"]
+    if fields["hidden_act"] != "gelu":
+        raise UserError(f"config.json: hidden_activation = {fields['hidden_act']!r:.100} is not 'gelu'")
+    tower = Tower(arrays, _MODERN_BERT, fields, compute_type, "text_tower/", outer)
+    encoder = tower.encoder(activation="geglu", first_norm=False)
+    modern_bert = ModernBertConfig(
+        vocabulary_size=tower.shape("tokens/embedding", 2)[0],
+        length=number(config, "max_position_embeddings", 8192) if length is None else length,
+        projection_size=None,
+        encoder=encoder,
+        padding_id=number(config, "pad_token_id", 50283),
+        pooling=pooling or "first",
+        global_every=_global_every(config, encoder.depth),
+        window=number(config, "local_attention", 128),
+        global_base=_rotary_base(config, "full_attention", "global_rope_theta", 160_000.0),
+        local_base=_rotary_base(config, "sliding_attention", "local_rope_theta", 10_000.0),
+    )
+    # The first block, whose tokens are normalised, has no norm there.
+    norm, like = "text_tower/encoder/blocks/0/attention_norm", (tower.array_names["input_norm/scale"],)
+    unused = ParameterSource(f"{norm}/scale", like, np.ones_like), ParameterSource(f"{norm}/bias", like, np.zeros_like)
+    return modern_bert, [*tower.sources, *unused]
+
+
+def _global_every(config: Json, depth: int) -> int:
+    """Returns which blocks attend to all tokens: the first of so many."""
+    every = number(config, "global_attn_every_n_layers", 3)
+    kinds = config.get("layer_types")
+    if not kinds:
+        return every
+    every = next((block for block, kind in enumerate(kinds) if block and kind == "full_attention"), depth)
+    if kinds != ["sliding_attention" if block % every else "full_attention" for block in range(depth)]:
+        raise UserError(f"config.json: layer_types = {kinds!s:.100} are not regular, and cannot be imported")
+    return every
+
+
+def _rotary_base(config: Json, kind: str, old_field: str, default: float) -> float:
+    found = section(section(config, "rope_parameters", {}), kind, {})
+    if found.get("rope_type", "default") != "default" or config.get("rope_scaling"):
+        raise UserError(f"config.json: rotary positions of {kind} other than rope_type = 'default' are not supported")
+    return number({"rope_theta": config.get(old_field, default)} | found, "rope_theta", default)
 
 
 def _positions(tower: Tower, name: str, length: int | None, first: int = 0) -> tuple[ParameterSource, int]:

@@ -29,6 +29,7 @@ _BIASES = {
     "value_bias": r"/attention/value/kernel$",
     "proj_bias": r"/attention/out/kernel$",
     "mlp_bias": r"/mlp/(gate|up|down)/kernel$",
+    "norm_bias": r"norm/scale$",
 }
 # A larger number in a configuration is refused.
 _LARGEST = 2**31 - 1
@@ -131,13 +132,13 @@ class Tower:
         )
 
 
-def _zeros(kernel: ParameterSource) -> ParameterSource:
-    """Returns the source of the bias of a dense layer without one."""
+def _zeros(factor: ParameterSource) -> ParameterSource:
+    """Returns the source of the bias of a layer without one, from that of its kernel or scale."""
 
     def zeros(*arrays: np.ndarray) -> np.ndarray:
-        return np.zeros(kernel.combine(*arrays).shape[-1], np.float32)
+        return np.zeros(factor.combine(*arrays).shape[-1], np.float32)
 
-    return ParameterSource(kernel.target.removesuffix("kernel") + "bias", kernel.array_names, zeros)
+    return ParameterSource(re.sub(r"\w+$", "bias", factor.target), factor.array_names, zeros)
 
 
 def without_bias(name: str, path: str) -> list[ParameterSource]:
