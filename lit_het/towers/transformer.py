@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -191,10 +192,10 @@ class Encoder(nnx.Module):
             ]
             done.update({name: count for name in names})
             rest = sum("expert_blocks" in name for name in stacks[done.total() :])
-            before = len(x)
+            before = x.shape[0]  # of a traced batch, which has no len
             apart = multi_pred and has_experts and not rest
             x, routing = self._run(x, b, present, key, *parts, apart=apart, options=options)
-            b *= len(x) // before
+            b *= x.shape[0] // before
             routings += [] if routing is None else [routing]
         return x, routings
 
@@ -233,7 +234,7 @@ class Encoder(nnx.Module):
             alone = self.config.unrolled or apart
             blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=alone)
         # Keys depend on the index among blocks with experts, so that they do not change with the way blocks are run.
-        numbers = parts[0].first + jnp.arange(parts[0].start, parts[0].stop)
+        numbers = parts[0].first + np.arange(parts[0].start, parts[0].stop, dtype=np.int32)
         inputs = stacked, jax.vmap(lambda i: self._keys(key, i))(numbers), numbers
         if apart:
             # Not a scan, whose steps must keep the number of rows.

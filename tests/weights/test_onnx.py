@@ -12,7 +12,7 @@ import pytest
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.image_config import RotaryConfig
-from lit_het.towers.text import TextConfig
+from lit_het.towers.text_config import ModernBertConfig, T5Config, TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.weights.onnx import graph
@@ -55,6 +55,11 @@ TOWERS = {
         TEXT, encoder=dataclasses.replace(ENCODER, norm_placement="after", activation="relu")
     ),
     "BERT": BertConfig(vocabulary_size=40, length=6, projection_size=12, encoder=BERT, pooler=True),
+    "XLM-R": BertConfig(vocabulary_size=40, length=6, projection_size=None, encoder=BERT, mean_pooling=True),
+    "mT5": T5Config(40, 6, 12, dataclasses.replace(ENCODER, activation="geglu_tanh", norm="rms", head_size=5)),
+    "ModernBERT": ModernBertConfig(
+        40, 6, 12, dataclasses.replace(ENCODER, activation="geglu", first_norm=False), padding_id=0, window=2
+    ),
 }
 
 

@@ -87,5 +87,5 @@ def _unrolled(graph: Graph, equation: Any, inputs: list[Value]) -> list[Value]:
     if has_results or params["reverse"] or not all(isinstance(value, np.ndarray) for value in rows):
         raise unsupported(equation, " over other values than parameters")
     for index in range(params["length"]):
-        carry = _run(graph, params["jaxpr"], [*constants, *carry, *(value[index] for value in rows)])
+        carry = _run(graph, params["jaxpr"], [*constants, *carry, *(np.asarray(value[index]) for value in rows)])
     return carry
