@@ -13,6 +13,7 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.image_config import RotaryConfig
 from lit_het.towers.text import TextConfig
+from lit_het.towers.text_config import T5Config
 from lit_het.towers.vit import ViTConfig
 from lit_het.weights.big_vision.exporting import write_npz
 from lit_het.weights.big_vision.importing import read_big_vision
@@ -332,6 +333,7 @@ IMAGE, TEXT = ViTConfig(32, 16), TextConfig()
         (IMAGE, BertConfig(), "activation"),
         (IMAGE, with_encoder(BertConfig(pooler=True), activation="gelu_tanh"), "pooler"),
         (IMAGE, with_encoder(BertConfig(mean_pooling=True), activation="gelu_tanh"), "mean_pooling"),
+        (IMAGE, T5Config(), "big_vision has no T5Config; export with --to lit-het"),
         (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),
         (dataclasses.replace(IMAGE, input_norm=True), TEXT, "input_norm"),
         (dataclasses.replace(IMAGE, positions="none"), TEXT, "positions"),

@@ -14,6 +14,7 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.image_config import RotaryConfig
 from lit_het.towers.text import TextConfig
+from lit_het.towers.text_config import ModernBertConfig, T5Config
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.weights.huggingface.classifiers import write_classifier
@@ -249,6 +250,13 @@ def test_an_unsupported_field_is_named(image, text, message, tmp_path):
     params = fresh(IMAGE, TEXT)
     with pytest.raises(UserError, match=f"{message}.* is not supported by .*; export with --to lit-het"):
         write(tmp_path, image, text, params)
+
+
+@pytest.mark.parametrize("text", [T5Config(40, LENGTH, 16), ModernBertConfig(40, LENGTH, 16, padding_id=0)])
+def test_a_text_tower_that_no_image_text_model_of_transformers_has_is_refused(text, tmp_path):
+    name = type(text).__name__
+    with pytest.raises(UserError, match=f"transformers has no image-text model with a {name}; use --to lit-het"):
+        write(tmp_path, IMAGE, text, fresh(IMAGE, TEXT))
 
 
 def test_a_temperature_that_is_not_a_logarithm_is_refused(tmp_path):

@@ -264,10 +264,8 @@ def folds_case(model: Path) -> bool:
 
     So it is for SigLIP 2, whose tokenizer is Gemma's: byte pairs that fall back to bytes.
     """
-    if (
-        model.name != TOKENIZER_JSON
-        or _read_if_present(model.with_name("config.json")).get("model_type") not in _SIGLIP
-    ):
+    model_type = _read_if_present(model.with_name("config.json")).get("model_type")
+    if model.name != TOKENIZER_JSON or not model.is_file() or model_type not in _SIGLIP:
         return False
     fields = read_json(model, MAX_TOKENIZER_BYTES).get("model")
     is_gemma = isinstance(fields, dict) and fields.get("type") == "BPE" and bool(fields.get("byte_fallback"))
