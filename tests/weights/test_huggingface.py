@@ -40,6 +40,10 @@ def test_fields_that_a_configuration_leaves_out_are_those_of_transformers(kind):
         assert text_towers.T5_KINDS[kind].items() <= theirs.to_dict().items()
         assert (family.epsilon, 0) == (theirs.layer_norm_epsilon, theirs.pad_token_id)
         return
+    if kind == "modernbert":
+        for field, (_, default) in text_towers.MODERN_BERT_FIELDS.items():
+            assert getattr(theirs, field) == default
+        return
     assert family.activation == theirs.hidden_act
     assert family.epsilon == theirs.layer_norm_eps
     assert family.num_heads == theirs.num_attention_heads

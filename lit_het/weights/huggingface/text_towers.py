@@ -57,8 +57,7 @@ _T5_FIELDS = {
 _T5_ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh"}
 # T5 has no learned positions; it was trained with texts of 512 tokens.
 _T5_LENGTH = 512
-# Theirs, and ours with its default.
-_MODERN_BERT_FIELDS = {
+MODERN_BERT_FIELDS = {
     "hidden_activation": ("hidden_act", "gelu"),
     "norm_eps": ("layer_norm_eps", 1e-5),
     "attention_bias": ("qkv_bias", False),
@@ -67,6 +66,7 @@ _MODERN_BERT_FIELDS = {
     "num_hidden_layers": ("num_hidden_layers", 22),
     "num_attention_heads": ("num_attention_heads", 12),
 }
+"""Fields of ModernBERT's configuration, their names in `Tower`, and their defaults."""
 
 
 def read_text_tower(
@@ -197,7 +197,7 @@ def _t5(
 def _modern_bert(
     arrays: Arrays, config: Json, outer: str, length: int | None, pooling: Pooling | None, compute_type: ComputeType
 ) -> tuple[ModernBertConfig, list[ParameterSource]]:
-    fields: Json = {ours: config.get(theirs, default) for theirs, (ours, default) in _MODERN_BERT_FIELDS.items()}
+    fields: Json = {ours: config.get(theirs, default) for theirs, (ours, default) in MODERN_BERT_FIELDS.items()}
     fields["proj_bias"] = fields["qkv_bias"]
     if fields["hidden_act"] != "gelu":
         raise UserError(f"config.json: hidden_activation = {fields['hidden_act']!r:.100} is not 'gelu'")
