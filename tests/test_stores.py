@@ -52,8 +52,11 @@ def test_downloads_of_weights_are_retried_unless_the_file_is_missing(tmp_path, m
     with pytest.raises(UserError, match="FileNotFoundError"):
         sources.fetch("memory:///stores/missing.npz")
     assert len(requests) == 4
-    folder = sources.fetch("memory:///stores", ("weights.npz", "missing.npz"))
-    assert [path.name for path in folder.iterdir()] == ["weights.npz"]
+    fsspec.filesystem("memory").pipe_file("/stores/1_Pooling/weights.npz", b"other content")
+    folder = sources.fetch("memory:///stores", ("weights.npz", "missing.npz", "1_Pooling/weights.npz"))
+    assert sorted(path.name for path in folder.iterdir()) == ["1_Pooling", "weights.npz"]
+    assert (folder / "1_Pooling/weights.npz").read_bytes() == b"other content"
+    assert (folder / "weights.npz").read_bytes() == b"content"
 
 
 def test_google_cloud_without_its_package_names_the_extra(monkeypatch):

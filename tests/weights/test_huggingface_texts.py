@@ -4,13 +4,19 @@ import types
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
+from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.tasks.options import check_padding
+from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.t5 import distance_buckets
-from lit_het.towers.text_config import BertConfig, TextConfig
+from lit_het.towers.text_config import BertConfig, ModernBertConfig, TextConfig
 from lit_het.weights import formats
+from lit_het.weights.huggingface.names import MODERN_BERT, named_arrays
 from tests.golden.record_image_text import randomise
+from tests.towers import models
+from tests.towers.models import drawn
 from tests.weights.importing import assert_close, golden, load, run, write_json
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
@@ -182,16 +188,6 @@ def test_the_encoder_of_a_t5_gives_the_tokens_of_transformers_and_their_mean(com
     assert imported.text_tower.encoder.norm == "rms"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_the_encoder_of_a_whole_t5_is_read_and_its_decoder_left_out(transformers, tmp_path):
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
-    model.save_pretrained(tmp_path)
-    imported, params = load(tmp_path)
-    assert imported.text_tower.length == 512
-    np.testing.assert_array_equal(params["text_tower"]["tokens"]["embedding"], model.shared.weight.detach())
-
-
 MODERN = SIZES | {"hidden_size": 48, "vocab_size": 64, "num_hidden_layers": 5, "pad_token_id": 3, "local_attention": 6}
 SPECIAL = {name: 0 for name in ("eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id")}
 TRUE_MODERN = {"num_hidden_layers": 4}
@@ -213,6 +209,67 @@ def test_modernbert_gives_the_tokens_of_transformers(compare, model, fields, len
     )
     assert_close(output.embedding, found.last_hidden_state[:, 0])
     assert imported.text_tower.global_every == 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "name", "fields", "length"),
+    [
+        ("t5", "T5ForConditionalGeneration", T5, 512),
+        ("mt5", "MT5ForConditionalGeneration", T5, 512),
+        ("modernbert", "ModernBertForMaskedLM", MODERN | SPECIAL, 8192),
+        ("xlm-roberta", "XLMRobertaForMaskedLM", SMALL, 16),
+    ],
+)
+def test_what_a_language_model_has_behind_its_encoder_is_left_out(transformers, tmp_path, kind, name, fields, length):
+    model = getattr(transformers, name)(transformers.AutoConfig.for_model(kind, **fields))
+    model.save_pretrained(tmp_path)
+    imported, params = load(tmp_path)
+    assert imported.text_tower.length == length
+    theirs = model.get_input_embeddings().weight.detach()
+    np.testing.assert_array_equal(params["text_tower"]["tokens"]["embedding"], theirs)
+
+
+def old_modernbert(folder, **changes):
+    """Writes a configuration as before transformers 5, beside no arrays."""
+    fields = {"model_type": "modernbert", "global_attn_every_n_layers": 2, "local_rope_theta": 50.0, **changes}
+    write_json(folder / "config.json", MODERN | fields)
+    ours = ModernBertConfig(64, 16, None, EncoderConfig(48, 5, 40, 3, activation="geglu", first_norm=False))
+    arrays = named_arrays(MODERN_BERT, "", "", parameters.flatten(drawn(models.shapes(ours))))
+    arrays = {name: array for name, array in arrays.items() if not name.endswith("bias")}
+    del arrays["layers.0.attn_norm.weight"]
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+    return folder
+
+
+def test_a_modernbert_of_transformers_4_is_read_with_its_own_kinds_of_blocks(tmp_path):
+    tower = load(old_modernbert(tmp_path), text_length=9)[0].text_tower
+    assert (tower.global_every, tower.local_base, tower.global_base, tower.window) == (2, 50.0, 160_000.0, 6)
+    kinds = ["full_attention", *["sliding_attention"] * 4]
+    assert load(old_modernbert(tmp_path, layer_types=kinds), text_length=9)[0].text_tower.global_every == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention", *["full_attention"] * 3]}, "are not regular"),
+        ({"layer_types": "full_attention"}, "are not regular"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "of full_attention other than rope_type = 'd"),
+        ({"rope_scaling": {"factor": 2}}, "other than rope_type = 'default' are not supported"),
+        ({"hidden_activation": "silu"}, "hidden_activation = 'silu' is not 'gelu'"),
+    ],
+)
+def test_other_forms_of_modernbert_are_refused_by_the_name_of_the_field(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        load(old_modernbert(tmp_path, **changes), text_length=9)
+
+
+def test_a_t5_with_another_mlp_is_refused(tmp_path):
+    write_json(tmp_path / "config.json", {"model_type": "t5", "feed_forward_proj": "gated-silu"})
+    safetensors.numpy.save_file({"shared.weight": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="feed_forward_proj = 'gated-silu' is not supported; choose from relu, gated-g"):
+        load(tmp_path)
 
 
 def test_distances_have_the_buckets_of_transformers(transformers):

@@ -167,7 +167,7 @@ def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
     )
     if parts[0].kind not in image_towers.FAMILIES:
         _refuse(folder, "vision_config.model_type", parts[0].kind, image_towers.FAMILIES)
-    if parts[1].kind not in text_towers.FAMILIES:
+    if parts[1].kind not in text_towers.FAMILIES.keys() - text_towers.ALONE:
         # LiT needs no more than the image tower; most text towers of dual encoders are not ours.
         message(f"{folder}: the text tower, {parts[1].kind!r:.100}, cannot be imported; the image tower is, alone")
         return parts[0], None

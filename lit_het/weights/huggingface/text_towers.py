@@ -37,7 +37,10 @@ FAMILIES = {
 }
 """Families of text towers, by ``model_type``."""
 
-POOLED_ANYHOW = ("bert", "roberta", "xlm-roberta", "t5", "mt5", "modernbert")
+ALONE = ("t5", "mt5", "modernbert")
+"""Families that return tokens only, so that no dual encoder of `transformers` has them."""
+
+POOLED_ANYHOW = ("bert", "roberta", "xlm-roberta", *ALONE)
 """Families that do not determine how tokens become an embedding."""
 
 _PROJECTION = "text_projection.weight"
@@ -48,6 +51,7 @@ T5_KINDS: dict[str, Json] = {
     "mt5": {"num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
 }
 """What a configuration of T5 may leave out."""
+
 # Their names of what `Tower` reads.
 _T5_FIELDS = {
     "num_layers": "num_hidden_layers",
