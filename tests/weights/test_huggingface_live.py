@@ -144,11 +144,13 @@ def test_clips_text_tower_with_its_projection(torch, saved, config):
         ("DINOv3ViT", DINO_V3, "Bert", IMAGENET),
         ("CLIPVision", IMAGE, "Bert", OPENAI),
         ("CLIPVision", IMAGE, "CLIPText", OPENAI),
+        ("Dinov2", DINO, "XLMRoberta", IMAGENET),
     ],
 )
 def test_a_dual_encoder(torch, transformers, saved, config, image, fields, text, normalization):
-    is_bert = text == "Bert"
-    towers = config(image, **fields), config(text, **(TEXT if is_bert else CLIP_TEXT))
+    is_bert = text != "CLIPText"
+    of_text = {"Bert": TEXT, "CLIPText": CLIP_TEXT, "XLMRoberta": TEXT | {"max_position_embeddings": 9}}[text]
+    towers = config(image, **fields), config(text, **of_text | {"pad_token_id": 0})
     both = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(*towers, projection_dim=16)
     found = saved("VisionTextDualEncoderModel", both)
     inputs = {"attention_mask": torch.tensor(PADDED != 0)} if is_bert else {}
