@@ -50,6 +50,7 @@ def reference(query, keys, values, mask=None, causal=False, bias=None):
 def attended(query, keys, values, mask=None, causal=False, bias=None):
     query, keys, values = map(jnp.asarray, (query, keys, values))
     mask = None if mask is None else jnp.asarray(mask)
+    bias = None if bias is None else jnp.asarray(bias)
     return attention._attended(query, KeysAndValues(keys, values), mask, causal, bias)
 
 
@@ -70,7 +71,7 @@ def test_groups_add_a_bias_of_each_head_or_of_all(heads, inputs):
     rows, masks = inputs
     bias = np.random.default_rng(1).normal(size=(heads, QUERIES, KEYS)).astype(np.float32)
     mask = masks["of each example"]
-    found = jax.jit(lambda *rows: attended(*rows, mask=mask, bias=jnp.asarray(bias)))(*rows)
+    found = jax.jit(lambda *rows: attended(*rows, mask=mask, bias=bias))(*rows)
     np.testing.assert_allclose(found, reference(*rows, mask=mask, bias=bias), atol=2e-6)
 
 
@@ -129,14 +130,16 @@ def test_groups_are_as_large_as_the_limit_allows(rows, num_keys, groups):
 
 
 @pytest.mark.devices
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("limit", "groups"), [("one at a time", 2), ("one head at a time", 4)])
-def test_groups_on_eight_devices_move_no_rows(limit, groups, inputs, monkeypatch):
+def test_groups_on_eight_devices_move_no_rows(limit, groups, has_bias, inputs, monkeypatch):
     rows, masks = inputs
+    bias = np.random.default_rng(1).normal(size=(HEADS, QUERIES, KEYS)).astype(np.float32) if has_bias else None
     monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", LIMITS[limit])
     mesh = sharding.MeshConfig(fsdp=2).build()
     place = sharding.batch_sharding(mesh)
 
-    loss = jax.value_and_grad(lambda *rows: jnp.sum(attended(*rows) ** 2))
+    loss = jax.value_and_grad(lambda *rows: jnp.sum(attended(*rows, bias=bias) ** 2))
     expected = loss(*rows, masks["of each query"])
     with jax.set_mesh(mesh):
         assert attention._num_groups(jnp.asarray(rows[0]), KEYS) == groups
