@@ -253,8 +253,8 @@ REFUSED = {
     ),
     "locked elsewhere": (
         lambda: task(Tuning(lora=LoRA()), locked=("image_tower/.*",)).build(),
-        "task.locked has 'image_tower/.*', which locks image_tower/encoder/blocks/attention/query/lora/down/kernel, but "
-        "task.image_tower.tuning trains it",
+        "task.locked has 'image_tower/.*', which locks image_tower/encoder/blocks/attention/query/lora/down/kernel, "
+        "but task.image_tower.tuning trains it",
     ),
     "members": (
         lambda: dataclasses.replace(task(None, Tuning(norms=True), ("image_tower/.*",)), text_members=2),
