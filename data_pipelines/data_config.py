@@ -5,6 +5,7 @@ It stands apart from both, so that a configuration is read and checked without t
 
 import dataclasses
 import math
+from pathlib import Path
 
 from lit_het.data_pipelines.images.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.data_pipelines.labels_config import LabelsConfig
@@ -65,6 +66,8 @@ class LoaderConfig:
         labels: how to read labels; None reads none.
         portion: of the samples of ``shards``, to hold out a part of a training set for validation.
         suspects: samples of ``shards`` that training leaves out or weights less, by a table of ``lit-het data score``.
+        exclude: tables (.csv or .parquet) of samples that training leaves out, by their columns ``shard`` and ``key``,
+            such as those of ``lit-het data dedup``; of ``shards`` and the mixture, and of a stream too.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
         captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object. A decoder
             also reads the questions and answers that ``lit-het data prepare vqa`` writes, ``json/questions``.
@@ -96,6 +99,7 @@ class LoaderConfig:
     labels: LabelsConfig | None = None
     portion: Portion = ALL
     suspects: Suspects | None = None
+    exclude: tuple[Path, ...] = ()
     mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
     caption_unit: CaptionUnit = "line"

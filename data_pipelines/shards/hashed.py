@@ -1,8 +1,9 @@
-"""Which samples of shards belong to a portion by a hash of their names, keys or captions."""
+"""Which samples of shards belong to a portion, by their order or a hash of their names, keys or captions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex
@@ -17,9 +18,9 @@ _IDENTITIES: Mapping[str, tuple[str, ...]] = {"name": ("caption", "sample")}
 
 
 def marked(
-    portion: Portion, index: ShardIndex, shards: range, place: TextPlace, left_out: Sequence[int]
+    portion: Portion, index: ShardIndex, shards: range, place: TextPlace, left_out: Int[np.ndarray, " n"]
 ) -> list[Marked]:
-    """Returns the samples of each shard that are in a portion by a hash.
+    """Returns the samples of each shard that are in a portion and not left out.
 
     Args:
         portion: of the samples of these shards.
@@ -29,11 +30,17 @@ def marked(
         left_out: samples to leave out, in ascending order.
     """
     parts, start = list[Marked](), sum(index.counts[: shards.start])
+    in_order = portion.sample_range(sum(index.counts[shards.start : shards.stop]))
+    first_of_portion, end_of_portion = start + in_order.start, start + in_order.stop
     for shard in shards:
         samples = range(start, start + index.summaries[shard].count)
-        marks = portion.marks(*identities(portion.by, index, shard, samples, place).values())
+        if portion.by == "order":
+            marks = np.arange(samples.start, samples.stop)
+            marks = (first_of_portion <= marks) & (marks < end_of_portion)
+        else:
+            marks = portion.marks(*identities(portion.by, index, shard, samples, place).values())
         first, end = np.searchsorted(left_out, [start, start + len(marks)])
-        marks[np.asarray(left_out[first:end], int) - start] = False
+        marks[left_out[first:end] - start] = False
         parts.append(Marked(start, marks))
         start += len(marks)
     return parts

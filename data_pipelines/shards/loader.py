@@ -36,7 +36,8 @@ from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.hashed import marked
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.order import Chosen, HeldOut, Mixed, Order, Sequential, Shuffled, WindowShuffled
-from lit_het.data_pipelines.shards.portions import Concatenated, Marked, Portion, without
+from lit_het.data_pipelines.shards.portions import Concatenated, Marked, Portion
+from lit_het.data_pipelines.shards.sample_tables import excluded_samples
 from lit_het.data_pipelines.shards.storage import Unreadable
 from lit_het.data_pipelines.shards.tables import ShardTable
 from lit_het.data_pipelines.shards.urls import absolute
@@ -111,6 +112,7 @@ class Loader:
         self._ends = of_shards[np.cumsum(self._num_shards)]
         self._suspects = _suspects(config, self.index, data_sets[0])
         self._weight = 0.0 if config.suspects is None else config.suspects.weight
+        self._excluded = excluded_samples(config.exclude, self.index)
         self._order, self.numbers = _order(config, self.index, self._num_shards, self._left_out)
 
     def _attach(self, table: ShardTable) -> ShardTable:
@@ -132,16 +134,18 @@ class Loader:
 
     @property
     def digest(self) -> str:
-        """Identifies the samples: equal for two loaders of the same shards with the same suspects."""
+        """Identifies the samples: equal for two loaders of the same shards that leave out the same of them."""
         others = self._suspects.tobytes()
+        if len(self._excluded):
+            others += b"excluded" + self._excluded.tobytes()
         if self.config.portion.by in ("sample", "name"):  # shards of other names have other samples in the portion
             others += b"/".join(self.index.names)
         return hashlib.sha256(self.index.digest.encode() + others).hexdigest()[:16] if others else self.index.digest
 
     @property
-    def _left_out(self) -> list[int]:
+    def _left_out(self) -> Int[np.ndarray, " n"]:
         """The samples that are not read, in ascending order."""
-        return [] if self._weight else self._suspects.tolist()
+        return self._excluded if self._weight else np.union1d(self._excluded, self._suspects)
 
     def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
         """Endless training batches, from any position of the stream.
@@ -272,7 +276,7 @@ def _stored_embeddings(
 
 
 def _order(
-    config: LoaderConfig, index: ShardIndex, num_shards: Sequence[int], suspects: Sequence[int]
+    config: LoaderConfig, index: ShardIndex, num_shards: Sequence[int], left_out: Int[np.ndarray, " n"]
 ) -> tuple[Order, Concatenated]:
     """Returns the order of the samples, and their indices.
 
@@ -280,7 +284,7 @@ def _order(
         config: which data sets are mixed.
         index: of the shards of all data sets.
         num_shards: of each data set.
-        suspects: samples to leave out, in ascending order.
+        left_out: samples that are not read, in ascending order.
     """
     counts, ends = index.counts, np.cumsum(num_shards).tolist()
     orders, parts, first = list[Order](), list[range | Marked](), 0
@@ -290,27 +294,26 @@ def _order(
         num_samples = sum(set_counts)
         if config.mixture and not num_samples:
             raise UserError(f"{data_set.shards[0]}: no sample can be used; fix it, or leave it out of the mixture")
-        own = range(first, first + num_samples)
-        left_out = [sample for sample in suspects if sample in own]
+        begin, end = np.searchsorted(left_out, [first, first + num_samples])
         chosen: Sequence[range | Marked]
-        if data_set.portion.by == "order":
+        if data_set.portion.by == "order" and begin == end:
             selected = data_set.portion.sample_range(num_samples)
-            selected = range(first + selected.start, first + selected.stop)
-            left_out = [sample for sample in left_out if sample in selected]
-            chosen_counts = np.asarray(data_set.portion.counts_per_shard(set_counts))
-            chosen_counts -= np.diff(np.searchsorted(left_out, [first, *(first + np.cumsum(set_counts))]))
-            chosen = without(selected, left_out)
+            chosen = [range(first + selected.start, first + selected.stop)]
+            chosen_counts = data_set.portion.counts_per_shard(set_counts)
         else:
-            chosen = marked(data_set.portion, index, shards, config.texts[number], left_out)
-            chosen_counts = np.array([len(part) for part in chosen])
-        if num_samples and not chosen_counts.any():
-            if left_out:
-                raise UserError(f"{data_set.shards[0]}: all samples are suspects; lower suspects.fraction")
+            chosen = marked(data_set.portion, index, shards, config.texts[number], left_out[begin:end])
+            chosen_counts = list(map(len, chosen))
+        if num_samples and not any(chosen_counts):
+            if end - begin == num_samples or (begin < end and data_set.portion.by == "order"):
+                raise UserError(
+                    f"{data_set.shards[0]}: all samples are left out; lower suspects.fraction, or name fewer tables in "
+                    "exclude"
+                )
             raise UserError(
                 f"{data_set.shards[0]}: {data_set.portion} of {num_samples} samples is empty; take a larger portion"
             )
         # Each data set of a mixture has its own seed, so that they do not share permutations.
-        order = _data_set_order(config, chosen_counts.tolist(), config.seed + number)
+        order = _data_set_order(config, chosen_counts, config.seed + number)
         orders.append(order if chosen == [range(num_samples)] else Chosen(order, Concatenated(chosen)))
         parts += chosen
         first += num_samples

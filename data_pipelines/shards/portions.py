@@ -19,7 +19,7 @@ Rule: TypeAlias = Literal["order", "sample", "key", "caption", "name"]
 """What a portion goes by: the order of the shards, or a hash of a sample's shard and key, its key, its caption, or of
 caption and sample."""
 
-_BLOCK = 2**14
+_BLOCK = 2**10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +105,6 @@ ALL = Portion()
 
 def _hash(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
-
-
-def without(samples: range, left_out: Sequence[int]) -> list[range]:
-    """Returns the ranges of the samples between those that are left out, which are in ascending order."""
-    ends = [*(sample for sample in left_out if sample in samples), samples.stop]
-    starts = [samples.start, *(end + 1 for end in ends[:-1])]
-    return [range(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
 
 class Marked(Sequence[int]):

@@ -15,7 +15,7 @@ import itertools
 import random
 import tarfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from lit_het.data_pipelines.batches import RawSample, Tokenizer, batch_maker, input_of, rows_per_process
@@ -23,6 +23,7 @@ from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.shards import urls
 from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.pipes import Pipe
+from lit_het.data_pipelines.shards.sample_tables import excluded_keys
 from lit_het.data_pipelines.shards.scan import DAMAGED, EMPTY, NO_TAR, REPEATED, returning
 from lit_het.data_pipelines.shards.storage import SequentialFile, Unreadable
 from lit_het.data_pipelines.shards.tars import DamagedTar, streamed_members
@@ -49,13 +50,19 @@ class Stream:
         (self._addresses,) = config.data_sets(allow_commands=allow_commands)
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
+        self._excluded = dict[str, frozenset[str]]()
+        for table in config.exclude:
+            for shard, keys in excluded_keys(table, self._addresses).items():
+                self._excluded[shard] = keys | self._excluded.get(shard, frozenset())
         self._maker = batch_maker(config, input_of(config, tokenizer), tokenizer, self._addresses, self.faults)
         self.num_classes = self._maker.num_classes
 
     @property
     def digest(self) -> str:
-        """Identifies the addresses of the shards; their content is unknown before they are read."""
-        return hashlib.sha256("\n".join(self._addresses).encode()).hexdigest()[:16]
+        """Identifies the addresses of the shards, whose content is unknown before it is read, and what is left out."""
+        excluded = [f"{shard} {key}" for shard, keys in self._excluded.items() for key in keys]
+        content = "\n".join([*self._addresses, *sorted(excluded)])
+        return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     @property
     def buffer_size(self) -> int:
@@ -89,6 +96,7 @@ class Stream:
                 self._addresses,
                 self._maker.members,
                 self.faults,
+                self._excluded,
                 self.buffer_size,
                 (config.seed, position, process_index, worker),
                 (lambda count: None) if worker else advance,
@@ -135,6 +143,7 @@ class _ShardReader:
         addresses: of the shards.
         kinds: of members that every sample must have.
         faults: counts defects.
+        excluded: keys of the samples of each shard that are left out.
         buffer: size of the shuffle buffer, in samples.
         seed: of all draws.
         advance: called with 1 for each sample until the buffer is full.
@@ -148,11 +157,13 @@ class _ShardReader:
         addresses: Sequence[str],
         kinds: Sequence[str],
         faults: FaultLog,
+        excluded: Mapping[str, Collection[str]],
         buffer: int,
         seed: tuple[int, ...],
         advance: Callable[[int], None],
     ):
         self._addresses, self._kinds, self._faults = addresses, kinds, faults
+        self._excluded = excluded
         self._extensions = {extension for kind in kinds for extension in extensions(kind)}
         # `random.Random` takes no tuple; a string enters with all of its bytes.
         self._random = random.Random(str(seed))
@@ -181,7 +192,7 @@ class _ShardReader:
             for sample in self._shard(address):
                 empty.discard(address)
                 yield sample
-        example = next(iter(self._faults.examples.values()))
+        example = next(iter(self._faults.examples.values()), "data.exclude leaves out all samples")
         raise UserError(f"{example}; none of {len(empty)} shards holds a readable sample: check --data.shards")
 
     def _shard(self, address: str) -> Iterator[RawSample]:
@@ -199,6 +210,8 @@ class _ShardReader:
                 else:
                     found[extension] = content
             keys[key] = tuple(found)
+            if key in self._excluded.get(address, ()):
+                continue
             yield RawSample(address, key, {kind: _first_member(found, kind, key) for kind in self._kinds})
 
     def _members(self, address: str) -> Iterator[tuple[str, str, bytes | Unreadable]]:

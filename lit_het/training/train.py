@@ -277,7 +277,8 @@ def _resumed(
     if info.get("data_digest", loader.digest) != loader.digest:
         raise UserError(
             f"the shards differ from those of {config.run_dir}: samples were added, removed or changed, or "
-            "others are left out; restore them and the table of suspects, or choose another run directory"
+            "others are left out; restore them and the tables of data.suspects and data.exclude, or choose another "
+            "run directory"
         )
     if info.get("locked_checksum") != checksum:
         raise UserError(
@@ -294,7 +295,7 @@ def _resumed(
 
 def identity(loader: "Loader | Stream", checksum: str) -> dict[str, str]:
     """Returns by what a checkpoint knows the locked parameters and the samples that it was trained with."""
-    # The digest of the data includes suspects; that of the shards alone is what copies of them are known by.
+    # The digest of the data includes what is left out; that of the shards alone is what copies of them are known by.
     shards = {"shards_digest": loader.index.digest} if isinstance(loader, Loader) else {}
     return {"locked_checksum": checksum, "data_digest": loader.digest, **shards}
 

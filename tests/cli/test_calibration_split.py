@@ -299,6 +299,20 @@ def test_suspects_are_not_calibrated_on(half, run_dir, tmp_path, weight):
     assert json.loads((run_dir / "calibration.json").read_text())["num_images"] == 110 - 2
 
 
+def test_excluded_samples_are_not_calibrated_on(half, run_dir, tmp_path):
+    other = shutil.copytree(half.data.shards[0], tmp_path / "other")
+    index, tables = Loader(half.data, None).index, []
+    for name, shards in (("own", Path(half.data.shards[0])), ("mixture", other)):
+        rows = [f"{shards / Path(index.shard(number)).name},{index.key(number)}\n" for number in (50, 150, 200)]
+        tables.append(tmp_path / f"{name}.csv")
+        tables[-1].write_text("shard,key\n" + "".join(rows))
+    mixture = (WeightedShards((str(other),), portion=Portion(0, 50)),)
+    data = {"portion": Portion(0, 50), "exclude": tuple(tables), "mixture": mixture}
+    tiny.edit_config(run_dir, config_with(None, half, **data))
+    calibrate(run_dir, CalibrateOptions(half.data.shards, half.calibration))
+    assert json.loads((run_dir / "calibration.json").read_text())["num_images"] == 110 - 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 0.3])
 def test_a_copy_of_the_shards_of_a_run_with_suspects_is_known(capsys, half, upstream, tmp_path, weight):

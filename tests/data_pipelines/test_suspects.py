@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.shards.loader import Loader
-from lit_het.data_pipelines.shards.portions import Portion, without
+from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.data_pipelines.shards.suspects import Suspects
 from lit_het.errors import UserError
 from lit_het.files import write_columns
@@ -128,14 +126,6 @@ def test_weights_are_those_of_the_own_shards_of_a_mixture_and_of_stored_embeddin
     np.testing.assert_array_equal(batch.weight, np.where(is_suspect, 0.25, 1).astype(np.float32))
 
 
-@given(st.integers(0, 30), st.integers(0, 30), st.sets(st.integers(0, 30)))
-def test_ranges_without_samples_hold_all_others(start, length, left_out):
-    samples = range(start, start + length)
-    ranges = without(samples, sorted(left_out))
-    assert list(itertools.chain(*ranges)) == [sample for sample in samples if sample not in left_out]
-    assert all(ranges)
-
-
 def test_a_parquet_table_is_read_as_a_csv(shards, tmp_path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -156,13 +146,13 @@ def test_problems_of_the_table_are_one_line(shards, tmp_path):
         ("columns", " has no column 'shard'"),
         ("shards", " names /elsewhere/shard-000000.tar, which is not a tr"),
         ("keys", " names are not in the shards; score them again"),
-        ("empty", " has rows without a shard and a key"),
+        ("empty", " has no rows; write it with lit-het data score"),
         ("short", " is cut short in line 2; write it again with lit-het data score"),
     ):
         assert_refused(f"{name}.csv{problem}", loader, shards, Suspects(tmp_path / f"{name}.csv", 0.5))
     assert_refused("^1 of 12 samples that ", loader, shards, Suspects(keys, 0.5))
     first = table(tmp_path / "first.csv", shards, numbers=range(12))
-    with pytest.raises(UserError, match=r"all samples are suspects; lower suspects\.fraction"):
+    with pytest.raises(UserError, match=r"all samples are left out; lower suspects\.fraction"):
         loader(shards, Suspects(first, 0.5), portion=Portion(0, 20))
     assert_refused(r"fraction = 5\.0 must be between 0 and 1; 0\.05 takes 5 %", Suspects, keys, 5.0)
     for weight in (1.0, -0.1, float("nan")):
@@ -206,6 +196,6 @@ def test_a_table_with_long_captions_and_texts_like_formulas_is_read_as_it_was_wr
 def test_a_table_that_is_a_pipe_or_too_long_is_refused(tmp_path, name, monkeypatch):
     os.mkfifo(tmp_path / name)
     assert_refused("cannot be read .*not a regular file", Suspects(tmp_path / name).read)
-    monkeypatch.setattr("lit_het.data_pipelines.shards.suspects.MAX_ROWS", 2)
+    monkeypatch.setattr("lit_het.data_pipelines.shards.sample_tables.MAX_ROWS", 2)
     write_columns(tmp_path / "long.parquet", {"shard": ["a"] * 3, "key": ["b"] * 3})
     assert_refused("has more than 2 rows", Suspects(tmp_path / "long.parquet").read)

@@ -16,6 +16,8 @@ from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.shards.index import ShardSummary
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.portions import ALL, Portion
+from lit_het.data_pipelines.shards.sample_tables import names_any
+from lit_het.data_pipelines.shards.writing import expand
 from lit_het.data_pipelines.texts.captions import Tokenizer
 from lit_het.data_pipelines.texts.familiarity import Familiarity
 from lit_het.errors import UserError, pluralize, require_at_least
@@ -246,7 +248,8 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: 
             "probabilities are used as trained"
         )
     # What training leaves out of these shards, or weights less, is not a standard for other images either.
-    suspects = trained_on.suspects if options.shards == trained_on.shards else None
+    is_own = options.shards == trained_on.shards
+    suspects = trained_on.suspects if is_own else None
     data = LoaderConfig(
         shards=options.shards,
         image_size=trained_on.image_size,
@@ -261,6 +264,8 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: 
         max_bad_fraction=trained_on.max_bad_fraction,
         embeddings=options.embeddings,
         suspects=None if suspects is None else dataclasses.replace(suspects, weight=0.0),
+        # A table may be of the mixture alone.
+        exclude=tuple(table for table in trained_on.exclude if is_own and names_any(table, expand(options.shards))),
     )
     tokenize = None if model.text is None else _noting(model.text.tokenize, captions)
     loader = Loader(data, run.tokenizer if is_decoder else tokenize)
@@ -359,7 +364,7 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
     try:
         if config.data.stream is not None:
             raise UserError("it was trained on a stream, which has no index")
-        return _shared(images, training_loader(config, has_suspects=False))
+        return _shared(images, training_loader(config, leaves_out=False))
     except UserError as error:
         with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
             info, _ = checkpoints.at(checkpoints.newest_step()).read_info()

@@ -106,17 +106,18 @@ def _learned_from(
         return Familiarity.of(captions, loader.digest, is_sample=is_sample)
 
 
-def training_loader(config: ExperimentConfig, *, has_suspects: bool = True) -> Loader:
+def training_loader(config: ExperimentConfig, *, leaves_out: bool = True) -> Loader:
     """Returns a loader of the samples that a run was trained on, for their captions and keys.
 
     Args:
         config: of the run.
-        has_suspects: False counts the suspects among the samples, also where they were left out.
+        leaves_out: False counts suspects and excluded samples among the samples, although they were left out.
     """
     # Prompts need the tokenizer of a decoder, and change no sample.
     mixture = tuple(dataclasses.replace(one, prompt=None) for one in config.data.mixture)
-    others = {"embeddings": None, "text_embeddings": None} | ({} if has_suspects else {"suspects": None})
-    data = dataclasses.replace(config.data, prompt=None, mixture=mixture, **others)
+    data = dataclasses.replace(config.data, prompt=None, mixture=mixture, embeddings=None, text_embeddings=None)
+    if not leaves_out:
+        data = dataclasses.replace(data, suspects=None, exclude=())
     # The loader requires captions only with a tokenizer; any tokenizer will do.
     loader = Loader(data, config.tokenizer and (lambda texts: np.zeros((len(texts), 1), np.int32)))
     return split_samples(config, loader)[0]
