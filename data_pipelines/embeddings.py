@@ -186,20 +186,20 @@ class StoredEmbeddings:
 
     Args:
         address: of the folder.
-        inputs: the preprocessing of this run, see `describe` and `describe_captions`.
+        inputs: the preprocessing of this run, see `describe` and `describe_captions`; None takes any.
         of: the kind of member that was embedded.
     """
 
     field = "image_embedding"
 
-    def __init__(self, address: str, inputs: dict[str, Any], of: str = IMAGE):
+    def __init__(self, address: str, inputs: dict[str, Any] | None, of: str = IMAGE):
         self.address = address.rstrip("/")
         self.recipe = _read_recipe(self.address)
         self.member = EMBEDDING if of == IMAGE else TEXT_EMBEDDING
         self._of = of
         self._dtype = np.dtype(self.recipe.dtype)
         self._reader = Reader()
-        changed = _differences(self.recipe.inputs, inputs)
+        changed = _differences(self.recipe.inputs, self.recipe.inputs if inputs is None else inputs)
         if changed:
             field, (theirs, ours) = next(iter(changed.items()))
             raise UserError(

@@ -90,6 +90,13 @@ def answer_card(
     )
 
 
+def pair_card(images: Images, title: str, lines: Sequence[str]) -> Html:
+    """Returns a card with images beside each other, a title and lines of text."""
+    shown = joined(img(image, f"image of {line}") for image, line in zip(images, lines, strict=True))
+    texts = joined(Html(f'<p class="note">{escaped(line)}</p>') for line in lines)
+    return Html(f'<article class="card pair"><header>{shown}</header><h3>{escaped(title)}</h3>{texts}</article>')
+
+
 def _answer(text: str, mark: Mark, share: float | None) -> Html:
     bar = "" if share is None else f' style="--share: {share:.1%}"'
     number = "" if share is None else f'<span class="share">{_percent(share)}</span>'

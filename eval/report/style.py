@@ -84,6 +84,7 @@ img { display: block; background: #fff; border-radius: .3rem; object-fit: contai
 .card { padding: .8rem; border: 1px solid var(--line); border-radius: .6rem; background: var(--card); }
 .card header { display: flex; gap: .8rem; align-items: center; min-height: 4.5rem; margin-bottom: .6rem; }
 .card header img { flex: none; width: 4.5rem; height: 4.5rem; border: 1px solid var(--line); }
+.pair header img { width: 8rem; height: 8rem; }
 .card h3 { margin: 0; font-size: .875rem; line-height: 1.35; overflow-wrap: anywhere; }
 .candidates { margin: 0; padding: 0; list-style: none; font-size: .8rem; line-height: 1.3; }
 .candidates li {

@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_het.cli import prepare
 from lit_het.cli.classify import add_checkpoint
+from lit_het.cli.embed import parse_part
 from lit_het.cli.prepare import SHARDS_STAY, positive
 from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.paths import require_run, require_shards
@@ -70,6 +71,7 @@ def add_to(commands: Any) -> None:
     _add_corrupt(actions)
     _add_score(actions)
     _add_select(actions)
+    _add_dedup(actions)
     prepare.add_to(actions)
 
 
@@ -151,6 +153,43 @@ def _add_select(actions: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default: %(default)s")
     parser.set_defaults(command=_select, name="data select", hints=_ONLY_GOOD_SAMPLES)
+
+
+def _add_dedup(actions: Any) -> None:
+    parser = actions.add_parser(
+        "dedup",
+        allow_abbrev=False,
+        help="find near-duplicates within shards and of evaluation sets, to leave them out of training",
+        description="Compares the stored embeddings of all images with one another (lit-het embed writes them) and "
+        "writes OUTPUT/exclude.csv: the samples that are similar to one of an evaluation set, and of each group of "
+        "similar samples all but the first. 'lit-het train --data.exclude OUTPUT/exclude.csv' leaves them out. "
+        "OUTPUT/duplicates.html shows pairs at several similarities, by which to choose the threshold: the same "
+        "command with another one searches nothing again. It also continues an interrupted one.",
+    )
+    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="to train on; of each group the first is kept")
+    parser.add_argument(
+        "--embeddings", required=True, metavar="DIR", help="folder of lit-het embed, with the embeddings of all shards"
+    )
+    parser.add_argument("--against", nargs="+", default=(), metavar="SHARDS", help="shards of evaluation sets")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="of the table and the page")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.95,
+        metavar="T",
+        help="the least cosine similarity of near-duplicates, which depends on the tower; default: %(default)s",
+    )
+    parser.add_argument(
+        "--floor",
+        type=float,
+        default=0.9,
+        metavar="F",
+        help="the least similarity that is searched, for the page and other thresholds; default: %(default)s",
+    )
+    parser.add_argument(
+        "--part", metavar="I/N", help="only search a part, where N hosts run the command; without it, join all parts"
+    )
+    parser.set_defaults(command=_dedup, name="data dedup", if_stopped="the same command continues")
 
 
 def _add_corrupt(actions: Any) -> None:
@@ -240,6 +279,17 @@ def _select(options: argparse.Namespace, _: list[str]) -> None:
         to=options.to,
     )
     select(options.checkpoint, options.pool, options.output, how, options.pretrained)
+
+
+def _dedup(options: argparse.Namespace, _: list[str]) -> None:
+    for pattern in (*options.shards, *options.against):
+        require_shards(pattern)
+    part = None if options.part is None else parse_part(options.part)
+    from lit_het.apps.dedup.deduplication import dedup
+    from lit_het.apps.dedup.options import DedupOptions
+
+    how = DedupOptions(options.embeddings, tuple(options.against), options.threshold, options.floor, part)
+    dedup(options.shards, options.output, how)
 
 
 def _require_table(output: Path) -> None:

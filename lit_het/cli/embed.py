@@ -66,6 +66,17 @@ def add_to(commands: Any) -> None:
     )
 
 
+def parse_part(text: str) -> tuple[int, int]:
+    """Returns (I, N) of a part I/N."""
+    try:
+        number, count = map(int, text.split("/"))
+    except ValueError as error:
+        raise UserError(f"--part {text} is not of the form I/N; two hosts take 0/2 and 1/2") from error
+    if not 0 <= number < count:
+        raise UserError(f"--part {text} is invalid; N hosts take the parts 0/N to N-1/N")
+    return number, count
+
+
 def _embed(options: argparse.Namespace, flags: list[str]) -> None:
     if options.help:
         options.parser.print_help()
@@ -74,10 +85,6 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
         if options.help:
             return
         raise UserError("embed needs --tower RUN|FILE and --output DIR, see lit-het embed --help")
-    try:
-        number, count = map(int, options.part.split("/"))
-    except ValueError as error:
-        raise UserError(f"--part {options.part} is not of the form I/N; two hosts take 0/2 and 1/2") from error
     tower = options.tower
     if ".py" in tower.name:
         tower = locate_config(tower)
@@ -91,6 +98,8 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
     from lit_het.apps.embed import captions
     from lit_het.apps.embed import images as embedding
 
-    how = embedding.EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count), options.tokens)
+    how = embedding.EmbedOptions(
+        tuple(options.data), options.dtype, options.crops, parse_part(options.part), options.tokens
+    )
     embed = captions.embed_captions if options.texts else embedding.embed
     embed(tower, config, options.output, how)

@@ -54,9 +54,6 @@ class EmbedOptions:
     tokens: bool = False
 
     def __post_init__(self) -> None:
-        number, count = self.part
-        if not 0 <= number < count:
-            raise UserError(f"--part {number}/{count} is invalid; N hosts take the parts 0/N to N-1/N")
         require_at_least(0, self, "num_crops")
         require_choice(self, "dtype")
 
