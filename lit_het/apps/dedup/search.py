@@ -6,7 +6,7 @@ number, so that every pair is compared once; the few rows that may reach the flo
 
 Accelerators multiply 16-bit numbers. Rounding ``x`` to ``x (1 + δ)``, ``|δ| <= u``, changes the inner product of two
 unit vectors by at most ``2 u + u²`` (Cauchy-Schwarz). Pairs within this margin of the floor are computed again in
-float32, so that none is missed and all similarities are those of float32.
+float64, so that none is missed and all similarities are exact.
 """
 
 import collections
@@ -33,10 +33,11 @@ _TILES = {"cpu": 512}
 _TILE = 2048
 _TYPES = {"cpu": "float32", "tpu": "bfloat16"}
 # Rows that are looked at again, and pairs that are computed again, at a time.
-_FEW, _AGAIN, _PAIRS = 64, 1024, 2**14
+_FEW, _AGAIN, _PAIRS = 64, 1024, 2**13
 _AHEAD = 2
 
-_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 Read = Callable[[range], np.ndarray]
 """Reads the embeddings of consecutive samples ``[n d]``; NaN where there is none."""
@@ -121,11 +122,11 @@ class BlockSearch:
             # The next block is given to the devices before this one is waited for, so that they are never idle.
             begun = self._begin(samples, values, copies)
             if running is not None:
-                yield self._finish(running)
+                yield from self._finish(running)
                 advance(len(self._rows) * COLUMNS)
             running = begun
         if running is not None:
-            yield self._finish(running)
+            yield from self._finish(running)
             advance(len(self._rows) * (count - running.start))
 
     def _begin(self, samples: range, values: np.ndarray, copies: np.ndarray) -> _Columns:
@@ -139,9 +140,9 @@ class BlockSearch:
             greatest = _greatest(*self._placed, on_device, offset, self._tile, self._kind)
         return _Columns(samples.start, values, pairs, on_device, greatest)
 
-    def _finish(self, columns: _Columns) -> Pairs:
+    def _finish(self, columns: _Columns) -> Iterator[Pairs]:
         """Looks again at the rows that may be similar to a column."""
-        found = [columns.copies]
+        yield columns.copies
         greatest = np.asarray(columns.greatest).reshape(-1)[: len(self._rows)]
         again = np.flatnonzero(greatest >= self._least)
         for start in range(0, len(again), _AGAIN):
@@ -151,17 +152,18 @@ class BlockSearch:
                 chosen = np.resize(some, _AGAIN if len(some) > _FEW else _FEW)
                 similarity = _similarities(self._placed[0], chosen, columns.on_device, self._kind)
             near = np.asarray(similarity)[: len(some), : len(columns.values)] >= self._least
-            found.append(self._computed_again(columns, some[np.nonzero(near)[0]], np.nonzero(near)[1]))
-        return Pairs.joined(found)
+            rows, places = np.nonzero(near)
+            yield self._computed_again(columns, some[rows], places)
 
     def _computed_again(self, columns: _Columns, rows: np.ndarray, places: np.ndarray) -> Pairs:
-        """Returns the pairs that reach the floor in float32, given the places of rows and columns."""
+        """Returns the pairs that reach the floor, given the places of rows and columns."""
         is_after = places + columns.start > rows + self._rows.start
         rows, places = rows[is_after], places[is_after]
         similarity = np.zeros(len(rows), np.float32)
         for start in range(0, len(rows), _PAIRS):
             some = slice(start, start + _PAIRS)
-            one, other = self._values[rows[some]].astype(np.float32), columns.values[places[some]].astype(np.float32)
+            # In float64, in which the similarity of copies is 1 when it is rounded.
+            one, other = self._values[rows[some]].astype(np.float64), columns.values[places[some]].astype(np.float64)
             norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
             similarity[some] = np.einsum("nd,nd->n", one, other) / norms
         return Pairs(rows + self._rows.start, places + columns.start, similarity).where(similarity >= self._floor)
@@ -172,7 +174,7 @@ def _greatest(
     rows: Float[Array, "r d"],
     numbers: Int[Array, " r"],
     columns: Float[Array, "c d"],
-    offset: Int,
+    offset: Int[Array, ""] | int,
     tile: int,
     kind: str,
 ) -> Float[Array, "shards r"]:
@@ -191,7 +193,7 @@ def _greatest(
 
     def of_tile(rows: Array, numbers: Array) -> Array:
         similarity = _products(_normalized(rows).astype(kind), columns)
-        return jnp.max(jnp.where(of_columns > numbers[:, None], similarity, -1), axis=1)
+        return jnp.max(jnp.where(of_columns[None] > numbers[:, None], similarity, -1), axis=1)
 
     def of_device(rows: tuple[Array, Array], columns: Array, axes: tuple[str, ...]) -> Array:
         tiles = jax.tree.map(lambda x: x.reshape(-1, tile, *x.shape[1:]), rows)
