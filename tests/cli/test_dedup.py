@@ -107,7 +107,7 @@ def planted(once):
 def small_blocks(monkeypatch):
     monkeypatch.setattr(deduplication, "_LEAST_ROWS", 16)
     monkeypatch.setattr(search, "COLUMNS", 64)
-    monkeypatch.setattr(search, "_TILES", {"cpu": 16})
+    monkeypatch.setattr(search, "TILES", {"cpu": 16})
 
 
 def searched(planted, output, threshold=0.9, *flags):

@@ -50,7 +50,7 @@ def found_pairs(values, rows):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(search, "COLUMNS", 32)
-    monkeypatch.setattr(search, "_TILES", {"cpu": 16})
+    monkeypatch.setattr(search, "TILES", {"cpu": 16})
     monkeypatch.setattr(search, "_FEW", 4)
     monkeypatch.setattr(search, "_AGAIN", 8)
     monkeypatch.setattr(search, "_PAIRS", 5)
@@ -67,7 +67,7 @@ def small_blocks(monkeypatch):
     ],
 )
 def test_blocks_find_the_pairs_of_a_slow_search_in_any_type(stored, products, monkeypatch):
-    monkeypatch.setattr(search, "_TYPES", {"cpu": products})
+    monkeypatch.setattr(search, "TYPES", {"cpu": products})
     values = embeddings(stored)
     expected = reference(values)
     # Of copies in one block of columns only the first is paired, and with each copy.

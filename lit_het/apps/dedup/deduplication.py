@@ -41,7 +41,7 @@ def dedup(shards: Sequence[str], output: Path, options: DedupOptions) -> None:
         output: the folder to write.
         options: what is searched.
     """
-    samples = _Samples(expand(shards), expand(options.against) if options.against else [], options.embeddings)
+    samples = EmbeddedSamples(expand(shards), expand(options.against) if options.against else [], options.embeddings)
     blocks = samples.blocks(output, options.floor)
     number, parts = options.part or (0, 1)
     # One block after the other has fewer samples after it: of 2 N the first and the last are those of one host.
@@ -73,7 +73,7 @@ class _Block:
     path: Path
 
 
-class _Samples:
+class EmbeddedSamples:
     """The samples to train on and then those of evaluation sets, and their embeddings.
 
     Attributes:
@@ -133,7 +133,7 @@ class _Samples:
         return np.frombuffer(content, recipe.dtype).reshape(len(samples), recipe.size)
 
 
-def _search(samples: _Samples, blocks: Sequence[_Block], floor: float) -> None:
+def _search(samples: EmbeddedSamples, blocks: Sequence[_Block], floor: float) -> None:
     """Searches blocks of rows, and saves what is found of each."""
     mesh, count = MeshConfig().build(jax.local_devices()), len(samples.index)
     total = sum(len(block.rows) * (count - block.rows.start) for block in blocks)
@@ -143,7 +143,7 @@ def _search(samples: _Samples, blocks: Sequence[_Block], floor: float) -> None:
             Found.of(pairs, samples.num_train).save(block.path)
 
 
-def _write_table(path: Path, samples: _Samples, chosen: LeftOut) -> None:
+def _write_table(path: Path, samples: EmbeddedSamples, chosen: LeftOut) -> None:
     index = samples.index
     columns = {
         "shard": [canonical(index.shard(number)) for number in chosen.sample.tolist()],

@@ -29,9 +29,9 @@ COLUMNS = 8192
 """Columns of a block."""
 
 # Rows whose similarities to a block of columns are in memory at a time: on a CPU they stay in its cache.
-_TILES = {"cpu": 512}
-_TILE = 2048
-_TYPES = {"cpu": "float32", "tpu": "bfloat16"}
+TILES = {"cpu": 512}
+TILE = 2048
+TYPES = {"cpu": "float32", "tpu": "bfloat16"}
 # Rows that are looked at again, and pairs that are computed again, at a time.
 _FEW, _AGAIN, _PAIRS = 64, 1024, 2**13
 _AHEAD = 2
@@ -100,7 +100,7 @@ class BlockSearch:
     def __init__(self, read: Read, rows: range, floor: float, mesh: Mesh):
         platform = mesh.devices.flat[0].platform
         self._read, self._rows, self._floor, self._mesh = read, rows, floor, mesh
-        self._kind, self._tile = _TYPES.get(platform, "float16"), _TILES.get(platform, _TILE)
+        self._kind, self._tile = TYPES.get(platform, "float16"), TILES.get(platform, TILE)
         # Half of eps is u; the rest is what sums of products are rounded by.
         self._least = floor - 2.1 * float(ml_dtypes.finfo(self._kind).eps) / 2 - 1e-4
         self._values = _finite(read(rows))
