@@ -38,10 +38,10 @@ def reference(values):
     return {(i, j): cosine[i, j] for i, j in itertools.combinations(range(len(values)), 2) if cosine[i, j] >= FLOOR}
 
 
-def found_pairs(values, rows):
+def found_pairs(values, rows, floor=FLOOR):
     """The pairs of the search, and how many comparisons it counted."""
     compared, mesh = [], MeshConfig().build(jax.local_devices())
-    blocks = BlockSearch(lambda some: values[some.start : some.stop], rows, FLOOR, mesh)
+    blocks = BlockSearch(lambda some: values[some.start : some.stop], rows, floor, mesh)
     pairs = Pairs.joined(blocks.pairs(len(values), compared.append))
     assert sum(compared) == len(rows) * (len(values) - rows.start)
     return pairs
@@ -81,6 +81,17 @@ def test_blocks_find_the_pairs_of_a_slow_search_in_any_type(stored, products, mo
         assert others.keys() <= found.keys()
         assert {cosine for pair, cosine in found.items() if set(pair) <= {5, *COPIES}} == {np.float32(1)}
         np.testing.assert_allclose(list(found.values()), [expected[pair] for pair in found], atol=2e-7)
+
+
+@pytest.mark.parametrize("products", ["float16", "bfloat16"])
+def test_no_pair_is_missed_where_products_round_it_below_the_floor(products, monkeypatch):
+    monkeypatch.setattr(search, "TYPES", {"cpu": products})
+    values = embeddings()[6:100]
+    pairs = [*reference(values).items()][::4]
+    assert len(pairs) > 8
+    for pair, cosine in pairs:
+        found = found_pairs(values, range(60), cosine - 1e-6)
+        assert pair in zip(found.first.tolist(), found.second.tolist(), strict=True)
 
 
 @pytest.mark.devices
