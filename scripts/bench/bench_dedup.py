@@ -11,7 +11,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -33,7 +33,7 @@ FLOOR, PER_SHARD = 0.9, 8192
 WHOLE = {"1 M x 1 M": 10**6, "10 M x 10 M": 10**7, "a billion": 10**9}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Prints rates, their ratio and the cost of whole sets."""
     parser = parser_of(__doc__)
     parser.add_argument("--samples", type=int, default=32768)
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768, help="of an embedding")
     parser.add_argument("--copies", type=float, default=0.1, help="share of the samples that are near copies")
     parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print(f"{machine()}; load {os.getloadavg()[0]:.2f} of {os.cpu_count()} cores")
     searched, bare = list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:

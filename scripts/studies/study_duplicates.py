@@ -11,7 +11,7 @@ original. Shards that hold near-duplicates themselves have a lower precision tha
 import argparse
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,29 +57,30 @@ CHANGES: Mapping[str, Callable[[Image.Image], bytes]] = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Prints recall and precision at every threshold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="whose image tower embeds")
     parser.add_argument("shards", metavar="SHARDS", help="of the originals")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--count", type=int, default=2000, help="of originals")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     shards, embeddings = str(options.output / "data"), str(options.output / "embeddings")
     if not Path(shards).exists():
-        write_shards(Path(shards), _planted(options.shards, options.count))
+        write_shards(Path(shards), planted(options.shards, options.count))
     embed(options.run, parse_tower(options.run), embeddings, EmbedOptions((shards,), "float32"))
-    planted = [options.count // 2 // 3 + (number < options.count // 2 % 3) for number in range(3)]
+    copies = -(-options.count // 2)
+    counts = [len(range(number, copies, len(CHANGES))) for number in range(len(CHANGES))]
     rows = []
     for threshold in THRESHOLDS:
         how = DedupOptions(embeddings, (), threshold, THRESHOLDS[0])
         dedup([shards], options.output / "out", how)
         with (options.output / "out" / TABLE).open(newline="") as file:
-            rows.append([f"{threshold:g}", *_measured(list(csv.DictReader(file)), planted)])
+            rows.append([f"{threshold:g}", *measured(list(csv.DictReader(file)), counts)])
     print(markdown_table(("threshold", *CHANGES, "precision", "left out"), rows, "---:"))
 
 
-def _planted(shards: str, count: int) -> Iterator[dict[str, Any]]:
+def planted(shards: str, count: int) -> Iterator[dict[str, Any]]:
     """Yields the originals, and then the changed copies, whose keys end in the number of their original."""
     index = ShardIndex(expand(shards), [IMAGE])
     chosen = np.linspace(0, len(index) - 1, count).round().astype(int).tolist()
@@ -95,10 +96,10 @@ def _planted(shards: str, count: int) -> Iterator[dict[str, Any]]:
         yield {"__key__": f"{name}-{2 * number}", "jpg": CHANGES[name](image)}
 
 
-def _measured(rows: list[dict[str, str]], planted: list[int]) -> list[str]:
-    """Returns the recall of each change, the precision, and how many samples are left out."""
+def measured(rows: Sequence[Mapping[str, str]], counts: Sequence[int]) -> list[str]:
+    """Returns the recall of each change, by the rows of a table, the precision, and the number of rows."""
     keys = [row["key"].split("-") for row in rows]
-    recalls = [sum(kind == name for kind, _ in keys) / count for name, count in zip(CHANGES, planted, strict=True)]
+    recalls = [sum(kind == name for kind, _ in keys) / count for name, count in zip(CHANGES, counts, strict=True)]
     right = sum(number == row["twin_key"].split("-")[1] for (_, number), row in zip(keys, rows, strict=True))
     return [*(f"{share:.3f}" for share in (*recalls, right / max(1, len(rows)))), f"{len(rows):,}"]
 
