@@ -135,6 +135,8 @@ class EmbeddedSamples:
 
 def _search(samples: EmbeddedSamples, blocks: Sequence[_Block], floor: float) -> None:
     """Searches blocks of rows, and saves what is found of each."""
+    if not blocks:
+        return
     mesh, count = MeshConfig().build(jax.local_devices()), len(samples.index)
     total = sum(len(block.rows) * (count - block.rows.start) for block in blocks)
     with Bar("searching", total, "pairs") as bar:

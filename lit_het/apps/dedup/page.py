@@ -54,8 +54,8 @@ def write_page(path: Path, index: ShardIndex, num_train: int, found: Found, opti
 
 def _levels(floor: float, threshold: float) -> list[float]:
     """Returns the limits of levels of similarity, from the floor over the threshold to above all similarities."""
-    below = np.linspace(floor, threshold, _BELOW + 1)[:-1] if floor < threshold else []
-    return [*below, *np.linspace(threshold, 1, _ABOVE + 1)[:-1], 1.01]
+    levels = [*np.linspace(floor, threshold, _BELOW + 1), *np.linspace(threshold, 1, _ABOVE + 1)[:-1], threshold]
+    return [*sorted({float(level) for level in levels}), 1.01]
 
 
 def _thresholds(found: Found, num_train: int, levels: Sequence[float], threshold: float) -> Section:
