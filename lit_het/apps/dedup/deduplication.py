@@ -27,7 +27,7 @@ from lit_het.sharding import MeshConfig
 TABLE, PAGE = "exclude.csv", "duplicates.html"
 # Blocks of rows: of many samples few bytes, so that they fit on a device, and enough blocks that half of the products
 # are left out. Of few samples fewer blocks.
-_BYTES, _BLOCKS, _LEAST_ROWS = 2**30, 16, 1024
+_BYTES, _BLOCKS, _LEAST_ROWS = 2**31, 16, 1024
 
 
 def dedup(shards: Sequence[str], output: Path, options: DedupOptions) -> None:
