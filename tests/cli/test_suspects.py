@@ -50,7 +50,7 @@ def test_a_run_resumes_with_its_own_suspects_only(trained_lit, scores, tmp_path)
     tiny.finish_untrained(config)
     header, *rows = scores.read_text().splitlines(keepends=True)
     table.write_text("".join([header, *reversed(rows)]))
-    with pytest.raises(UserError, match="or others are left out; restore them and the tables of data.suspects"):
+    with pytest.raises(UserError, match=r"or others are left out; restore them and the tables of data\.suspects"):
         train(config, resume=True)
     table.write_text(scores.read_text())
     assert int(train(config, resume=True).step) == config.length.amount
