@@ -26,13 +26,13 @@ class RotaryConfig:
     Attributes:
         base: ratio of frequencies.
         start, stop: angles of the edges of an image of any size, at the highest frequency.
-        centred: whether the angle of a patch is that of its centre, or that of its first edge.
+        place: of a patch within itself: 0 for its first edge, 0.5 for its centre, 1 for its last edge.
     """
 
     base: float = 100.0
     start: float = -2 * math.pi
     stop: float = 2 * math.pi
-    centred: bool = True
+    place: float = 0.5
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "base")

@@ -51,8 +51,7 @@ def grid_angles(config: RotaryConfig, rows: int, columns: int, head_size: int) -
     """Returns the angles of patches, row by row: those of the row in the first half of planes, then of the column."""
 
     def coordinates(number: int) -> Float[np.ndarray, " n"]:
-        places = np.arange(number) + (0.5 if config.centred else 0.0)
-        return config.start + (config.stop - config.start) * places / number
+        return config.start + (config.stop - config.start) * (np.arange(number) + config.place) / number
 
     y, x = (line_angles(coordinates(number), config.base, head_size // 4) for number in (rows, columns))
     return np.concatenate([np.repeat(y, columns, axis=0), np.tile(x, (rows, 1))], axis=1)

@@ -47,7 +47,7 @@ def test_patches_have_the_angles_of_their_rows_and_columns():
     for row, column in np.ndindex(2, 3):
         y, x = places[0][row], places[1][column]
         np.testing.assert_allclose(of_dino[row, column], [y, y / 10, x, x / 10], atol=1e-6)
-    of_eva = grid_angles(RotaryConfig(10_000.0, 0.0, 16.0, centred=False), 1, 4, 4)
+    of_eva = grid_angles(RotaryConfig(10_000.0, 0.0, 16.0, place=0.0), 1, 4, 4)
     np.testing.assert_allclose(of_eva[:, 1], [0, 4, 8, 12])
 
 
