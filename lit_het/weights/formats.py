@@ -15,7 +15,7 @@ from lit_het.towers.text_config import TextTowerConfig
 from lit_het.types import Params
 from lit_het.weights import rename
 from lit_het.weights.big_vision.importing import read_big_vision
-from lit_het.weights.huggingface import sentence_models
+from lit_het.weights.huggingface import open_clip, sentence_models
 from lit_het.weights.huggingface.importing import read_huggingface
 from lit_het.weights.huggingface.tokenizer import JSON_FILES, SENTENCEPIECE_FILES
 from lit_het.weights.imported import Imported
@@ -33,6 +33,7 @@ _HUGGING_FACE_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "tokenizer_config.json",
+    open_clip.CONFIG,
     *SENTENCEPIECE_FILES,
     *itertools.chain(*JSON_FILES),
     *sentence_models.FILES,
@@ -55,7 +56,7 @@ def open_weights(
 
     Args:
         address: a big_vision file ``x.npz``, or a subtree of it, ``x.npz:img``; the path ``x`` of a V-MoE checkpoint
-            ``x.index``; or a Hugging Face folder. Local, or with a protocol of fsspec (``gs://``, ``hf://``,
+            ``x.index``; or a Hugging Face folder, also of OpenCLIP. Local, or with a protocol of fsspec (``gs://``, ``hf://``,
             ``https://``).
         image_size: in pixels; another size than the source's resamples the positions. None for the source's.
         patch_size: in pixels; another size than the source's also resamples the first layer. None for the source's.
@@ -84,10 +85,12 @@ def open_weights(
     # Only the index names the files of a large model, so they are fetched after it.
     if (folder / "model.safetensors.index.json").is_file():
         fetch(address, safetensors_names(folder), advance)
-    if not (folder / "config.json").is_file():
+    if open_clip.is_open_clip(folder):
+        fetch(address, (open_clip.WEIGHTS,), advance)
+    elif not (folder / "config.json").is_file():
         raise UserError(
             f"{address} has an unknown format; give an .npz file, a V-MoE checkpoint with an .index file, or a "
-            "Hugging Face folder with a config.json"
+            "Hugging Face folder with a config.json or an open_clip_config.json"
         )
     options = {"patch_size": patch_size, "text_length": text_length, "text_pooling": text_pooling}
     return read_huggingface(folder, **options, **sizes)

@@ -122,11 +122,11 @@ def check_names(names: Iterable[str], path: Path) -> None:
 _WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
 
 
-def safetensors_names(folder: Path) -> tuple[str, ...]:
-    """Returns the names of a folder's safetensors files: a single file, or those in the index."""
-    index = folder / "model.safetensors.index.json"
+def safetensors_names(folder: Path, name: str = "model.safetensors") -> tuple[str, ...]:
+    """Returns the names of a folder's safetensors files: a single file, or those in its index."""
+    index = folder / f"{name}.index.json"
     if not index.is_file():
-        return ("model.safetensors",)
+        return (name,)
     try:
         names = sorted(map(str, set(untrusted.read_json(index, MAX_INDEX_BYTES)["weight_map"].values())))
     except (OSError, Malformed, KeyError, TypeError, AttributeError) as error:
@@ -138,15 +138,15 @@ def safetensors_names(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def open_safetensors(folder: Path) -> dict[str, StoredArray]:
-    """Returns the arrays of a folder's ``model.safetensors``, or of the files in its index."""
+def open_safetensors(folder: Path, file_name: str = "model.safetensors") -> dict[str, StoredArray]:
+    """Returns the arrays of a folder's safetensors file, or of the files in its index."""
     arrays: dict[str, StoredArray] = {}
-    for name in safetensors_names(folder):
+    for name in safetensors_names(folder, file_name):
         path = folder / name
         if not path.exists() and (pickles := sorted(folder.glob("*.bin"))):
             raise UserError(
                 f"{pickles[0]} is a pickle, which may run any code, and is not read; save the model again with "
-                "save_pretrained of a recent transformers, as model.safetensors"
+                f"save_pretrained of a recent transformers, or OpenCLIP's save_for_hf, as {file_name}"
             )
         try:
             with path.open("rb") as file:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from tests.golden.random_models import CLIP_DEVIATION, CLIP_MEAN, randomise
 from tests.golden.record_siglip_tokenizer import TRAINING, save
 
 GOLDEN = Path(__file__).parent
@@ -21,7 +22,6 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (3, SIZE, SIZE, 3), np.uint8)
 # Several ends, and padding by other tokens than the end: only the first end is pooled.
 IDS = np.array([[50, 3, 7, 9, 51, 51, 51, 51], [50, 1, 51, 2, 51, 4, 0, 0], [50, 8, 7, 6, 5, 4, 3, 51]])
 BERT_IDS = np.array([[2, 3, 7, 9, 1, 0, 0, 0], [2, 8, 1, 0, 0, 0, 0, 0], [2, 8, 7, 6, 5, 4, 3, 1]])
-CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -45,16 +45,6 @@ def train_clip_tokenizer(transformers):
     model = json.loads(trained.to_str())["model"]
     merges = [tuple(pair) for pair in model["merges"]]
     return transformers.CLIPTokenizer(vocab=model["vocab"], merges=merges, model_max_length=LENGTH)
-
-
-def randomise(torch, model):
-    """Redraws every parameter, including zeros and ones."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            scale = 0.2 if parameter.ndim < 2 else parameter[0].numel() ** -0.5
-            parameter.add_(scale * torch.randn_like(parameter))
-    return model.eval()
 
 
 def patched(torch, images, size):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.golden.record_image_text import CLIP_DEVIATION, CLIP_MEAN, randomise
+from tests.golden.random_models import CLIP_DEVIATION, CLIP_MEAN, randomise
 
 GOLDEN = Path(__file__).parent
 SIZE, WIDTH, LENGTH = 16, 12, 8

@@ -1,4 +1,6 @@
-"""Imports folders of Hugging Face models: SigLIP, SigLIP 2, CLIP, ViT, DINOv2, BERT, RoBERTa, dual encoders, ProLIP.
+"""Imports folders of Hugging Face models: SigLIP, SigLIP 2, CLIP, ViT, DINOv2, DINOv3, BERT, RoBERTa, dual encoders.
+
+Folders of OpenCLIP and of ProLIP's authors have modules of their own.
 
 Sizes are inferred from the arrays, and from the configuration where the arrays do not determine them. Our towers have
 one fixed normalisation of pixels and no position for the class token. Another normalisation is therefore folded into
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.weights.huggingface import image_towers, names, prolip, sentence_models, text_towers
+from lit_het.weights.huggingface import image_towers, names, open_clip, prolip, sentence_models, text_towers
 from lit_het.weights.huggingface.processor import Json, read_json, read_normalization, read_processor
 from lit_het.weights.huggingface.tokenizer import TOKENIZER_JSON, find_tokenizer, folds_case, lowercases
 from lit_het.weights.huggingface.tower import section, shape_of
@@ -61,10 +63,10 @@ def read_huggingface(
     text_pooling: str | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
-    """Imports a folder that `transformers` wrote, or ProLIP's authors.
+    """Imports a folder that `transformers` wrote, OpenCLIP, or ProLIP's authors.
 
     Args:
-        folder: with ``config.json``, safetensors files and optionally ``preprocessor_config.json``.
+        folder: with ``config.json`` or OpenCLIP's, safetensors files and optionally ``preprocessor_config.json``.
         image_size: in pixels; positions are resampled for it. None for the model's size, rounded down to whole patches:
             the original model ignores the remaining pixels.
         patch_size: in pixels; the first layer is resampled for it. None for the model's size.
@@ -74,8 +76,10 @@ def read_huggingface(
             or else the model's own. Other towers have one pooling.
         compute_type: type of activations.
     """
-    config = read_json(folder / "config.json")
     sizes: Any = {"image_size": image_size, "patch_size": patch_size, "compute_type": compute_type}
+    if open_clip.is_open_clip(folder):
+        return open_clip.read_open_clip(folder, text_length=text_length, **sizes)
+    config = read_json(folder / "config.json")
     if prolip.is_prolip(config):
         return prolip.read_prolip(folder, config, text_length=text_length, **sizes)
     image, text = _parts(config, folder)

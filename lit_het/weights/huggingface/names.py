@@ -208,7 +208,6 @@ CLIP_IMAGE: Table = (
     *norm("pre_layrnorm", "input_norm"),  # their spelling
     *norm("post_layernorm", "encoder/norm"),
 )
-# OpenCLIP's names. [UNC] and the class token have positions, see `prolip`.
 _OPEN_CLIP_BLOCKS: Table = (
     *_block(
         "transformer.resblocks.#",
@@ -217,20 +216,43 @@ _OPEN_CLIP_BLOCKS: Table = (
     ),
     Match("transformer.resblocks.#.attn.in_proj_weight", _joined("kernel"), TRANSPOSED),
     Match("transformer.resblocks.#.attn.in_proj_bias", _joined("bias")),
+    Match("transformer.resblocks.#.ls_1.gamma", ("encoder/blocks/#/attention_scale",)),
+    Match("transformer.resblocks.#.ls_2.gamma", ("encoder/blocks/#/mlp_scale",)),
 )
-PROLIP_IMAGE: Table = (
+OPEN_CLIP_IMAGE: Table = (
     *_OPEN_CLIP_BLOCKS,
     *norm("ln_pre", "input_norm"),
     *norm("ln_post", "encoder/norm"),
     Match("proj", ("projection/kernel",)),
-    *dense("uncertainty_proj", "uncertainty"),
 )
-PROLIP_TEXT: Table = (
+OPEN_CLIP_TEXT: Table = (
     *_OPEN_CLIP_BLOCKS,
     Match("token_embedding.weight", ("tokens/embedding",)),
     *norm("ln_final", "encoder/norm"),
+    Match("text_projection", ("projection/kernel",)),
     *dense("text_projection", "projection"),
-    *dense("text_uncertainty_projection", "uncertainty"),
+)
+# [UNC] and the class token have positions, see `prolip`.
+PROLIP_IMAGE: Table = (*OPEN_CLIP_IMAGE, *dense("uncertainty_proj", "uncertainty"))
+PROLIP_TEXT: Table = (*OPEN_CLIP_TEXT, *dense("text_uncertainty_projection", "uncertainty"))
+# timm's names, of a ViT with attention pooling.
+TIMM_IMAGE: Table = (
+    *_block(
+        "blocks.#",
+        layers={"attn.proj": "attention/out", "mlp.fc1": "mlp/up", "mlp.fc2": "mlp/down"},
+        norms={"norm1": "attention_norm", "norm2": "mlp_norm"},
+    ),
+    Match("blocks.#.attn.qkv.weight", _joined("kernel"), TRANSPOSED),
+    Match("blocks.#.attn.qkv.bias", _joined("bias")),
+    *norm("norm", "encoder/norm"),
+    Match("attn_pool.latent", ("pooling/probe",), PROBE),
+    *dense("attn_pool.q", "pooling/attention/query"),
+    *dense("attn_pool.kv", "pooling/attention/key", "pooling/attention/value"),
+    *dense("attn_pool.proj", "pooling/attention/out"),
+    *norm("attn_pool.norm", "pooling/norm"),
+    *dense("attn_pool.mlp.fc1", "pooling/mlp/up"),
+    *dense("attn_pool.mlp.fc2", "pooling/mlp/down"),
+    *dense("head", "projection"),
 )
 # transformers 5 has new names for the layers of a ViT; it also reads those of version 4, which are written.
 VIT: Table = (

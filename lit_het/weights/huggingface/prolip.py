@@ -6,22 +6,25 @@ only takes part in attention.
 """
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.text_config import TextConfig
 from lit_het.weights.huggingface import names
-from lit_het.weights.huggingface.image_towers import first_layer_sources
+from lit_het.weights.huggingface.open_clip import (
+    CANONICAL,
+    CLIP_TOKENIZER,
+    Layout,
+    encoder_fields,
+    read_image_tower,
+    require_fields,
+    token,
+)
 from lit_het.weights.huggingface.processor import CLIP_PROCESSOR, Json, read_normalization, read_processor
 from lit_het.weights.huggingface.tokenizer import find_tokenizer
 from lit_het.weights.huggingface.tower import Family, Tower, number, section, shape_of
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, translate
-from lit_het.weights.resample import resample_positions
 from lit_het.weights.sources import open_safetensors
 
 _IMAGE = Family(names.PROLIP_IMAGE, "visual.", "gelu", 1e-5)
@@ -36,10 +39,8 @@ _IMAGE_FIELDS = _BOTH | {
     "pool_type": "tok",
 }
 _TEXT_FIELDS = _BOTH | {"hf_model_name": None, "no_causal_mask": True, "proj_bias": True, "embed_cls": True}
-# What its tokenizers do that their files do not record: OpenCLIP's SimpleTokenizer pads with 0.
-_CLIP_TOKENIZER, _CANONICAL = (
-    {"padding_id": 0},
-    {"lowercase": True, "remove_punctuation": True, "split_underscores": True},
+_LAYOUT = Layout(
+    "conv1", "positional_embedding", {"class_token": "class_embedding", "uncertainty_token": "unc_embedding"}
 )
 
 
@@ -60,8 +61,8 @@ def read_prolip(
     """Imports a folder of ``ProLIPHF``; arguments as for `read_huggingface`."""
     arrays = open_safetensors(folder)
     vision, text = section(config, "vision_cfg", {}), section(config, "text_cfg", {})
-    _check(folder, "vision_cfg", vision, _IMAGE_FIELDS)
-    _check(folder, "text_cfg", text, _TEXT_FIELDS)
+    require_fields(folder / "config.json", "vision_cfg", vision, _IMAGE_FIELDS)
+    require_fields(folder / "config.json", "text_cfg", text, _TEXT_FIELDS)
     for name in ("visual.uncertainty_proj.weight", "text.text_uncertainty_projection.weight"):
         if name not in arrays:
             raise UserError(f"{folder} has no {name}; only a ProLIP with uncertainty tokens on both sides is imported")
@@ -69,10 +70,20 @@ def read_prolip(
     processor = read_processor(folder, CLIP_PROCESSOR)
     width = shape_of(arrays, "visual.proj", 2)[0]
     heads = width // max(1, number(vision, "head_width", 64))
-    image = Tower(arrays, _IMAGE, _fields(vision, activation, heads), compute_type, "image_tower/")
+    image = Tower(arrays, _IMAGE, encoder_fields(vision, activation, heads), compute_type, "image_tower/")
     normalization = read_normalization(processor, folder)
-    image_tower, sources = _image_tower(image, normalization, image_size, patch_size)
-    fields = _fields(text, activation, number(text, "heads", 12))
+    image_tower, sources = read_image_tower(
+        image,
+        _LAYOUT,
+        normalization,
+        image_size,
+        patch_size,
+        pooling="class_token",
+        input_norm=True,
+        uncertainty_token=True,
+        norm_twice=True,
+    )
+    fields = encoder_fields(text, activation, number(text, "heads", 12))
     text_tower, found = _text_tower(Tower(arrays, _TEXT, fields, compute_type, "text_tower/"), text_length)
     sources += found + names.parameter_sources(arrays, names.HEAD, "", "head/")
     is_canonical = section(text, "tokenizer_kwargs", {}).get("clean") == "canonicalize"
@@ -83,60 +94,9 @@ def read_prolip(
         text_tower,
         has_bias="logit_bias" in arrays,
         tokenizer=find_tokenizer(folder, reads_json=not is_canonical),
-        tokenizer_fields=_CANONICAL if is_canonical else _CLIP_TOKENIZER,
+        tokenizer_fields=CANONICAL if is_canonical else CLIP_TOKENIZER,
         image_processor=processor,
     )
-
-
-def _check(folder: Path, part: str, config: Json, only: dict[str, Any]) -> None:
-    for field, value in only.items():
-        if (found := config.get(field, value)) != value:
-            raise UserError(
-                f"{folder}/config.json: {part}.{field} = {found!r:.100} cannot be imported, of a ProLIP only {value!r}"
-            )
-
-
-def _fields(config: Json, activation: str, num_heads: int) -> Json:
-    """Returns the names of `transformers` for the fields of an encoder."""
-    shared = {"hidden_act": activation, "num_attention_heads": num_heads}
-    epsilon = number(section(config, "norm_kwargs", {}) if config.get("norm_kwargs") else {}, "eps", 1e-5)
-    return shared | {"num_hidden_layers": number(config, "layers", 12), "layer_norm_eps": epsilon}
-
-
-def _image_tower(
-    tower: Tower, normalization: Any, image_size: int | None, patch_size: int | None
-) -> tuple[ViTConfig, list[ParameterSource]]:
-    """Returns the image tower; its tokens are the class token, [UNC] and the patches, all with positions."""
-    positions, first = tower.require("positional_embedding"), tower.require("conv1.weight")
-    num_patches, old_size = shape_of(tower.arrays, positions, 2)[0] - 2, shape_of(tower.arrays, first, 4)[-1]
-    side = round(max(0, num_patches) ** 0.5)
-    if side * side != num_patches or not side:
-        raise UserError(f"{positions} holds {num_patches} patches, which form no square")
-    config = ViTConfig(
-        side * old_size if image_size is None else image_size,
-        old_size if patch_size is None else patch_size,
-        tower.encoder(),
-        pooling="class_token",
-        input_norm=True,
-        projection_size=shape_of(tower.arrays, tower.require("proj"), 2)[1],
-        uncertainty_token=True,
-        norm_twice=True,
-    )
-
-    def patches(positions: np.ndarray) -> np.ndarray:
-        return resample_positions(positions[2:], config.side, keeps_corners=False)
-
-    layer = first_layer_sources((first,), normalization, old_size, config.patch_size)
-    return config, [
-        *tower.sources,
-        *layer,
-        ParameterSource("image_tower/positions", (positions,), patches),
-        _token(tower, "class_embedding", "class_token", 0),
-        _token(tower, "unc_embedding", "uncertainty_token", 1),
-        ParameterSource(
-            "image_tower/projection/bias", (tower.require("proj"),), lambda kernel: np.zeros(kernel.shape[1])
-        ),
-    ]
 
 
 def _text_tower(tower: Tower, length: int | None) -> tuple[TextConfig, list[ParameterSource]]:
@@ -159,12 +119,6 @@ def _text_tower(tower: Tower, length: int | None) -> tuple[TextConfig, list[Para
     return config, [
         *tower.sources,
         ParameterSource("text_tower/positions", (positions,), lambda rows: rows[:-2]),
-        _token(tower, "unc_emb", "uncertainty_token", -2),
-        _token(tower, "cls_emb", "class_token", -1),
+        token(tower, "unc_emb", "uncertainty_token", "positional_embedding", -2),
+        token(tower, "cls_emb", "class_token", "positional_embedding", -1),
     ]
-
-
-def _token(tower: Tower, theirs: str, ours: str, row: int) -> ParameterSource:
-    """Returns the source of a learned token, to which its own position is added."""
-    array_names = tower.require(theirs), tower.require("positional_embedding")
-    return ParameterSource(tower.path + ours, array_names, lambda token, positions: token + positions[row])

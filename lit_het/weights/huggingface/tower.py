@@ -76,7 +76,7 @@ class Tower:
         self.sources = names.parameter_sources(arrays, family.table, self.prefix, path)
         for field, layers in _BIASES.items():
             if self.config.get(field) is False:
-                self.sources += [_zeros(one) for one in self.sources if re.search(layers, one.target)]
+                self.sources += [zero_bias(one) for one in self.sources if re.search(layers, one.target)]
         self.array_names = {one.target.removeprefix(path): one.array_names[0] for one in self.sources}
 
     def find(self, *candidates: str) -> str | None:
@@ -132,7 +132,7 @@ class Tower:
         )
 
 
-def _zeros(factor: ParameterSource) -> ParameterSource:
+def zero_bias(factor: ParameterSource) -> ParameterSource:
     """Returns the source of the bias of a layer without one, from that of its kernel or scale."""
 
     def zeros(*arrays: np.ndarray) -> np.ndarray:
@@ -144,7 +144,7 @@ def _zeros(factor: ParameterSource) -> ParameterSource:
 def without_bias(name: str, path: str) -> list[ParameterSource]:
     """Returns the sources of a dense layer from its only array; it has no bias, so ours is zero."""
     kernel = ParameterSource(f"{path}/kernel", (name,), np.transpose)
-    return [kernel, _zeros(kernel)]
+    return [kernel, zero_bias(kernel)]
 
 
 def shape_of(arrays: Arrays, name: str, *ranks: int) -> tuple[int, ...]:
