@@ -97,6 +97,18 @@ def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_lo
     assert_recorded(logits(*towers, params, image, text), recording["logits"])
 
 
+@pytest.mark.parametrize("size", [16, 24, 40])
+def test_naflex_gives_its_embeddings_at_its_own_and_at_other_sizes_of_images(size):
+    recording = golden("naflex")
+    imported = read_big_vision(GOLDEN / "naflex.npz", image_size=size)
+    params = loaded(imported)
+    image = run(imported.image_tower, params["image_tower"], recording[f"in/{size}"]).embedding
+    assert_recorded(unit(image), recording[f"out/{size}"])
+    text = run(imported.text_tower, params["text_tower"], recording["in/text"]).embedding
+    assert_recorded(unit(text), recording["out/text"])
+    assert image_tower(read_big_vision(GOLDEN / "naflex.npz")).image_size == 24
+
+
 # Layouts and versions.
 
 

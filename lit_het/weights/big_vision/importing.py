@@ -1,4 +1,4 @@
-"""Imports weights of big_vision, of all versions: ViT, FlexiViT, LiT with either text tower, SigLIP and SigLIP 2.
+"""Imports weights of big_vision, of all versions: ViT, FlexiViT, LiT with either text tower, SigLIP, SigLIP 2, NaFlex.
 
 All sizes are inferred from shapes. Versions differ in three ways: the names of arrays (`_OLD_NAMES`), blocks stored
 separately or stacked, and where the position of the class token is stored.
@@ -204,12 +204,10 @@ def _image_tower(
     image_pooling: Literal["mean", "first"],
     compute_type: ComputeType,
 ) -> ViTConfig:
-    height, width, _, _ = shapes.shape("image_tower/patches/kernel", 4)
-    if height != width:
-        raise UserError(f"the file's patches are {height} x {width} pixels; only square patches are supported")
+    old_size = _old_patch_size(shapes)
     has_class_token, is_learned = "image_tower/class_token" in shapes, "image_tower/positions" in shapes
     if is_learned:
-        image_size = height * _old_side(shapes) if image_size is None else image_size
+        image_size = old_size * _old_side(shapes) if image_size is None else image_size
     elif image_size is None:
         raise UserError(
             "the file has no positions (they are sines and cosines), hence no image size; set it with --image-size"
@@ -217,13 +215,29 @@ def _image_tower(
     pooled = "attention" if "image_tower/pooling/probe" in shapes else image_pooling
     return ViTConfig(
         image_size,
-        height if patch_size is None else patch_size,
+        old_size if patch_size is None else patch_size,
         _encoder(shapes, "image_tower", compute_type),
         "class_token" if has_class_token else pooled,
         "learned" if is_learned else "sine_cosine",
         representation_size=shapes.size("image_tower/pre_logits/kernel"),
         projection_size=shapes.size("image_tower/projection/kernel"),
     )
+
+
+def _is_naflex(shapes: _Shapes) -> bool:
+    """Returns whether the tower reads flat patches, with positions [rows columns d] (SigLIP 2's NaFlex)."""
+    names = ("image_tower/patches/kernel", "image_tower/positions")
+    kernel, positions = (shapes.found[name][1] if name in shapes else () for name in names)
+    return len(kernel) == 2 and len(positions) == 3 and positions[0] == positions[1]
+
+
+def _old_patch_size(shapes: _Shapes) -> int:
+    if _is_naflex(shapes):
+        return math.isqrt(shapes.shape("image_tower/patches/kernel", 2)[0] // 3)
+    height, width, _, _ = shapes.shape("image_tower/patches/kernel", 4)
+    if height != width:
+        raise UserError(f"the file's patches are {height} x {width} pixels; only square patches are supported")
+    return height
 
 
 def _has_class_token_position(shapes: _Shapes) -> bool:
@@ -234,7 +248,8 @@ def _has_class_token_position(shapes: _Shapes) -> bool:
 
 
 def _old_side(shapes: _Shapes) -> int:
-    number = shapes.shape("image_tower/positions", 3)[1] - _has_class_token_position(shapes)
+    rows, number, _ = shapes.shape("image_tower/positions", 3)
+    number = rows * number if _is_naflex(shapes) else number - _has_class_token_position(shapes)
     if math.isqrt(number) ** 2 != number:
         name, _ = shapes.found["image_tower/positions"]
         raise UserError(f"{name} holds {number} positions, which form no square grid")
@@ -244,15 +259,17 @@ def _old_side(shapes: _Shapes) -> int:
 def _resampled(sources: Sequence[ParameterSource], shapes: _Shapes, tower: ViTConfig) -> list[ParameterSource]:
     """Returns sources that resample patches and positions; the class token's position is added to the class token."""
     num_class_tokens = int("image_tower/positions" in shapes and _has_class_token_position(shapes))
-    has_new_patch_size = shapes.shape("image_tower/patches/kernel", 4)[0] != tower.patch_size
+    old_size, is_naflex = _old_patch_size(shapes), _is_naflex(shapes)
+    # NaFlex was trained with positions resampled at half-pixel centres.
+    keeps_corners = old_size == tower.patch_size and not is_naflex
 
     def positions(array: np.ndarray) -> np.ndarray:
-        return resample_positions(
-            _drop_leading_axis(array)[num_class_tokens:], tower.side, keeps_corners=not has_new_patch_size
-        )
+        rows = array.reshape(-1, array.shape[-1]) if is_naflex else _drop_leading_axis(array)
+        return resample_positions(rows[num_class_tokens:], tower.side, keeps_corners=keeps_corners)
 
     def patches(kernel: np.ndarray) -> np.ndarray:
-        return resample_patches(kernel, tower.patch_size).reshape(-1, kernel.shape[-1])
+        square = kernel.reshape(old_size, old_size, 3, -1) if is_naflex else kernel
+        return resample_patches(square, tower.patch_size).reshape(-1, kernel.shape[-1])
 
     # big_vision adds this position to the token before the first block. Our towers add none, so the sum is stored.
     def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
