@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
         "import",
         allow_abbrev=False,
         description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
-        "x.index), Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, dual encoders) and those of "
+        "x.index), Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, DINOv3, dual encoders), OpenCLIP's and those of "
         "lit-het export --to lit-het, local or at an address such as hf://owner/model. "
         "Sizes are read from the weights.",
     )
@@ -43,7 +43,8 @@ def add_to(commands: Any) -> None:
     importing.add_argument(
         "--text-pooling",
         choices=("last", "first", "mean", "max"),
-        help="pooling of a text tower in a big_vision file, which does not store it (last), or of a BERT (first, mean)",
+        help="pooling of a text tower in a big_vision or V-MoE file, which does not store it (last), or of a BERT "
+        "(first, mean)",
     )
     importing.add_argument(
         "--tokenizer",

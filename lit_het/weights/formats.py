@@ -64,8 +64,8 @@ def open_weights(
             does not record it; None for "mean".
         text_length: in tokens; a larger length than the source's interpolates its positions, a smaller one drops the
             last ones, of a text tower that does not pool its last token. None for the source's.
-        text_pooling: of a text tower in a big_vision file, which does not record it; None for "last". Of a BERT or a
-            tower like it in a Hugging Face folder, "first" or "mean"; None for what the folder says.
+        text_pooling: of a text tower in a big_vision or V-MoE file, which does not record it; None for "last". Of a
+            BERT or a tower like it in a Hugging Face folder, "first" or "mean"; None for what the folder says.
         experts: fields of `ExpertsConfig` that a V-MoE checkpoint does not record, see `describe_vmoe`.
         compute_type: of the towers.
         advance: called with the number of downloaded bytes.
@@ -77,7 +77,8 @@ def open_weights(
         return read_big_vision(path, match[2] or "", image_pooling=image_pooling or "mean", **options, **sizes)
     # Before Hugging Face: a V-MoE address has no suffix that would distinguish it from a folder.
     if (prefix := _vmoe_prefix(address, advance)) is not None:
-        found = read_vmoe(prefix, experts=experts, image_pooling=image_pooling or "mean", **sizes)
+        pooling: Any = {"image_pooling": image_pooling or "mean", "text_pooling": text_pooling or "last"}
+        found = read_vmoe(prefix, experts=experts, **pooling, **sizes)
         if patch_size not in (None, found.image_tower and found.image_tower.patch_size):
             raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
         return found

@@ -136,7 +136,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         raise UserError(f"{source} stores its pooling, {pooling!r}; leave out --image-pooling {options.image_pooling}")
     if pooling == "mean" and options.image_pooling is None:
         message(f"{source} does not store its pooling: 'mean' (gap); --image-pooling first reads pool type '0'")
-    if experts and (found.image_tower is None or found.image_tower.encoder.experts is None):
+    if experts and not any(tower and tower.experts for tower in (found.image_tower, found.text_tower)):
         raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)
     tokenizer = Path(options.tokenizer) if options.tokenizer else found.tokenizer

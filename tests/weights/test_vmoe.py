@@ -19,10 +19,21 @@ from lit_het.towers import routing
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.weights.rename import load
 from lit_het.weights.sources import StoredArray
-from lit_het.weights.vmoe.importing import describe_vmoe, read_vmoe
+from lit_het.weights.vmoe.importing import describe_two_towers, describe_vmoe, read_vmoe
 from tests.towers.models import shapes, with_encoder
 from tests.towers.test_routing import with_gshard
-from tests.weights.importing import apply, assert_recorded, golden, image_tower, params_of, pixels, run, unit
+from tests.weights.importing import (
+    apply,
+    assert_recorded,
+    golden,
+    image_tower,
+    loaded,
+    params_of,
+    pixels,
+    run,
+    text_tower,
+    unit,
+)
 
 
 def recorded(name):
@@ -339,3 +350,28 @@ def test_experts_may_be_in_any_blocks():
         theirs = tree[f"params/Encoder/encoderblock_{number}/Moe/Router/dense/kernel"]
         np.testing.assert_array_equal(router[index], theirs)
     assert "blocks" in blocks
+
+
+def test_two_towers_with_experts_in_the_text_tower_give_the_recorded_logits():
+    recording = golden("vmoe_two_towers")
+    experts = {"num_selected": 1, "eval_capacity_factor": 4.0, "tokens_per_group": 24}
+    found = describe_two_towers(stored(recording), experts=experts)
+    params, head = loaded(found), loaded(found)["head"]
+    image = unit(run(image_tower(found), params["image_tower"], recording["in/image"]).embedding)
+    text = unit(run(text_tower(found), params["text_tower"], recording["in/text"]).embedding)
+    assert_recorded(image, recording["out/image"])
+    assert_recorded(text, recording["out/text"])
+    scores = image @ text.T / np.exp(head["temperature"]["log_temperature"]) + head["bias"]
+    assert_recorded(scores, recording["out/logits"])
+    experts_of_texts = text_tower(found).experts
+    assert image_tower(found).experts is None
+    assert experts_of_texts is not None
+    assert experts_of_texts.num_experts == 4
+
+
+def test_two_towers_need_both_of_them():
+    recording = stored(golden("vmoe_two_towers"))
+    with pytest.raises(UserError, match="lacks Embed_0/embedding with 2 axes"):
+        describe_two_towers({name: array for name, array in recording.items() if not name.startswith("txt/")})
+    with pytest.raises(UserError, match="unknown arrays: scale"):
+        describe_two_towers(recording | {"scale": recording["s"]})

@@ -1,4 +1,7 @@
-"""Imports V-MoE and e3 checkpoints as released by their authors (Riquelme et al. 2021; Allingham et al. 2022)."""
+"""Imports V-MoE and e3 checkpoints as released by their authors (Riquelme et al. 2021; Allingham et al. 2022).
+
+Also read are the two towers of their contrastive trainings, of which either may have experts.
+"""
 
 import dataclasses
 import re
@@ -13,6 +16,7 @@ from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType, EncoderConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.image_config import ViTConfig
+from lit_het.towers.text_config import TextConfig
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, depth_of, translate
 from lit_het.weights.resample import resample_positions
@@ -23,7 +27,9 @@ _POSITIONS = "Encoder/posembed_input/pos_embedding"
 # Dense layers that only some models have.
 _OPTIONAL = {"pre_logits/kernel": 2, "head/kernel": 2, _POSITIONS: 3}
 # Arrays that sizes are inferred from, with their number of axes.
-_RANKS = {"embedding/kernel": 4, "Encoder/encoderblock_0/SelfAttention/query/kernel": 3}
+_QUERY = "Encoder/encoderblock_0/SelfAttention/query/kernel"
+_RANKS = {"embedding/kernel": 4, _QUERY: 3}
+_TEXT_RANKS = {"Embed_0/embedding": 2, _QUERY: 3, _POSITIONS: 3, "head/kernel": 2}
 
 
 def read_vmoe(
@@ -32,6 +38,7 @@ def read_vmoe(
     experts: Mapping[str, Any] = MappingProxyType({}),
     image_size: int | None = None,
     image_pooling: Literal["mean", "first"] = "mean",
+    text_pooling: Literal["last", "first", "mean", "max"] = "last",
     compute_type: ComputeType = "float32",
 ) -> Imported:
     """Imports a checkpoint ``NAME.index``.
@@ -41,15 +48,56 @@ def read_vmoe(
         experts: as for `describe_vmoe`.
         image_size: as for `describe_vmoe`.
         image_pooling: as for `describe_vmoe`.
+        text_pooling: of a text tower without attention pooling, which the file does not record.
         compute_type: as for `describe_vmoe`.
     """
-    return describe_vmoe(
-        _parameters(open_vmoe(prefix)),
-        experts=experts,
-        image_size=image_size,
-        image_pooling=image_pooling,
-        compute_type=compute_type,
-    )
+    arrays = _parameters(open_vmoe(prefix))
+    options: Any = {"experts": experts, "image_size": image_size, "image_pooling": image_pooling}
+    if any(name.startswith(("img/", "txt/")) for name in arrays):
+        return describe_two_towers(arrays, text_pooling=text_pooling, compute_type=compute_type, **options)
+    return describe_vmoe(arrays, compute_type=compute_type, **options)
+
+
+def describe_two_towers(
+    arrays: Arrays,
+    *,
+    text_pooling: Literal["last", "first", "mean", "max"] = "last",
+    experts: Mapping[str, Any] = MappingProxyType({}),
+    compute_type: ComputeType = "float32",
+    **image_options: Any,
+) -> Imported:
+    """Returns both towers and the head of arrays ``img/...``, ``txt/...``, ``s`` and ``b``.
+
+    Args:
+        arrays: by name.
+        text_pooling: as for `read_vmoe`.
+        experts: as for `describe_vmoe`, of both towers.
+        compute_type: of the towers.
+        **image_options: as for `describe_vmoe`.
+    """
+    image = describe_vmoe(_below(arrays, "img/"), experts=experts, compute_type=compute_type, **image_options)
+    assert image.image_tower is not None
+    text_tower, text = _text_tower(_below(arrays, "txt/"), experts, text_pooling, compute_type)
+    others = {name: array for name, array in arrays.items() if not name.startswith(("img/", "txt/"))}
+    sources = [*_above(image.parameter_sources, "img/"), *_above(text, "txt/"), *translate(others, _HEAD_RULES)]
+    image_tower = dataclasses.replace(image.image_tower, projection_size=image.num_classes)
+    return Imported(arrays, sources, image_tower, text_tower, has_bias="b" in arrays)
+
+
+def _below(arrays: Arrays, prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _above(sources: list[ParameterSource], prefix: str) -> list[ParameterSource]:
+    """Returns the sources of a tower within a whole file, where its head is a projection and not a classifier."""
+    return [
+        ParameterSource(
+            one.target.replace("head/logits/", "image_tower/projection/"),
+            tuple(prefix + name for name in one.array_names),
+            one.combine,
+        )
+        for one in sources
+    ]
 
 
 def describe_vmoe(
@@ -72,26 +120,15 @@ def describe_vmoe(
             "first" ('0').
         compute_type: of the tower.
     """
-    for name, rank in _RANKS.items():
-        if name not in arrays or len(arrays[name].shape) != rank:
-            raise UserError(f"the checkpoint lacks {name} with {rank} axes, which every V-MoE has; it is another model")
+    _require(arrays, _RANKS)
     for name in _OPTIONAL.keys() & arrays.keys():
         if len(arrays[name].shape) != _OPTIONAL[name]:
             raise UserError(f"{name} has shape {arrays[name].shape}, where {_OPTIONAL[name]} axes are expected")
-    _, patch_size, _, width = arrays["embedding/kernel"].shape
-    depth = depth_of(found[1] for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
-    encoder = EncoderConfig(
-        width=width,
-        depth=depth,
-        mlp_width=_mlp_width(arrays),
-        num_heads=arrays["Encoder/encoderblock_0/SelfAttention/query/kernel"].shape[1],
-        experts=_experts(arrays, depth, experts),
-        compute_type=compute_type,
-    )
+    patch_size = arrays["embedding/kernel"].shape[1]
     tower = ViTConfig(
         image_size=_stored_size(arrays, patch_size) if image_size is None else image_size,
         patch_size=patch_size,
-        encoder=encoder,
+        encoder=_encoder(arrays, experts, compute_type),
         pooling=_pooling(arrays, image_pooling),
         positions="learned" if _POSITIONS in arrays else "sine_cosine",
         representation_size=arrays["pre_logits/kernel"].shape[1] if "pre_logits/kernel" in arrays else None,
@@ -111,6 +148,42 @@ def describe_vmoe(
         )
     num_classes = arrays["head/kernel"].shape[1] if "head/kernel" in arrays else None
     return Imported(arrays, translate(arrays, _RULES, sources), image_tower=tower, num_classes=num_classes)
+
+
+def _text_tower(
+    arrays: Arrays,
+    experts: Mapping[str, Any],
+    pooling: Literal["last", "first", "mean", "max"],
+    compute_type: ComputeType,
+) -> tuple[TextConfig, list[ParameterSource]]:
+    _require(arrays, _TEXT_RANKS)
+    tower = TextConfig(
+        vocabulary_size=arrays["Embed_0/embedding"].shape[0],
+        length=arrays[_POSITIONS].shape[1],
+        embedding_size=arrays["head/kernel"].shape[1],
+        encoder=_encoder(arrays, experts, compute_type),
+        pooling="attention" if "MapHead/probe" in arrays else pooling,
+    )
+    return tower, translate(arrays, _TEXT_RULES)
+
+
+def _require(arrays: Arrays, ranks: Mapping[str, int]) -> None:
+    for name, rank in ranks.items():
+        if name not in arrays or len(arrays[name].shape) != rank:
+            raise UserError(f"the checkpoint lacks {name} with {rank} axes, which every V-MoE has; it is another model")
+
+
+def _encoder(arrays: Arrays, experts: Mapping[str, Any], compute_type: ComputeType) -> EncoderConfig:
+    depth = depth_of(found[1] for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
+    width, num_heads, _ = arrays[_QUERY].shape
+    return EncoderConfig(
+        width=width,
+        depth=depth,
+        mlp_width=_mlp_width(arrays),
+        num_heads=num_heads,
+        experts=_experts(arrays, depth, experts),
+        compute_type=compute_type,
+    )
 
 
 def _mlp_width(arrays: Arrays) -> int:
@@ -214,4 +287,19 @@ _RULES = (
     Rule(r"embedding/bias", "image_tower/patches/bias"),
     Rule(r"pre_logits/(kernel|bias)", r"image_tower/pre_logits/\1"),
     Rule(r"head/(kernel|bias)", r"head/logits/\1"),
+)
+_TEXT_RULES = (
+    Rule(r"Embed_0/embedding", "text_tower/tokens/embedding"),
+    Rule(re.escape(_POSITIONS), "text_tower/positions", lambda x: x[0]),
+    Rule(r"head/(kernel|bias)", r"text_tower/projection/\1"),
+    *(
+        dataclasses.replace(rule, target=rule.target.replace("image_tower/", "text_tower/"))
+        for rule in _RULES
+        if rule.target is not None and rule.pattern.startswith(("Encoder/", "MapHead/"))
+    ),
+)
+_HEAD_RULES = (
+    # V-MoE multiplies by exp(s), we divide by τ: log τ = -s.
+    Rule(r"s", "head/temperature/log_temperature", np.negative),
+    Rule(r"b", "head/bias"),
 )
