@@ -20,8 +20,8 @@ def add_to(commands: Any) -> None:
         "import",
         allow_abbrev=False,
         description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
-        "x.index), Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, DINOv3, dual encoders), OpenCLIP's and those of "
-        "lit-het export --to lit-het, local or at an address such as hf://owner/model. "
+        "x.index), Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, DINOv3, dual encoders), OpenCLIP's and "
+        "those of lit-het export --to lit-het, local or at an address such as hf://owner/model. "
         "Sizes are read from the weights.",
     )
     importing.add_argument("--from", dest="source", required=True, metavar="SOURCE", help="path or address")

@@ -40,6 +40,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "class_token": False,
     "mean_pooling": False,
     "rotary": None,
+    "pooling_heads": None,
     "encoder.norm": "layer",
     "encoder.head_size": None,
     "encoder.first_norm": True,

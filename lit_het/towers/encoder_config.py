@@ -97,11 +97,14 @@ class EncoderConfig:
         """Size of an attention head."""
         return self.head_size or self.width // self.num_heads
 
-    def build_attention(self, rngs: "nnx.Rngs", source_width: int | None = None) -> "Attention":
+    def build_attention(
+        self, rngs: "nnx.Rngs", source_width: int | None = None, num_heads: int | None = None
+    ) -> "Attention":
         """Returns the attention of a block to its own tokens, or to those of another tower."""
         from lit_het.towers.attention import Attention
 
-        return Attention(self.width, self.num_heads, self.compute_type, rngs, source_width, self.head_size)
+        heads = num_heads or self.num_heads
+        return Attention(self.width, heads, self.compute_type, rngs, source_width, self.head_size)
 
     def build_norm(self, rngs: "nnx.Rngs") -> "nnx.LayerNorm | nnx.RMSNorm":
         """Returns a norm of tokens, which computes in float32 for any type of activations."""

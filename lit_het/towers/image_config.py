@@ -62,11 +62,13 @@ class ViTConfig(ImageTowerOptions):
         num_inputs: M images that the tower sees at once, along the axis of channels (MIMO, e3 App. B.3); a single image
             is repeated.
         layer_input: whether the embedding is followed by the input of the last linear layer, for its posterior.
-        class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one.
+        class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one,
+            or "attention", which attends to it too (Perception Encoder).
         patch_sizes: sizes of patches, one of which each training step draws and resizes the first layer and the
             positions for (FlexiViT, Beyer et al. 2023); empty for ``patch_size`` alone.
         tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
         rotary: positions that turn queries and keys of patches in every block; None for none.
+        pooling_heads: heads of attention pooling; None for those of the encoder.
     """
 
     image_size: int = 224
@@ -88,6 +90,7 @@ class ViTConfig(ImageTowerOptions):
     patch_sizes: tuple[int, ...] = ()
     tuning: Tuning | None = None
     rotary: RotaryConfig | None = None
+    pooling_heads: int | None = None
 
     first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
@@ -100,8 +103,12 @@ class ViTConfig(ImageTowerOptions):
         for field in ("representation_size", "projection_size"):
             if getattr(self, field) is not None:
                 require_at_least(1, self, field)
-        if self.class_token and self.pooling != "none":
-            raise FieldError(self, "class_token", "True needs pooling 'none'; pooling 'class_token' has one without it")
+        if self.class_token and self.pooling not in ("none", "attention"):
+            raise FieldError(
+                self, "class_token", "True needs pooling 'none' or 'attention'; 'class_token' has one without it"
+            )
+        if self.pooling_heads is not None:
+            self._check_pooling_heads(self.pooling_heads)
         if self.uncertainty_token and self.encoder.num_members > 1:
             raise UserError("image_tower.uncertainty_token = True needs encoder.experts.num_members = 1")
         if self.norm_twice and (self.pooling != "class_token" or self.encoder.norm_placement != "before"):
@@ -128,6 +135,13 @@ class ViTConfig(ImageTowerOptions):
         if self.pooling == "none":
             raise FieldError(
                 self, "patch_sizes", "several sizes need a pooling other than 'none', of any number of tokens"
+            )
+
+    def _check_pooling_heads(self, number: int) -> None:
+        require_at_least(1, self, "pooling_heads")
+        if self.pooling != "attention" or self.encoder.width % number:
+            raise FieldError(
+                self, "pooling_heads", f"{number} needs pooling 'attention' and a width that is a multiple of it"
             )
 
     def _check_rotary(self) -> None:
@@ -212,6 +226,7 @@ class ViTConfig(ImageTowerOptions):
             norm_twice=False,
             layer_input=False,
             patch_sizes=(),
+            pooling_heads=None,
         )
 
     def unseen_pixels(self) -> str | None:

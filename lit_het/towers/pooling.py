@@ -11,9 +11,9 @@ from lit_het.towers.encoder_config import EncoderConfig
 class AttentionPooling(nnx.Module):
     """A learned probe attends to all tokens, then an MLP with a residual connection (MAP, Zhai et al. 2022)."""
 
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, num_heads: int | None = None):
         self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width), jnp.float32))
-        self.attention = config.build_attention(rngs)
+        self.attention = config.build_attention(rngs, num_heads=num_heads)
         self.norm = config.build_norm(rngs)
         self.mlp = config.build_mlp(rngs)
 

@@ -43,7 +43,7 @@ class ViT(nnx.Module):
             self.input_norm = encoder.build_norm(rngs)
         self.encoder = Encoder(encoder, rngs)
         if config.pooling == "attention":
-            self.pooling = AttentionPooling(encoder, rngs)
+            self.pooling = AttentionPooling(encoder, rngs, config.pooling_heads)
         size = config._pooled_size
         if config.representation_size is not None:
             self.pre_logits = linear(size, config.representation_size, dtype, rngs)

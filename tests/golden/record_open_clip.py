@@ -44,9 +44,20 @@ MODELS = {
         },
         "text_cfg": TEXT | SIGLIP | {"width": 24},
     },
+    "open_clip_perception": {
+        "custom_text": True,
+        "vision_cfg": {
+            "image_size": SIZE,
+            "timm_model_name": "vit_pe_core_small_patch16_384",
+            "timm_pool": "map",
+            "timm_proj": None,
+        },
+        "text_cfg": TEXT,
+    },
 }
 PREPROCESSING = {"open_clip_siglip": {"mean": (0.5,) * 3, "std": (0.5,) * 3, "resize_mode": "squash"}}
-# Of timm's towers: those of the names, with 12 heads, but small.
+
+# Sizes of timm's towers, in place of those of their names; the heads are these names'.
 SMALL = {"embed_dim": 24, "depth": 2, "img_size": SIZE, "patch_size": 8}
 
 
@@ -74,6 +85,7 @@ def main() -> None:
     for name, fields in MODELS.items():
         config = {"embed_dim": 12 if name == "open_clip_eos" else 24} | fields
         kind = open_clip.CustomTextCLIP if config.get("custom_text") else open_clip.CLIP
+        torch.manual_seed(0)
         made = kind(**{field: value for field, value in config.items() if field != "custom_text"})
         record(GOLDEN / name, randomise(torch, made), config, IMAGES, IDS)
 

@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 
 from lit_het.errors import UserError
+from lit_het.towers.image_config import RotaryConfig
 from lit_het.weights.formats import open_weights
 from lit_het.weights.huggingface import image_processors
 from lit_het.weights.huggingface.open_clip import CONFIG, WEIGHTS
@@ -25,7 +26,7 @@ from tests.weights.importing import (
     write_json,
 )
 
-NAMES = ("open_clip", "open_clip_eos", "open_clip_siglip")
+NAMES = ("open_clip", "open_clip_eos", "open_clip_siglip", "open_clip_perception")
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_model_gives_its_embeddings_and_logits(name):
 
 
 def test_configurations_say_what_the_arrays_do_not():
-    clip, eos, siglip = (load(GOLDEN / name)[0] for name in NAMES)
+    clip, eos, siglip, perception = (load(GOLDEN / name)[0] for name in NAMES)
     assert (clip.image_tower.encoder.activation, clip.image_tower.encoder.layer_scale) == ("quick_gelu", True)
     assert (clip.text_tower.pooling, clip.text_tower.end_token, clip.text_tower.encoder.causal) == (
         "end_token",
@@ -72,6 +73,8 @@ def test_configurations_say_what_the_arrays_do_not():
     )
     assert (eos.text_tower.end_token, eos.text_tower.encoder.causal, eos.image_tower.input_norm) == (2, False, False)
     assert (siglip.image_tower.pooling, siglip.text_tower.pooling) == ("attention", "last")
+    # As trained on a grid of 384 / 16 = 24 patches; the recorded one has 3, which the same angles cover.
+    assert perception.image_tower.rotary == RotaryConfig(10_000.0, 0.0, 24.0, 1.0)
     assert siglip.tokenizer_fields["remove_punctuation"]
     assert clip.tokenizer_fields == {"padding_id": 0}
 
@@ -137,6 +140,12 @@ def test_an_image_tower_beside_another_text_tower_is_imported_alone(edited, caps
         ("open_clip", {"text_cfg": {"pool_type": "none"}}, "text_cfg.pool_type = 'none' is not one of"),
         ("open_clip", {"text_cfg": {"act_kwargs": {"inplace": True}}}, "act_kwargs = "),
         ("open_clip_siglip", {"vision_cfg": {"timm_model_name": "fastvit_mci2"}}, "'fastvit_mci2' cannot be imported"),
+        (
+            "open_clip_perception",
+            {"vision_cfg": {"timm_model_name": "vit_pe_core_gigantic_patch14_448"}},
+            "'vit_pe_core_gigantic_patch14_448' cannot be imported",
+        ),
+        ("open_clip_perception", {"vision_cfg": {"timm_proj": "linear"}}, "vision_cfg.timm_proj = 'linear' cannot"),
         ("open_clip_siglip", {"vision_cfg": {"timm_pool": "avg"}}, "vision_cfg.timm_pool = 'avg' cannot"),
     ],
 )

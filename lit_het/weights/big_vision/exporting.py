@@ -36,7 +36,14 @@ _ENCODER = {
     "experts": None,
 }
 _BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
-_IMAGE_TOWER = {"num_registers": 0, "input_norm": False, "num_inputs": 1, "rotary": None}
+_IMAGE_TOWER = {
+    "num_registers": 0,
+    "input_norm": False,
+    "num_inputs": 1,
+    "rotary": None,
+    "class_token": False,
+    "pooling_heads": None,
+}
 
 
 def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextTowerConfig | None, params: Params) -> None:
@@ -72,10 +79,10 @@ def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextTowerConfig | 
 
 
 def _check_image_tower(config: ViTConfig) -> None:
-    _check(config, _IMAGE_TOWER)
-    _check(config.encoder, _ENCODER)
     if config.pooling == "none":
         raise UserError("big_vision has no image tower with pooling = 'none'")
+    _check(config, _IMAGE_TOWER)
+    _check(config.encoder, _ENCODER)
     if config.positions == "none":
         raise UserError("big_vision has no image tower with positions = 'none'")
 

@@ -231,7 +231,8 @@ def _clip(tower: ViTConfig, params: Flat) -> WrittenTower:
 
 
 def _config(tower: ViTConfig) -> dict[str, Any]:
-    require("an export to transformers", [("image_tower.rotary", tower.rotary, None)])
+    fields = ("rotary", "pooling_heads")
+    require("an export to transformers", [(f"image_tower.{field}", getattr(tower, field), None) for field in fields])
     return {"image_size": tower.image_size, "patch_size": tower.patch_size, **encoder_config(tower.encoder)}
 
 

@@ -235,7 +235,7 @@ OPEN_CLIP_TEXT: Table = (
 # [UNC] and the class token have positions, see `prolip`.
 PROLIP_IMAGE: Table = (*OPEN_CLIP_IMAGE, *dense("uncertainty_proj", "uncertainty"))
 PROLIP_TEXT: Table = (*OPEN_CLIP_TEXT, *dense("text_uncertainty_projection", "uncertainty"))
-# timm's names, of a ViT with attention pooling.
+# timm's names, of a ViT with attention pooling; the norm before the blocks is the Perception Encoder's.
 TIMM_IMAGE: Table = (
     *_block(
         "blocks.#",
@@ -244,6 +244,7 @@ TIMM_IMAGE: Table = (
     ),
     Match("blocks.#.attn.qkv.weight", _joined("kernel"), TRANSPOSED),
     Match("blocks.#.attn.qkv.bias", _joined("bias")),
+    *norm("norm_pre", "input_norm"),
     *norm("norm", "encoder/norm"),
     Match("attn_pool.latent", ("pooling/probe",), PROBE),
     *dense("attn_pool.q", "pooling/attention/query"),

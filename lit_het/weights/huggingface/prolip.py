@@ -11,10 +11,10 @@ from lit_het.errors import UserError
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.text_config import TextConfig
 from lit_het.weights.huggingface import names
-from lit_het.weights.huggingface.open_clip import (
-    CANONICAL,
-    CLIP_TOKENIZER,
+from lit_het.weights.huggingface.open_clip import CANONICAL, CLIP_TOKENIZER
+from lit_het.weights.huggingface.open_clip_images import (
     Layout,
+    Opened,
     encoder_fields,
     read_image_tower,
     require_fields,
@@ -42,6 +42,7 @@ _TEXT_FIELDS = _BOTH | {"hf_model_name": None, "no_causal_mask": True, "proj_bia
 _LAYOUT = Layout(
     "conv1", "positional_embedding", {"class_token": "class_embedding", "uncertainty_token": "unc_embedding"}
 )
+_TOWER = {"pooling": "class_token", "input_norm": True, "uncertainty_token": True, "norm_twice": True}
 
 
 def is_prolip(config: Json) -> bool:
@@ -72,17 +73,7 @@ def read_prolip(
     heads = width // max(1, number(vision, "head_width", 64))
     image = Tower(arrays, _IMAGE, encoder_fields(vision, activation, heads), compute_type, "image_tower/")
     normalization = read_normalization(processor, folder)
-    image_tower, sources = read_image_tower(
-        image,
-        _LAYOUT,
-        normalization,
-        image_size,
-        patch_size,
-        pooling="class_token",
-        input_norm=True,
-        uncertainty_token=True,
-        norm_twice=True,
-    )
+    image_tower, sources = read_image_tower(Opened(image, _LAYOUT, _TOWER), normalization, image_size, patch_size)
     fields = encoder_fields(text, activation, number(text, "heads", 12))
     text_tower, found = _text_tower(Tower(arrays, _TEXT, fields, compute_type, "text_tower/"), text_length)
     sources += found + names.parameter_sources(arrays, names.HEAD, "", "head/")
