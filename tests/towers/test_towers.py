@@ -181,6 +181,8 @@ def test_impossible_shapes_are_refused_by_name():
         ViTConfig(image_size=15)
     with pytest.raises(UserError, match="representation_size = 0 must be at least 1"):
         ViTConfig(representation_size=0)
+    with pytest.raises(UserError, match="pooling_heads = 5 needs pooling 'attention' and a width that is a multiple"):
+        ViTConfig(pooling_heads=5)
     with pytest.raises(UserError, match=r"unknown encoder size 'XXL'; the sizes are mu, Ti"):
         encoder_size("XXL")
 

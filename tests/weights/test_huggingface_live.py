@@ -96,6 +96,16 @@ def test_dinov3_at_other_sizes_of_images(torch, saved, config, shape):
     assert_close(ours.tokens, expected.last_hidden_state)
 
 
+def test_dinov3_of_its_smallest_published_size(torch, saved, config):
+    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 6}
+    theirs, imported, params = saved("DINOv3ViTModel", config("DINOv3ViT", **sizes, num_register_tokens=4))
+    images = np.random.default_rng(2).integers(0, 256, (2, 224, 224, 3), np.uint8)
+    with torch.no_grad():
+        expected = theirs(normalised(torch, images, *IMAGENET)).last_hidden_state.numpy()
+    tokens = run(imported.image_tower, params["image_tower"], images).tokens
+    assert_close(tokens, expected, atol=1e-5 * np.abs(expected).max())
+
+
 def scores_agree(torch, found, ids, normalization, **inputs):
     """Asserts that the imported model gives the scores of transformers, and their softmax, to 1e-5."""
     model, imported, params = found
