@@ -331,7 +331,7 @@ def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType, 
 def _with_length(sources: Sequence[ParameterSource], length: int) -> list[ParameterSource]:
     """Returns sources of a text tower with ``length`` positions, see `resample.with_length`."""
     return [
-        dataclasses.replace(source, combine=lambda array, read=source.combine: with_length(read(array), length))
+        dataclasses.replace(source, combine=lambda *arrays, read=source.combine: with_length(read(*arrays), length))
         if source.target == "text_tower/positions"
         else source
         for source in sources
