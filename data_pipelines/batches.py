@@ -114,7 +114,7 @@ class BatchMaker:
         image_input: for the image tower, or the encoder of texts to translate.
         captions: for the text tower, or None.
         labels: or None.
-        texts: stored embeddings of the captions, or None.
+        stored: embeddings that are read beside these, of the captions and of other models.
         seed: of all random draws in training.
         faults: counts broken samples.
 
@@ -129,14 +129,14 @@ class BatchMaker:
         image_input: Input,
         captions: Captions | None,
         labels: Labels | None,
-        texts: "StoredEmbeddings | None",
+        stored: "Sequence[StoredEmbeddings]",
         seed: int,
         faults: FaultLog,
     ):
-        self._image_input, self._captions, self._labels, self._texts = image_input, captions, labels, texts
+        self._image_input, self._captions, self._labels, self._stored = image_input, captions, labels, stored
         self._seed, self._faults = seed, faults
         self.num_classes = labels.num_classes if labels else None
-        others = [part.member for part in (texts, labels) if part is not None]
+        others = [part.member for part in (*stored, labels) if part is not None]
         self.shared = tuple(dict.fromkeys([image_input.member, *others]))
         places = captions.places if captions else ()
         self.members = tuple(dict.fromkeys([*self.shared, *(place.member for place in places)]))
@@ -154,7 +154,7 @@ class BatchMaker:
         count = len(samples)
         rows, valid, texts = self._image_input.zeros(count), np.zeros(count, bool), [Text("", "")] * count
         label = self._labels.zeros(count) if self._labels else None
-        text_rows = self._texts.zeros(count) if self._texts else None
+        stored_rows = {one.field: one.zeros(count) for one in self._stored}
         # One per batch: threads make batches at the same time, and a `StreamRandom` must not be shared.
         random = StreamRandom(self._seed)
         self._faults.count_read(count)
@@ -167,15 +167,21 @@ class BatchMaker:
                 members = {member: content_or_raise(sample.members[member]) for member in wanted}
                 generator = None if positions is None else random.at(positions[row])
                 image = self._image_input.read(members[self._image_input.member], generator)
+                one = 0
                 if self._captions and place is not None:
                     found = self._captions.read(members[place.member], sample.data_set)
                     # By numbers of its own: the same captions are drawn with stored embeddings, which draw no crop.
-                    one = 0
                     if positions is not None and len(found) > 1:
                         one = int(random.at(positions[row], _CAPTIONS).integers(len(found)))
                     texts[row] = found[one]
-                    if text_rows is not None and self._texts:
-                        text_rows[row] = self._texts.view(members[self._texts.member], one)
+                for stored in self._stored:
+                    content = members[stored.member]
+                    if stored.is_of_texts:
+                        stored_rows[stored.field][row] = stored.view(content, one)
+                    else:
+                        # The numbers of images again: of as many crops the same is drawn for each model.
+                        generator = None if positions is None else random.at(positions[row])
+                        stored_rows[stored.field][row] = stored.read(content, generator)
                 if label is not None and self._labels:
                     label[row] = self._labels.encode(members[self._labels.member])
             # The row stays in place and becomes invalid, so that the batch has its shape and other rows their
@@ -184,7 +190,7 @@ class BatchMaker:
                 self._faults.count_masked(sample.shard, sample.key, error.cause, str(error), num_samples)
                 continue
             rows[row], valid[row] = image, True
-        fields: dict[str, Any] = {self._image_input.field: rows, "text_embedding": text_rows}
+        fields: dict[str, Any] = {self._image_input.field: rows, **stored_rows}
         if self._captions:
             of_texts = self._captions.fields(texts, valid)
             # By the shard and the key, not the image: of a stored embedding there are several crops.
@@ -208,11 +214,11 @@ def batch_maker(
     tokenizer: Tokenizer | None,
     addresses: Sequence[str],
     faults: FaultLog,
-    texts: "StoredEmbeddings | None" = None,
+    stored: "Sequence[StoredEmbeddings]" = (),
 ) -> BatchMaker:
     """Returns the maker of batches of a configuration; label files are searched beside the shards' addresses."""
     captions = Captions(config.texts, tokenizer) if tokenizer else None
     labels = config.labels.build(urls.parent(addresses[0])) if config.labels else None
     if isinstance(config.labels, ClassIndex | MultiHot) and config.labels.names is None:
         check_names_beside(addresses)
-    return BatchMaker(image_input, captions, labels, texts, config.seed, faults)
+    return BatchMaker(image_input, captions, labels, stored, config.seed, faults)

@@ -14,6 +14,9 @@ from lit_het.data_pipelines.shards.suspects_config import Suspects
 from lit_het.data_pipelines.texts.captions_config import QUESTION, CaptionUnit, TextPlace
 from lit_het.errors import UserError, require_at_least, require_choice
 
+STORED = ("embeddings", "text_embeddings", "teacher_embeddings", "teacher_text_embeddings")
+"""The fields of a `LoaderConfig` that name folders of stored embeddings."""
+
 
 @dataclasses.dataclass(frozen=True)
 class WeightedShards:
@@ -88,6 +91,8 @@ class LoaderConfig:
         max_bad_fraction: fraction of the samples that may be broken or missing before the run stops.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, read in place of images.
         text_embeddings: a folder that ``lit-het embed --texts`` wrote, for a locked text tower.
+        teacher_embeddings, teacher_text_embeddings: folders that ``lit-het embed`` wrote for these shards with another
+            model, from which ``task.teacher`` learns; they are read beside images and captions.
         slow_read_seconds: after which a pending read is reported, and again at growing intervals.
         stuck_read_seconds: after which a pending read ends the process, so that a scheduler restarts it.
         stream: reads shards that cannot seek sequentially, as a `Stream`; None has random access, as a `Loader`.
@@ -116,6 +121,8 @@ class LoaderConfig:
     max_bad_fraction: float = 0.0
     embeddings: str | None = None
     text_embeddings: str | None = None
+    teacher_embeddings: str | None = None
+    teacher_text_embeddings: str | None = None
     stream: Streaming | None = None
     slow_read_seconds: float = 60.0
     stuck_read_seconds: float = 1800.0
@@ -141,16 +148,15 @@ class LoaderConfig:
                     f"LoaderConfig: the prompt {text.prompt!r} does not fit captions = {text.place!r}: questions "
                     "(json/questions) need '{question}' in their prompt, and captions have none"
                 )
-        if self.text_embeddings is not None and any(one.captions is not None for one in self.mixture):
-            raise UserError(
-                "LoaderConfig: text_embeddings are of one kind of `captions`; leave them out of the mixture"
-            )
-        if self.source is not None and (self.embeddings or self.text_embeddings):
+        for field in ("text_embeddings", "teacher_text_embeddings"):
+            if getattr(self, field) is not None and any(one.captions is not None for one in self.mixture):
+                raise UserError(f"LoaderConfig: {field} are of one kind of `captions`; leave them out of the mixture")
+        if self.source is not None and any(getattr(self, field) for field in STORED):
             raise UserError("LoaderConfig: `source` is read in place of images; leave out the embeddings")
         if len(self._held_out) > 1:
             raise UserError("LoaderConfig: only one data set of the mixture can be held_out; list its shards in one")
         if self.stream is not None:
-            for field in ("portion", "suspects", "mixture", "shuffle", "window", "embeddings", "text_embeddings"):
+            for field in ("portion", "suspects", "mixture", "shuffle", "window", *STORED):
                 if getattr(self, field) != getattr(LoaderConfig, field):
                     raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
 
@@ -158,6 +164,10 @@ class LoaderConfig:
     def training(self) -> Training:
         """The preprocessing of training images."""
         return Training(self.preprocessing, self.crop, self.augmentations)
+
+    def without_embeddings(self) -> "LoaderConfig":
+        """Returns the configuration that reads images and captions alone."""
+        return dataclasses.replace(self, **dict.fromkeys(STORED))
 
     @property
     def _held_out(self) -> list[WeightedShards]:

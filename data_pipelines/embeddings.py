@@ -29,9 +29,6 @@ from lit_het.data_pipelines.texts.captions_config import CaptionUnit
 from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
-EMBEDDING, TEXT_EMBEDDING = "embedding", "text_embedding"
-"""The member kinds of stored embeddings, which lie in other files than the images and captions."""
-
 Precision = Literal["float32", "bfloat16", "float16"]
 
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -182,24 +179,29 @@ class EmbeddingFolder:
 
 
 class StoredEmbeddings:
-    """Stored embeddings of a tower, read in place of images (`lit_het.data_pipelines.batches.Input`) or texts.
+    """Stored embeddings of a tower, read in place of images (`lit_het.data_pipelines.batches.Input`) or beside others.
 
     Args:
         address: of the folder.
-        inputs: the preprocessing of this run, see `describe` and `describe_captions`; None takes any.
+        inputs: the preprocessing of this run, see `describe` and `describe_captions`; None for a tower that saw others.
         of: the kind of member that was embedded.
+        field: of a `Batch` that is filled.
+
+    Attributes:
+        member: the kind of member of the embeddings, which lie in other files than the images and captions.
+        is_of_texts: whether captions were embedded.
     """
 
-    field = "image_embedding"
-
-    def __init__(self, address: str, inputs: dict[str, Any] | None, of: str = IMAGE):
+    def __init__(self, address: str, inputs: dict[str, Any] | None, of: str = IMAGE, field: str = "image_embedding"):
         self.address = address.rstrip("/")
         self.recipe = _read_recipe(self.address)
-        self.member = EMBEDDING if of == IMAGE else TEXT_EMBEDDING
-        self._of = of
+        self.field = self.member = field
+        self.is_of_texts, self._of = of != IMAGE, of
         self._dtype = np.dtype(self.recipe.dtype)
         self._reader = Reader()
-        changed = _differences(self.recipe.inputs, self.recipe.inputs if inputs is None else inputs)
+        if inputs is None and "captions" in self.recipe.inputs:
+            raise UserError(f"{address} holds embeddings of captions, not of images; name another folder")
+        changed = {} if inputs is None else _differences(self.recipe.inputs, inputs)
         if changed:
             field, (theirs, ours) = next(iter(changed.items()))
             raise UserError(
@@ -210,7 +212,7 @@ class StoredEmbeddings:
     def check_tower(self, fingerprint: str) -> None:
         """Checks that the embeddings come from this run's tower."""
         if fingerprint != self.recipe.tower:
-            side = "image" if self.member == EMBEDDING else "text"
+            side = "text" if self.is_of_texts else "image"
             raise UserError(
                 f"{self.address} was computed by {side} tower {self.recipe.tower} ({self.recipe.kind}), this run has "
                 f"{fingerprint}; embed again into another folder"
@@ -270,7 +272,7 @@ class StoredEmbeddings:
                 )
             raise UserError(message) from error
         # The captions of a sample are as many as the shard's most.
-        is_text = self.member == TEXT_EMBEDDING and len(rows.shape) == 3 and 1 <= rows.shape[1] <= MAX_CROPS
+        is_text = self.is_of_texts and len(rows.shape) == 3 and 1 <= rows.shape[1] <= MAX_CROPS
         views = rows.shape[1] if is_text else max(1, self.recipe.num_crops)
         shape = [count, views, self.recipe.size]
         if list(rows.shape) != shape or _DTYPES.get(rows.dtype) != self._dtype:

@@ -45,6 +45,7 @@ class Batch:
         source: token ids of texts to translate, in place of ``image``.
         text: token ids.
         text_embedding: precomputed embeddings of a locked text tower, in place of ``text``.
+        teacher_image, teacher_text: precomputed embeddings of another model, beside ``image`` and ``text``.
         text_target: which tokens of ``text`` a decoder is to predict; others are its prompt, or padding.
         image_id, text_id: hashes of the sample and of its token ids, equal for rows with the same image or text.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data; mixed ones where
@@ -59,6 +60,8 @@ class Batch:
     source: Int[Any, "b n"] | None = None
     text: Int[Any, "b l"] | None = None
     text_embedding: Float[Any, "b text_d"] | None = None
+    teacher_image: Float[Any, "b teacher_d"] | None = None
+    teacher_text: Float[Any, "b teacher_text_d"] | None = None
     text_target: Bool[Any, "b l"] | None = None
     image_id: UInt32[Any, "b 2"] | None = None
     text_id: UInt32[Any, "b 2"] | None = None

@@ -31,7 +31,7 @@ from lit_het.data_pipelines.batches import (
     input_of,
     rows_per_process,
 )
-from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
+from lit_het.data_pipelines.data_config import STORED, LoaderConfig, WeightedShards
 from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.hashed import marked
 from lit_het.data_pipelines.shards.index import ShardIndex
@@ -71,7 +71,7 @@ class Loader:
         num_classes: of the labels, ``k``; None without labels.
         faults: samples excluded or masked since the loader was built.
         stored: the embeddings that are read in place of images, or None.
-        stored_texts: the embeddings that are read beside the captions, or None.
+        beside: the embeddings that are read beside images and captions, by the fields of `Batch`.
     """
 
     def __init__(
@@ -88,13 +88,15 @@ class Loader:
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction) if faults is None else faults
         own_input, tokenizer = input_of(config, tokenizer), tokenizer if has_captions else None
-        self.stored, self.stored_texts = _stored_embeddings(config, has_texts=tokenizer is not None)
+        self.stored, self.beside = _stored_embeddings(config, has_texts=tokenizer is not None)
         image_input = self.stored or own_input
         addresses = [*itertools.chain(*data_sets)]
-        self._maker = batch_maker(config, image_input, tokenizer, addresses, self.faults, self.stored_texts)
+        beside = tuple(self.beside.values())
+        self._maker = batch_maker(config, image_input, tokenizer, addresses, self.faults, beside)
         self.num_classes = self._maker.num_classes
         # Images are required even if embeddings are read instead: so both give the same order of samples.
-        kinds = [part.member for part in (self.stored, self.stored_texts) if part is not None]
+        self._all_stored = [part for part in (self.stored, *beside) if part is not None]
+        kinds = [part.member for part in self._all_stored]
         others = (kind for kind in self._maker.shared if kind not in kinds)
         self.required = list(dict.fromkeys([own_input.member, *others]))
         addresses = [address for shards in data_sets for address in shards]
@@ -116,8 +118,8 @@ class Loader:
         self._order, self.numbers = _order(config, self.index, self._num_shards, self._left_out)
 
     def _attach(self, table: ShardTable) -> ShardTable:
-        for stored in (self.stored, self.stored_texts):
-            table = stored.attach(table) if stored else table
+        for stored in self._all_stored:
+            table = stored.attach(table)
         return table
 
     def with_portion(self, portion: Portion) -> "Loader":
@@ -260,19 +262,23 @@ class Loader:
 
 def _stored_embeddings(
     config: LoaderConfig, *, has_texts: bool
-) -> tuple["StoredEmbeddings | None", "StoredEmbeddings | None"]:
-    """Returns the stored embeddings of images and of texts."""
-    if config.embeddings is None and config.text_embeddings is None:
-        return None, None
+) -> tuple["StoredEmbeddings | None", "dict[str, StoredEmbeddings]"]:
+    """Returns the stored embeddings that are read in place of images, and others by the fields of `Batch`."""
+    if not any(getattr(config, field) for field in STORED):
+        return None, {}
     from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe, describe_captions
 
-    images = texts = None
+    images, beside = None, {}
     if config.embeddings is not None:
         images = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
-    if config.text_embeddings is not None and has_texts:
-        place = describe_captions(config.captions, config.caption_unit)
-        texts = StoredEmbeddings(config.text_embeddings, place, of=member_of(config.captions))
-    return images, texts
+    if config.teacher_embeddings is not None:
+        beside["teacher_image"] = StoredEmbeddings(config.teacher_embeddings, None, field="teacher_image")
+    place, of = describe_captions(config.captions, config.caption_unit), member_of(config.captions)
+    texts = (("text_embedding", config.text_embeddings), ("teacher_text", config.teacher_text_embeddings))
+    for field, address in texts if has_texts else ():
+        if address is not None:
+            beside[field] = StoredEmbeddings(address, place, of, field)
+    return images, beside
 
 
 def _order(

@@ -153,7 +153,7 @@ def _count(shards: str, captions: str) -> int:
 def _opened(config: ExperimentConfig) -> Loader:
     """Returns the loader of the pairs, as yet without embeddings."""
     assert config.tokenizer is not None, "checked"
-    data = dataclasses.replace(config.data, embeddings=None, text_embeddings=None, suspects=None, exclude=())
+    data = dataclasses.replace(config.data.without_embeddings(), suspects=None, exclude=())
     return Loader(data, config.tokenizer.build())
 
 

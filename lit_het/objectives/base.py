@@ -33,12 +33,14 @@ class Setup:
         trained: parts of the model that are not locked, such as "image_tower".
         run: configuration of the run.
         tokenizer: of the captions.
+        loader: of the data.
     """
 
     task: Any
     trained: frozenset[str] | None = None
     run: Any = None
     tokenizer: Any = None
+    loader: Any = None
 
     def require_captions(self, name: str) -> None:
         """Raises a `UserError` if the task with an objective of this name does not embed images and their captions."""
@@ -78,10 +80,16 @@ class Objective:
             the first step on, whose form cannot change.
         reads_targets: whether it needs to know which tokens of captions are to be predicted, `Batch.text_target`.
         mixes_images: whether images of a batch are mixed with others.
+        inputs: fields of `Batch` that are read for it alone.
     """
 
     start: Duration = Duration(0)
     reads_targets = mixes_images = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See above."""
+        return ()
 
     def modules(self, task: Any, rngs: "nnx.Rngs") -> "nnx.Module | None":
         """Returns the module with its parameters, for the towers of a task's configuration."""
@@ -100,8 +108,12 @@ class Objective:
     def term(self, context: Context) -> tuple[Float[Array, ""], Metrics] | None:
         """Returns its weighted term of the loss, and metrics."""
 
-    def largest_array(self, task: Any, rows: int) -> int:
-        """Returns the numbers of the largest array of its term with so many rows on a device, for plans."""
+    def columns(self, task: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the arrays of one example that are read for it alone, by the fields of `Batch`, for plans."""
+        return {}
+
+    def largest_array(self, task: Any, rows: int, batch_size: int) -> int:
+        """Returns the numbers of the largest array of its term, for plans; arguments as of `TaskOptions`."""
         return 0
 
 

@@ -98,7 +98,7 @@ class CaptionerConfig(Objective):
         value, found = token_loss(decoder, head, self.loss, source, context.batch, context.keys)
         return self.weight * value, {"caption_loss": value, **{f"caption_{name}": x for name, x in found.items()}}
 
-    def largest_array(self, task: Any, rows: int) -> int:
+    def largest_array(self, task: Any, rows: int, batch_size: int) -> int:
         """Returns the numbers of a block of logits."""
         from lit_het.objectives.tokens import token_logits_at_once
 

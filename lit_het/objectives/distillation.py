@@ -129,7 +129,7 @@ class DistillationConfig(Objective):
         student, teacher = ((m.image_tower, m.distillation) for m in (context.model, context.teacher))
         return distillation_loss(self, student, teacher, context.batch, context.keys)
 
-    def largest_array(self, task: Any, rows: int) -> int:
+    def largest_array(self, task: Any, rows: int, batch_size: int) -> int:
         """Returns the numbers of a block of logits of prototypes."""
         from lit_het.losses.distillation import VECTORS_PER_BLOCK
 

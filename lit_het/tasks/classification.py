@@ -12,6 +12,7 @@ from lit_het.heads.noise_config import logits_at_once
 from lit_het.losses.classification_config import ClassificationLoss, SoftmaxCrossEntropy
 from lit_het.objectives.base import Objective
 from lit_het.objectives.mixup import Mixup
+from lit_het.objectives.teacher import ImageTeacherConfig
 from lit_het.programs import shared
 from lit_het.tasks.mimo import MimoConfig
 from lit_het.tasks.options import TaskOptions
@@ -39,6 +40,7 @@ class ClassificationConfig(TaskOptions):
         member_loss: of an example with several predictions, by heads or by members of the tower: their mean loss, or
             the loss of their mean prediction (e3 App. C.1).
         mimo: how the inputs of a tower with several are drawn; each has a head.
+        teacher: distillation from another model's stored embeddings of the images; None for none.
         microbatches: number of parts of a batch that are processed by the tower in turn, to save memory.
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
     """
@@ -52,6 +54,7 @@ class ClassificationConfig(TaskOptions):
     num_heads: int = 1
     member_loss: Literal["mean", "joint"] = "mean"
     mimo: MimoConfig | None = None
+    teacher: ImageTeacherConfig | None = None
     microbatches: int = 1
     temperature_gradient: TemperatureGradient | None = None
 

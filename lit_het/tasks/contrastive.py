@@ -13,6 +13,7 @@ from lit_het.objectives.captioner import CaptionerConfig
 from lit_het.objectives.distillation import DistillationConfig
 from lit_het.objectives.masking import MaskingConfig
 from lit_het.objectives.mixing import Mixing
+from lit_het.objectives.teacher import TeacherConfig
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.options import TaskOptions, check_padding, check_text_tower, text_columns
@@ -43,6 +44,7 @@ class ContrastiveConfig(TaskOptions):
         masking: the inclusion of images and texts in masked ones, for the Gaussian head; None for none.
         captioner: a text decoder, trained jointly on the captions; None disables it.
         distillation: self-distillation of the image tower and prediction of masked patches; None for none.
+        teacher: distillation from another model's stored embeddings; None for none.
         temperature_gradient: how held-out rows train τ; None trains it like any parameter.
         text_members: M, text towers and heads of different seeds that are trained in one run, a deep ensemble on the
             embeddings of one locked image tower.
@@ -58,6 +60,7 @@ class ContrastiveConfig(TaskOptions):
     masking: MaskingConfig | None = None
     captioner: CaptionerConfig | None = None
     distillation: DistillationConfig | None = None
+    teacher: TeacherConfig | None = None
     temperature_gradient: TemperatureGradient | None = None
     text_members: int = 1
 

@@ -113,7 +113,7 @@ class TaskOptions:
                 f"--data.image-size {run.data.image_size} differs from --task.image-tower.image-size "
                 f"{self.image_tower.image_size}; make them equal"
             )
-        check_objectives(Setup(self, run=run, tokenizer=tokenizer))
+        check_objectives(Setup(self, run=run, tokenizer=tokenizer, loader=loader))
 
     def check_copies(self, batch_size: int, num_samples: int) -> str | None:
         """Returns what copies of a sample in a batch do to the loss; None if nothing."""
@@ -127,14 +127,18 @@ class TaskOptions:
         Args:
             data: configuration of the loader.
         """
+        found = {}
+        for objective in self.objectives.values():
+            found |= objective.columns(self)
         if self.image_tower is None:
-            return {}
+            return found
         if data.embeddings is not None:
             from lit_het.tasks.features import FeatureExtractor
 
-            return {"image_embedding": jax.ShapeDtypeStruct((FeatureExtractor(self.image_tower).size,), jnp.float32)}
+            stored = jax.ShapeDtypeStruct((FeatureExtractor(self.image_tower).size,), jnp.float32)
+            return found | {"image_embedding": stored}
         size = self.image_tower.image_size
-        return {"image": jax.ShapeDtypeStruct((size, size, 3), jnp.uint8)}
+        return found | {"image": jax.ShapeDtypeStruct((size, size, 3), jnp.uint8)}
 
     def largest_array(self, rows: int, batch_size: int) -> int:
         """Returns the numbers of the largest array of the loss or an objective, which exists three times, for plans.
@@ -144,7 +148,7 @@ class TaskOptions:
             batch_size: on all devices.
         """
         # One after the other: the largest counts.
-        terms = (objective.largest_array(self, rows) for objective in self.objectives.values())
+        terms = (objective.largest_array(self, rows, batch_size) for objective in self.objectives.values())
         return max(self.logits_at_once(rows, batch_size), *terms, 0)
 
     def logits_at_once(self, rows: int, batch_size: int) -> int:

@@ -135,7 +135,7 @@ def check_embeddings(
         return
     sides = (
         ("image", "images", "embeddings", loader.stored, tower),
-        ("text", "captions", "text-embeddings", loader.stored_texts, text_tower),
+        ("text", "captions", "text-embeddings", loader.beside.get("text_embedding"), text_tower),
     )
     for side, inputs, flag, stored, fingerprint in sides:
         if stored is None:
@@ -146,3 +146,7 @@ def check_embeddings(
             raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")
         task.config.check_stored(stored)
         stored.check_tower(fingerprint())
+    read = {"text_embedding"}.union(*(objective.inputs for objective in task.config.objectives.values()))
+    for field, stored in loader.beside.items():
+        if field not in read:
+            raise UserError(f"{stored.address} is of a teacher, and no weight of task.teacher needs it; leave it out")

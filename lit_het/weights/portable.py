@@ -101,7 +101,7 @@ def _without_training(config: ExperimentConfig) -> ExperimentConfig:
     # A decoder asks questions in the prompts of its data sets.
     asked = config.data.mixture if config.data.prompt is not None else ()
     mixture = tuple(dataclasses.replace(one, shards=(), portion=ALL) for one in asked)
-    data = dataclasses.replace(config.data, shards=(), embeddings=None, text_embeddings=None, mixture=mixture)
+    data = dataclasses.replace(config.data.without_embeddings(), shards=(), mixture=mixture)
     return dataclasses.replace(
         config, run_dir=Path("."), task=task, data=data, tokenizer=tokenizer, pretrained=None, evaluations=()
     )

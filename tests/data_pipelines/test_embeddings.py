@@ -8,12 +8,13 @@ import pytest
 import safetensors
 
 from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
-from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
+from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe, describe_captions
 from lit_het.data_pipelines.images.augment import HorizontalFlip
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing, Training
 from lit_het.data_pipelines.shards.index import index_shard
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import expand, write_shards
+from lit_het.errors import UserError
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, take
 from tests.refusals import assert_refused
@@ -258,3 +259,42 @@ def test_values_that_overflow_the_dtype_are_refused(shards, tmp_path):
     output, table = EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16")), index_shard(expand(shards)[0])
     large = np.full((10, 1, SIZE), 1e6, np.float32)
     assert_refused("overflows float16; use --dtype bfloat16", output.write, table, large)
+
+
+def test_embeddings_of_a_teacher_are_read_beside_images_and_captions_of_the_same_samples(make_shards, tmp_path):
+    """Its images were preprocessed in another way, and its texts are those of the caption that is drawn."""
+    folder = make_shards(tmp_path / "d", s3={"txt": b"word3\nword103"}, s5={"txt": b"word5\nword105"})
+    images = recipe(num_crops=3, inputs=describe(CROPPED, 2 * IMAGE_SIZE, random=True))
+    write(tmp_path / "images", folder, images, broken=(7,))
+    texts = recipe(inputs=describe_captions("txt", "line"), size=1)
+    output = EmbeddingFolder(str(tmp_path / "texts"), texts)
+    for address in expand(folder):
+        table = index_shard(address)
+        numbers = np.array([int(key[1:]) for key in table.keys.tolist()], np.float32)
+        output.write(table, np.stack([numbers, 100 + numbers], axis=1)[:, :, None], "txt")
+    teacher = {"teacher_embeddings": str(tmp_path / "images"), "teacher_text_embeddings": str(tmp_path / "texts")}
+    found = loader(folder, None, embeddings=None, max_bad_fraction=0.5, **teacher)
+    seen = set()
+    for batch in take(found, 12):
+        numbers = numbers_of(batch)
+        assert batch.image is not None
+        assert batch.image_embedding is None
+        assert batch.teacher_image is not None
+        assert batch.teacher_text is not None
+        np.testing.assert_array_equal(batch.teacher_text[batch.valid, 0], numbers[batch.valid])
+        np.testing.assert_array_equal(batch.teacher_image[batch.valid, 0], numbers[batch.valid] % 100)
+        seen |= set(numbers.tolist()) | {("crop", crop) for crop in batch.teacher_image[:, 1].tolist()}
+    assert {3, 103, 5, 105, ("crop", 0), ("crop", 1), ("crop", 2)} <= seen
+    assert found.faults.causes.keys() == {"no embedding"}
+    # As many crops of the model itself: each has the same number.
+    own = {"crop": CROPPED.crop, "augmentations": CROPPED.augmentations, "max_bad_fraction": 0.5}
+    of_model = recipe(num_crops=3, inputs=describe(CROPPED, IMAGE_SIZE, random=True))
+    (batch,) = take(loader(folder, write(tmp_path / "own", folder, of_model), **own, **teacher), 1)
+    assert batch.teacher_image is not None
+    np.testing.assert_array_equal(batch.teacher_image[batch.valid], stored(batch)[batch.valid])
+
+
+def test_captions_are_no_images_of_a_teacher(shards, tmp_path):
+    EmbeddingFolder(str(tmp_path / "texts"), recipe(inputs=describe_captions("txt", "line")))
+    with pytest.raises(UserError, match="holds embeddings of captions, not of images; name another folder"):
+        loader(shards, None, embeddings=None, teacher_embeddings=str(tmp_path / "texts"))

@@ -162,14 +162,7 @@ def missing_shards(folder: EmbeddingFolder, addresses: Sequence[str], member: st
 def whole_data(config: ExperimentConfig, options: EmbedOptions) -> LoaderConfig:
     """Returns the data to embed: all samples of the shards."""
     data = dataclasses.replace(
-        config.data,
-        labels=None,
-        portion=ALL,
-        suspects=None,
-        exclude=(),
-        embeddings=None,
-        text_embeddings=None,
-        stream=None,
+        config.data.without_embeddings(), labels=None, portion=ALL, suspects=None, exclude=(), stream=None
     )
     return dataclasses.replace(data, shards=options.shards, mixture=()) if options.shards else data
 

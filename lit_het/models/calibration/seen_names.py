@@ -115,7 +115,7 @@ def training_loader(config: ExperimentConfig, *, leaves_out: bool = True) -> Loa
     """
     # Prompts need the tokenizer of a decoder, and change no sample.
     mixture = tuple(dataclasses.replace(one, prompt=None) for one in config.data.mixture)
-    data = dataclasses.replace(config.data, prompt=None, mixture=mixture, embeddings=None, text_embeddings=None)
+    data = dataclasses.replace(config.data.without_embeddings(), prompt=None, mixture=mixture)
     if not leaves_out:
         data = dataclasses.replace(data, suspects=None, exclude=())
     # The loader requires captions only with a tokenizer; any tokenizer will do.
