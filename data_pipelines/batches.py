@@ -139,7 +139,7 @@ class BatchMaker:
         others = [part.member for part in (*stored, labels) if part is not None]
         self.shared = tuple(dict.fromkeys([image_input.member, *others]))
         places = captions.places if captions else ()
-        self.members = tuple(dict.fromkeys([*self.shared, *(place.member for place in places)]))
+        self.members = tuple(dict.fromkeys([*self.shared, *(member for place in places for member in place.members)]))
 
     def make(
         self, samples: Sequence[RawSample | None], positions: Sequence[int] | None, num_samples: int | None
@@ -162,17 +162,17 @@ class BatchMaker:
             if sample is None:
                 continue
             try:
-                place = self._captions.places[sample.data_set] if self._captions else None
-                wanted = self.shared if place is None else (*self.shared, place.member)
+                own = self._captions.places[sample.data_set].member if self._captions else None
+                wanted = (*self.shared, own) if own else self.shared
                 members = {member: content_or_raise(sample.members[member]) for member in wanted}
                 generator = None if positions is None else random.at(positions[row])
                 image = self._image_input.read(members[self._image_input.member], generator)
                 one = 0
-                if self._captions and place is not None:
-                    found = self._captions.read(members[place.member], sample.data_set)
+                if self._captions:
+                    found = self._captions.read(sample.members, sample.data_set)
                     # By numbers of its own: the same captions are drawn with stored embeddings, which draw no crop.
                     if positions is not None and len(found) > 1:
-                        one = int(random.at(positions[row], _CAPTIONS).integers(len(found)))
+                        one = self._captions.draw(found, random.at(positions[row], _CAPTIONS))
                     texts[row] = found[one]
                 for stored in self._stored:
                     content = members[stored.member]

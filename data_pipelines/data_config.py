@@ -11,7 +11,7 @@ from lit_het.data_pipelines.images.transforms import Augmentation, InceptionCrop
 from lit_het.data_pipelines.labels_config import LabelsConfig
 from lit_het.data_pipelines.shards.portions import ALL, Portion
 from lit_het.data_pipelines.shards.suspects_config import Suspects
-from lit_het.data_pipelines.texts.captions_config import QUESTION, CaptionUnit, TextPlace
+from lit_het.data_pipelines.texts.captions_config import QUESTION, CaptionUnit, Language, TextPlace
 from lit_het.errors import UserError, require_at_least, require_choice
 
 STORED = ("embeddings", "text_embeddings", "teacher_embeddings", "teacher_text_embeddings")
@@ -73,9 +73,12 @@ class LoaderConfig:
             such as those of ``lit-het data dedup``; of ``shards`` and the mixture, and of a stream too.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
         captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object. A decoder
-            also reads the questions and answers that ``lit-het data prepare vqa`` writes, ``json/questions``.
+            also reads the questions and answers that ``lit-het data prepare vqa`` writes, ``json/questions``. Of
+            several places, as ``json/caption=0.7,json/alt_text=0.3``, training draws one of those that a sample has, by
+            weight.
         caption_unit: "line" takes each line of a text, or each text of a JSON list, for a caption, of which training
             draws one by position and evaluation takes the first; "text" takes the whole text for one.
+        language: of the captions, to read some languages only or to put tags before captions; None for neither.
         prompt: what a decoder is given before a caption or an answer, whose question is ``{question}`` in it; may be
             empty. None for texts of a text tower.
         source: the member with the text that a decoder translates, named as ``captions``, one for each sample; it is
@@ -108,6 +111,7 @@ class LoaderConfig:
     mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
     caption_unit: CaptionUnit = "line"
+    language: Language | None = None
     prompt: str | None = None
     source: str | None = None
     preprocessing: Preprocessing = Preprocessing()
@@ -159,6 +163,8 @@ class LoaderConfig:
             for field in ("portion", "suspects", "mixture", "shuffle", "window", *STORED):
                 if getattr(self, field) != getattr(LoaderConfig, field):
                     raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
+            if self.language is not None and self.language.only:
+                raise UserError("LoaderConfig: a `stream` reads all languages; leave out `language.only`")
 
     @property
     def training(self) -> Training:
@@ -182,11 +188,11 @@ class LoaderConfig:
     @property
     def texts(self) -> list[TextPlace]:
         """Where the texts of each data set are, that of ``shards`` first."""
-        own = TextPlace(self.captions, self.caption_unit, self.prompt)
+        own = TextPlace(self.captions, self.caption_unit, self.prompt, self.language)
         found = [own]
         for one in self.mixture:
             place, prompt = one.captions or own.place, own.prompt if one.prompt is None else one.prompt
-            found.append(TextPlace(place, own.unit, prompt))
+            found.append(TextPlace(place, own.unit, prompt, own.language))
         return found
 
     @property

@@ -25,7 +25,7 @@ from lit_het.data_pipelines.shards.index import ShardSummary
 from lit_het.data_pipelines.shards.storage import Reader, Span, Unreadable, content_or_raise
 from lit_het.data_pipelines.shards.tables import ShardTable
 from lit_het.data_pipelines.shards.writing import IMAGE
-from lit_het.data_pipelines.texts.captions_config import CaptionUnit
+from lit_het.data_pipelines.texts.captions_config import TextPlace
 from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
@@ -121,9 +121,12 @@ def describe(training: Training, image_size: int, *, random: bool) -> dict[str, 
     }
 
 
-def describe_captions(place: str, unit: CaptionUnit) -> dict[str, Any]:
-    """Returns where the captions of a sample stand, as JSON types; arguments as those of `Captions`."""
-    return {"captions": place, "caption_unit": unit}
+def describe_captions(place: TextPlace) -> dict[str, Any]:
+    """Returns where the captions of a sample stand, as JSON types."""
+    found: dict[str, Any] = {"captions": ",".join(place.weights), "caption_unit": place.unit}
+    if place.language is None:  # so that what earlier versions wrote stays equal
+        return found
+    return found | {"language": {**dataclasses.asdict(place.language), "only": [*place.language.only]}}
 
 
 class EmbeddingFolder:

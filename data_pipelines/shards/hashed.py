@@ -1,15 +1,14 @@
 """Which samples of shards belong to a portion, by their order or a hash of their names, keys or captions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
-from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.portions import Marked, Portion, Rule
-from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
-from lit_het.data_pipelines.texts.captions import captions_in
+from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.texts.captions import OTHER_LANGUAGE, captions_of_sample
 from lit_het.data_pipelines.texts.captions_config import TextPlace
 
 _CAPTIONS_PER_READ = 1024
@@ -67,14 +66,34 @@ def identities(
     return {one: found[one] for one in _IDENTITIES.get(rule, (rule,))}
 
 
-def captions_of(index: ShardIndex, samples: Sequence[int], place: TextPlace) -> Iterator[list[str]]:
+def captions_of(
+    index: ShardIndex,
+    samples: Sequence[int],
+    place: TextPlace,
+    if_unreadable: Callable[[Unreadable], object] = lambda error: None,
+) -> Iterator[list[str]]:
     """Yields the captions of each sample, without its image; none where no caption can be read."""
     for start in range(0, len(samples), _CAPTIONS_PER_READ):
-        for (content,) in index.read(samples[start : start + _CAPTIONS_PER_READ], [place.member]):
+        for contents in index.read(samples[start : start + _CAPTIONS_PER_READ], place.members):
             try:
-                yield captions_in(text_of(content_or_raise(content)), place.place, place.unit)
-            except Unreadable:
+                found = captions_of_sample(place, dict(zip(place.members, contents, strict=True)))
+                yield [caption.text for caption in found]
+            except Unreadable as error:
+                if_unreadable(error)
                 yield []
+
+
+def of_other_languages(index: ShardIndex, num_shards: Sequence[int], places: Sequence[TextPlace]) -> list[int]:
+    """Returns the samples that have captions, but none in the languages that are read; arguments are of data sets."""
+    found, shard, first = list[int](), 0, 0
+    for count, place in zip(num_shards, places, strict=True):
+        samples = range(first, first + sum(index.counts[shard : shard + count]))
+        problems = list[Unreadable]()
+        for sample, _ in zip(samples, captions_of(index, samples, place, problems.append), strict=True):
+            found += [sample for problem in problems if problem.cause == OTHER_LANGUAGE]
+            problems.clear()
+        shard, first = shard + count, samples.stop
+    return found
 
 
 def _first_captions(index: ShardIndex, samples: range, place: TextPlace, keys: Sequence[bytes]) -> list[bytes]:

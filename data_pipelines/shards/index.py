@@ -61,7 +61,7 @@ class ShardIndex:
         optional: kinds that some samples may lack.
         attach: adds to the table of a shard kinds that lie in other files.
         advance: called with 1 after each shard, for a progress bar.
-        own: of each address, a further kind that its samples must have; None for none.
+        own: of each address, a further kind that its samples must have, or None; None for none.
 
     Attributes:
         summaries: of the shards, in order.
@@ -74,10 +74,11 @@ class ShardIndex:
         optional: Sequence[str] = (),
         attach: Callable[[ShardTable], ShardTable] = lambda table: table,
         advance: Callable[[int], None] = lambda count: None,
-        own: Sequence[str] | None = None,
+        own: Sequence[str | None] | None = None,
     ):
         self._optional, self._attach = tuple(optional), attach
-        self._required = [(*required, *([] if own is None else [own[number]])) for number in range(len(addresses))]
+        own = [None] * len(addresses) if own is None else own
+        self._required = [(*required, *filter(None, [one])) for one in own]
         self.summaries: list[ShardSummary] = []
         summary = functools.partial(summarize, attach=attach)
         # Requests to a store overlap; scanning a local shard is bound by the processor.

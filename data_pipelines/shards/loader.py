@@ -33,7 +33,7 @@ from lit_het.data_pipelines.batches import (
 )
 from lit_het.data_pipelines.data_config import STORED, LoaderConfig, WeightedShards
 from lit_het.data_pipelines.shards.faults import FaultLog
-from lit_het.data_pipelines.shards.hashed import marked
+from lit_het.data_pipelines.shards.hashed import marked, of_other_languages
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.order import Chosen, HeldOut, Mixed, Order, Sequential, Shuffled, WindowShuffled
 from lit_het.data_pipelines.shards.portions import Concatenated, Marked, Portion
@@ -42,7 +42,6 @@ from lit_het.data_pipelines.shards.storage import Unreadable
 from lit_het.data_pipelines.shards.tables import ShardTable
 from lit_het.data_pipelines.shards.urls import absolute
 from lit_het.data_pipelines.shards.writing import common_shards
-from lit_het.data_pipelines.texts.captions_config import member_of
 from lit_het.errors import UserError, pluralize
 from lit_het.tasks.held_out import group
 from lit_het.types import Batch
@@ -105,7 +104,7 @@ class Loader:
             texts = zip(config.texts, data_sets, strict=True)
             own = [place.member for place, shards in texts for _ in shards]
         # Captions also where they are not read: a portion by caption is the same for any model.
-        kinds += [place.member for place in config.texts]
+        kinds += [member for place in config.texts for member in place.members]
         self.index = ShardIndex(addresses, self.required, kinds, self._attach, advance, own)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
@@ -115,6 +114,9 @@ class Loader:
         self._suspects = _suspects(config, self.index, data_sets[0])
         self._weight = 0.0 if config.suspects is None else config.suspects.weight
         self._excluded = excluded_samples(config.exclude, self.index)
+        if config.language is not None and config.language.only:
+            others = of_other_languages(self.index, self._num_shards, config.texts)
+            self._excluded = np.union1d(self._excluded, others)
         self._order, self.numbers = _order(config, self.index, self._num_shards, self._left_out)
 
     def _attach(self, table: ShardTable) -> ShardTable:
@@ -273,11 +275,11 @@ def _stored_embeddings(
         images = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
     if config.teacher_embeddings is not None:
         beside["teacher_image"] = StoredEmbeddings(config.teacher_embeddings, None, field="teacher_image")
-    place, of = describe_captions(config.captions, config.caption_unit), member_of(config.captions)
+    place = config.texts[0]
     texts = (("text_embedding", config.text_embeddings), ("teacher_text", config.teacher_text_embeddings))
     for field, address in texts if has_texts else ():
         if address is not None:
-            beside[field] = StoredEmbeddings(address, place, of, field)
+            beside[field] = StoredEmbeddings(address, describe_captions(place), place.only_member(), field)
     return images, beside
 
 

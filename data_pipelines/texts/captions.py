@@ -1,18 +1,22 @@
 """Texts of a sample: captions, which are the lines of a text or those of a JSON member, answers, or translations."""
 
-from collections.abc import Callable, Sequence
+import collections
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards import storage
-from lit_het.data_pipelines.shards.storage import Unreadable
-from lit_het.data_pipelines.texts.captions_config import QUESTION, CaptionUnit, TextPlace, member_of
+from lit_het.data_pipelines.shards.storage import TRANSIENT_CAUSES, Unreadable, content_or_raise
+from lit_het.data_pipelines.texts.captions_config import LANGUAGE, QUESTION, CaptionUnit, Language, TextPlace, member_of
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json
 
 Tokenizer = Callable[[list[str]], np.ndarray]
+
+OTHER_LANGUAGE = "other language"
+"""The cause of a sample without a caption in one of the languages that are read."""
 
 
 def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
@@ -87,24 +91,90 @@ def questions_in(text: str, place: str) -> list[Question]:
 
 
 class Text(NamedTuple):
-    """A text to learn, and what a decoder is given before it."""
+    """A text to learn, what a decoder is given before it, and its weight among those of the sample."""
 
     prompt: str
     text: str
+    weight: float = 1.0
 
 
-def texts_in(place: TextPlace, content: bytes) -> list[Text]:
+class Caption(NamedTuple):
+    """A caption of a sample, its place, and its language if that is known."""
+
+    text: str
+    place: str
+    language: str | None
+
+
+def texts_in(place: TextPlace, members: Mapping[str, bytes | Unreadable]) -> list[Text]:
     """Returns what `TextPlace.read` does."""
-    text = text_of(content)
     if place.prompt is None or not place.has_questions:
-        return [Text(place.prompt or "", caption) for caption in captions_in(text, place.place, place.unit)]
-    found = []
+        found = captions_of_sample(place, members)
+        # A place is as probable with one caption as with several, and the places that there are share the whole.
+        counts, weights = collections.Counter(one.place for one in found), place.weights
+        return [
+            Text(place.prompt or "", tagged(one, place.language), weights[one.place] / counts[one.place])
+            for one in found
+        ]
+    text, found = text_of(content_or_raise(members[member_of(place.place)])), []
     for question, answers, _ in questions_in(text, place.place):
         prompt = place.prompt.replace(QUESTION, question)
         found += [Text(prompt, answer) for answer in answers if answer]
     if not found:
         raise Unreadable("no answer", "none of its questions has one")
     return found
+
+
+def captions_of_sample(place: TextPlace, members: Mapping[str, bytes | Unreadable]) -> list[Caption]:
+    """Returns the captions of a sample in all places that it has, in the languages that are read.
+
+    Raises:
+        Unreadable: no place has a caption, none is in these languages, or a store failed.
+    """
+    found, problem = list[tuple[str, str]](), None
+    for one in place.weights:
+        try:
+            texts = captions_in(text_of(content_or_raise(members[member_of(one)])), one, place.unit)
+        except Unreadable as error:
+            if error.cause in TRANSIENT_CAUSES:
+                raise
+            problem = problem or error
+            continue
+        found += [(text, one) for text in texts]
+    if not found:
+        assert problem is not None
+        raise problem
+    if place.language is None:
+        return [Caption(text, one, None) for text, one in found]
+    languages = _languages(place.language, members, len(found))
+    captions = [Caption(*one, language) for one, language in zip(found, languages, strict=True)]
+    if (only := place.language.only) and not (captions := [one for one in captions if one.language in only]):
+        raise Unreadable(
+            OTHER_LANGUAGE, f"{', '.join(map(str, dict.fromkeys(languages)))} instead of {', '.join(only)}"
+        )
+    return captions
+
+
+def tagged(caption: Caption, language: Language | None) -> str:
+    """Returns a caption with the tag of its language before it, if it has one."""
+    if language is None or caption.language is None:
+        return caption.text
+    return language.tag.replace(LANGUAGE, caption.language) + caption.text
+
+
+def _languages(language: Language, members: Mapping[str, bytes | Unreadable], count: int) -> list[str | None]:
+    """Returns the language of each of so many captions; None where there is none."""
+    try:
+        content = text_of(content_or_raise(members[member_of(language.place)]))
+        found: Any = _json_field(content, language.place) if "/" in language.place else content
+    except Unreadable as error:
+        if error.cause in TRANSIENT_CAUSES:
+            raise
+        return [None] * count
+    languages = found if isinstance(found, list) else [found] * count
+    if len(languages) != count or not all(one is None or isinstance(one, str) for one in languages):
+        raise Unreadable("not the languages", f".{language.place} has {str(found)[:100]!r} for {count} captions")
+    return [(one or "").strip() or None for one in languages]
 
 
 @runtime_checkable
@@ -188,19 +258,27 @@ class Captions:
         if self._is_prompted and not isinstance(tokenizer, DecoderTokenizer):
             raise UserError("data.prompt is for decoders, whose tokenizer is a SentencePieceConfig; set `tokenizer`")
 
-    def read(self, content: bytes, data_set: int = 0) -> list[Text]:
-        """Returns the texts in a member of a sample of a data set.
+    def read(self, members: Mapping[str, bytes | Unreadable], data_set: int = 0) -> list[Text]:
+        """Returns the texts in the members of a sample of a data set.
 
         Raises:
             Unreadable: as `TextPlace.read`, or a prompt leaves no room for its text.
         """
-        found = self.places[data_set].read(content)
+        found = self.places[data_set].read(members)
         if self._is_prompted:
             assert isinstance(self._tokenizer, DecoderTokenizer)
             for prompt in dict.fromkeys(text.prompt for text in found):
                 if not self._tokenizer.fits(prompt):
                     raise Unreadable("prompt too long", f"no position is left after {prompt[:100]!r}")
         return found
+
+    @staticmethod
+    def draw(texts: Sequence[Text], generator: np.random.Generator) -> int:
+        """Returns the number of one of several texts, by their weights."""
+        weights = np.array([text.weight for text in texts])
+        if np.all(weights == weights[0]):
+            return int(generator.integers(len(texts)))
+        return int(generator.choice(len(texts), p=weights / weights.sum()))
 
     def fields(self, texts: list[Text], valid: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the fields of a `Batch`, zeros in invalid rows."""

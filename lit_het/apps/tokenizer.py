@@ -14,7 +14,7 @@ from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.shards.writing import expand
 from lit_het.data_pipelines.texts.captions import captions_in, questions_in
-from lit_het.data_pipelines.texts.captions_config import TextPlace, member_of
+from lit_het.data_pipelines.texts.captions_config import TextPlace, member_of, weights_of
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError, pluralize
 from lit_het.files import completed
@@ -117,6 +117,7 @@ def _rare(known: Sequence[str], new: Sequence[str], size: int, lowercase: bool) 
 
 def read_captions(shards: Sequence[str], places: Sequence[str]) -> list[str]:
     """Returns all captions of the shards, or of `MOST_SAMPLES` samples; messages count samples without any."""
+    places = list(dict.fromkeys(one for several in places for one in weights_of(several)))
     addresses, members = expand(shards), list(dict.fromkeys(map(member_of, places)))
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, optional=members, advance=bar.advance)

@@ -18,6 +18,7 @@ import safetensors
 from flax import nnx
 
 import lit_het
+from lit_het.apps.embed.captions import embed_captions
 from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.cli.main import main
 from lit_het.configs import lit_e3_b32_het_xl
@@ -84,17 +85,25 @@ def test_a_head_trains_on_stored_images_and_captions_as_on_the_towers(head_only,
 
 
 @pytest.mark.slow
-def test_the_caption_of_a_step_is_that_of_its_stored_embedding(trained_lit, tmp_path):
-    """Where samples have different numbers of captions, some of them equal."""
+@pytest.mark.parametrize("captions", ["txt", "json/a=0.3,json/b=0.7"])
+def test_the_caption_of_a_step_is_that_of_its_stored_embedding(trained_lit, tmp_path, captions):
+    """Where samples have different numbers of captions, some of them equal, and two places or one."""
     image = encode_jpeg(np.zeros((32, 32, 3), np.uint8))
     texts = ["\n".join(tiny.COLOURS[: 1 + number % 3]) for number in range(6)]
-    samples = [{"__key__": f"{number:03}", "jpg": image, "txt": text} for number, text in enumerate(texts)]
+    places = [
+        {"a": tiny.COLOURS[:1], **({"b": text.split("\n")[1:]} if number else {})} for number, text in enumerate(texts)
+    ]
+    samples = [
+        {"__key__": f"{number:03}", "jpg": image, "txt": text, "json": json.dumps(place)}
+        for number, (text, place) in enumerate(zip(texts, places, strict=True))
+    ]
     write_tar(tmp_path / "several.tar", samples)
     shards = (str(tmp_path / "several.tar"),)
-    lit_het.embed(trained_lit.run_dir, tmp_path / "texts", data=shards, dtype="float32", texts=True)
+    tower = parse_tower(trained_lit.run_dir, ["--data.captions", captions])
+    embed_captions(trained_lit.run_dir, tower, str(tmp_path / "texts"), EmbedOptions(shards, "float32"))
     run = open_run(trained_lit.run_dir)
     stored = str(tmp_path / "texts")
-    data = changed(trained_lit.data, shards=shards, batch_size=8, text_embeddings=stored, threads=0)
+    data = changed(trained_lit.data, shards=shards, batch_size=8, text_embeddings=stored, threads=0, captions=captions)
     assert run.tokenizer is not None
     assert isinstance(run.task, ContrastiveTask)
     graph = run.task.graph

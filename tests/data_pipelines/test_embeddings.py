@@ -14,6 +14,7 @@ from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessin
 from lit_het.data_pipelines.shards.index import index_shard
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import expand, write_shards
+from lit_het.data_pipelines.texts.captions_config import TextPlace
 from lit_het.errors import UserError
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, take
@@ -266,7 +267,7 @@ def test_embeddings_of_a_teacher_are_read_beside_images_and_captions_of_the_same
     folder = make_shards(tmp_path / "d", s3={"txt": b"word3\nword103"}, s5={"txt": b"word5\nword105"})
     images = recipe(num_crops=3, inputs=describe(CROPPED, 2 * IMAGE_SIZE, random=True))
     write(tmp_path / "images", folder, images, broken=(7,))
-    texts = recipe(inputs=describe_captions("txt", "line"), size=1)
+    texts = recipe(inputs=describe_captions(TextPlace("txt")), size=1)
     output = EmbeddingFolder(str(tmp_path / "texts"), texts)
     for address in expand(folder):
         table = index_shard(address)
@@ -295,6 +296,6 @@ def test_embeddings_of_a_teacher_are_read_beside_images_and_captions_of_the_same
 
 
 def test_captions_are_no_images_of_a_teacher(shards, tmp_path):
-    EmbeddingFolder(str(tmp_path / "texts"), recipe(inputs=describe_captions("txt", "line")))
+    EmbeddingFolder(str(tmp_path / "texts"), recipe(inputs=describe_captions(TextPlace("txt"))))
     with pytest.raises(UserError, match="holds embeddings of captions, not of images; name another folder"):
         loader(shards, None, embeddings=None, teacher_embeddings=str(tmp_path / "texts"))

@@ -43,10 +43,10 @@ def test_a_class_without_a_name_is_an_error(names: Path, content: bytes, message
 def test_a_byte_order_mark_is_no_part_of_a_text(names: Path):
     mark = b"\xef\xbb\xbf"
     assert ClassIndex(str(names)).build("elsewhere").encode(mark + b"1\r\n") == 1
-    assert TextPlace("txt").read(mark + b"a red cat\r\n") == [Text("", "a red cat")]
-    assert TextPlace("json/caption").read(mark + b'{"caption": "a red cat"}') == [Text("", "a red cat")]
+    assert TextPlace("txt").read({"txt": mark + b"a red cat\r\n"}) == [Text("", "a red cat")]
+    assert TextPlace("json/caption").read({"json": mark + b'{"caption": "a red cat"}'}) == [Text("", "a red cat")]
     with pytest.raises(Unreadable, match="empty caption"):
-        TextPlace("txt").read(mark)
+        TextPlace("txt").read({"txt": mark})
 
 
 def test_folders_of_shards_whose_class_names_differ_are_refused(tmp_path: Path):

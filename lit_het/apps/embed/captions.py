@@ -13,13 +13,10 @@ from lit_het import parameters, sharding
 from lit_het.apps.embed.images import EmbedOptions, addresses_of, missing_shards, tower_params, whole_data
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe_captions
-from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards.index import ShardIndex, ShardSummary, index_shard
-from lit_het.data_pipelines.shards.storage import TRANSIENT_CAUSES, Unreadable, content_or_raise
-from lit_het.data_pipelines.texts.captions import captions_in
-from lit_het.data_pipelines.texts.captions_config import member_of
+from lit_het.data_pipelines.shards.storage import TRANSIENT_CAUSES, Unreadable
+from lit_het.data_pipelines.texts.captions_config import TextPlace
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.errors import UserError, pluralize
 from lit_het.models.tower_fingerprints import tower_fingerprint
@@ -54,44 +51,43 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
         flag = "--crops" if options.num_crops else "--tokens"
         raise UserError(f"{flag} are of images; leave out {flag} or --texts")
     data = whole_data(config, options)
-    tokenizer, place, addresses = config.tokenizer.build(), data.captions, addresses_of(data, options)
+    tokenizer, place, addresses = config.tokenizer.build(), data.texts[0], addresses_of(data, options)
     params = tower_params(source, config, "text_tower")
     recipe = Recipe(
         tower=tower_fingerprint(config, params, tokenizer),
-        inputs=describe_captions(place, data.caption_unit),
+        inputs=describe_captions(place),
         size=config.task.text_tower.output_size,
         num_crops=0,
         dtype=options.dtype,
         seed=0,
     )
-    folder, member = EmbeddingFolder(output, recipe), member_of(place)
+    folder, member = EmbeddingFolder(output, recipe), place.only_member()
     missing, _ = missing_shards(folder, addresses, member)
     if not missing:
         return
     embed, broken = _embedder(config.task, params, config.mesh.build(jax.local_devices())), 0
     with Bar("embedding", sum(shard.count for shard in missing), "texts") as bar:
         for shard in missing:
-            captions = _captions_of(shard, place, data)
+            captions = _captions_of(shard, place)
             broken += sum(not texts for texts in captions)
             views = np.full((len(captions), max(map(len, captions), default=1) or 1, recipe.size), np.nan, np.float32)
             _fill(views, captions, tokenizer, embed)
             folder.write(index_shard(shard.address), views, member)
             bar.advance(len(captions))
     if broken:
-        message(
-            f"{pluralize(broken, 'sample')} without embedding: lit-het data check SHARDS --captions {place} lists them"
-        )
+        check = f"lit-het data check SHARDS --captions {data.captions}"
+        message(f"{pluralize(broken, 'sample')} without embedding: {check} lists them")
     message(f"wrote the embeddings of {pluralize(len(missing), 'shard')} to {output}")
 
 
-def _captions_of(shard: ShardSummary, place: str, data: LoaderConfig) -> list[list[str]]:
+def _captions_of(shard: ShardSummary, place: TextPlace) -> list[list[str]]:
     """Returns the captions of each sample of a shard, none where they are broken."""
-    member = member_of(place)
+    member = place.only_member()
     index = ShardIndex([shard.address], [member])
     found = list[list[str]]()
     for number, (content,) in enumerate(index.read(range(len(index)), [member])):
         try:
-            found.append(captions_in(text_of(content_or_raise(content)), place, data.caption_unit))
+            found.append([text.text for text in place.read({member: content})])
             if (count := len(found[-1])) > _MOST_CAPTIONS:
                 raise UserError(
                     f"{shard.address}: {index.key(number)} has {count:,} captions, more than {_MOST_CAPTIONS}; take "
