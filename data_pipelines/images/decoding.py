@@ -131,6 +131,19 @@ def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
             return jpeg.decode(0, fast=False)
 
 
+def sides_of(data: bytes) -> tuple[int, int]:
+    """Returns the sides of an upright or turned image, in pixels, by its headers.
+
+    Raises:
+        BrokenImage: an unknown format, a damaged header, or beyond the limits.
+    """
+    with _out_of_memory_as_broken():
+        if format_of(data) == "JPEG":
+            return _Jpeg(data, MAX_PIXELS).upright
+        image = open_with_pillow(data)
+        return image.height, image.width
+
+
 @contextlib.contextmanager
 def _out_of_memory_as_broken() -> Iterator[None]:
     try:

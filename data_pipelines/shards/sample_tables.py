@@ -27,20 +27,22 @@ _DEDUP = "lit-het data dedup"
 csv.field_size_limit(MAX_TEXT_BYTES)
 
 
-def read_rows(table: Path, command: str) -> list[tuple[str, str]]:
-    """Returns the shard and the key of every row of a .parquet file or, by any other ending, of a CSV.
+def read_rows(table: Path, command: str, columns: Sequence[str] = (SHARD, KEY)) -> list[tuple[Any, ...]]:
+    """Returns columns of every row of a .parquet file or, by any other ending, of a CSV, whose values are texts.
 
     Args:
-        table: the file; further columns are ignored.
+        table: the file.
         command: that writes such tables, for messages.
+        columns: the shard, the key, and what else is read.
     """
     try:
-        rows = _rows_of_parquet(table, command) if table.suffix == ".parquet" else _rows_of_csv(table, command)
+        read = _rows_of_parquet if table.suffix == ".parquet" else _rows_of_csv
+        rows = read(table, command, columns)
     except KeyError as error:
         raise UserError(f"{table} has no column {error}; take a table of {command}") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table} cannot be read ({error}); write it with {command}") from error
-    if not all(isinstance(value, str) for row in rows for value in row):
+    if not all(isinstance(value, str) for row in rows for value in row[:2]):
         raise UserError(f"{table} has rows without a shard and a key; write it with {command}")
     return rows
 
@@ -105,12 +107,12 @@ def keys_of_shards(rows: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]
     return {shard: frozenset(found) for shard, found in keys.items()}
 
 
-def _rows_of_csv(table: Path, command: str) -> list[tuple[str, str]]:
+def _rows_of_csv(table: Path, command: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     with open_regular(table) as file:
         reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-        if missing := {SHARD, KEY} - set(reader.fieldnames or ()):
+        if missing := set(columns) - set(reader.fieldnames or ()):
             raise KeyError(max(missing))
-        return [(text_of(row[SHARD]), text_of(row[KEY])) for row in _complete(table, reader, command)]
+        return [tuple(text_of(row[name]) for name in columns) for row in _complete(table, reader, command)]
 
 
 def _complete(table: Path, reader: "csv.DictReader[str]", command: str) -> Iterator[Mapping[str, str]]:
@@ -120,7 +122,7 @@ def _complete(table: Path, reader: "csv.DictReader[str]", command: str) -> Itera
         yield row
 
 
-def _rows_of_parquet(path: Path, command: str) -> list[tuple[Any, Any]]:
+def _rows_of_parquet(path: Path, command: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -130,7 +132,7 @@ def _rows_of_parquet(path: Path, command: str) -> list[tuple[Any, Any]]:
         with open_regular(path) as file, parquet.ParquetFile(file) as table:
             if table.metadata.num_rows > MAX_ROWS:
                 raise UserError(f"{path} has more than {MAX_ROWS:,} rows; write it with {command}")
-            columns = table.read([SHARD, KEY]).to_pydict()
-            return list(zip(columns[SHARD], columns[KEY], strict=True))
+            found = table.read(list(columns)).to_pydict()
+            return list(zip(*(found[name] for name in columns), strict=True))
     except arrow.ArrowException as error:
         raise UserError(f"{path} cannot be read ({error}); write it with {command}") from error

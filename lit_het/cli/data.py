@@ -72,6 +72,7 @@ def add_to(commands: Any) -> None:
     _add_score(actions)
     _add_select(actions)
     _add_dedup(actions)
+    _add_filter(actions)
     prepare.add_to(actions)
 
 
@@ -190,6 +191,45 @@ def _add_dedup(actions: Any) -> None:
         "--part", metavar="I/N", help="only search a part, where N hosts run the command; without it, join all parts"
     )
     parser.set_defaults(command=_dedup, name="data dedup", if_stopped="the same command continues")
+def _add_filter(actions: Any) -> None:
+    parser = actions.add_parser(
+        "filter",
+        allow_abbrev=False,
+        help="list the samples that break rules for captions, images and scores, to leave them out of training",
+        description="Writes a table with a row for each sample and rule that it breaks, and beside it a page with some "
+        "samples of each rule: 'lit-het train --data.exclude TABLE' leaves them out. Prints how many samples each rule "
+        "leaves out, and how many no other does. Images are not decoded: their headers tell their sizes.",
+    )
+    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="folders, globs, patterns {000..099}.tar, lists")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="ends in .csv or .parquet")
+    parser.add_argument(
+        "--captions", default="txt", metavar="PLACE", help="such as txt or json/caption,json/alt; default: %(default)s"
+    )
+    for name, text in _OF_EACH.items():
+        for end in ("min", "max"):
+            parser.add_argument(f"--{end}-{name}", type=float, metavar="N", help=text)
+    parser.add_argument("--without-words", type=Path, metavar="FILE", help="words and phrases, one a line")
+    parser.add_argument("--languages", nargs="+", metavar="L", help="such as en de; one of the captions must be in one")
+    parser.add_argument(
+        "--language-place", default="json/language", metavar="PLACE", help="of the language; default: %(default)s"
+    )
+    parser.add_argument("--max-aspect", type=float, metavar="R", help="longer side divided by the shorter")
+    parser.add_argument("--min-side", type=float, metavar="P", help="pixels of the shorter side")
+    parser.add_argument(
+        "--min-similarity", type=float, metavar="S", help="cosine of image and first caption (CLIP score)"
+    )
+    parser.add_argument("--max-loss", type=float, metavar="L", help="of the first caption, by --scores")
+    parser.add_argument("--max-noise", type=float, metavar="N", help="noise norm of the image, by --scores")
+    parser.add_argument("--scores", type=Path, metavar="TABLE", help="of lit-het data score for these shards")
+    parser.add_argument("--embeddings", metavar="DIR", help="of lit-het embed, for --min-similarity without --scores")
+    parser.add_argument("--text-embeddings", metavar="DIR", help="of lit-het embed --texts with the same model")
+    parser.add_argument(
+        "--shown", type=positive, default=24, metavar="N", help="samples of each rule on the page; default: %(default)s"
+    )
+    parser.set_defaults(command=_filter, name="data filter")
+
+
+_OF_EACH = {"characters": "characters of each caption", "words": "words of each caption"}
 
 
 def _add_corrupt(actions: Any) -> None:
@@ -290,6 +330,26 @@ def _dedup(options: argparse.Namespace, _: list[str]) -> None:
 
     how = DedupOptions(options.embeddings, tuple(options.against), options.threshold, options.floor, part)
     dedup(options.shards, options.output, how)
+def _filter(options: argparse.Namespace, _: list[str]) -> None:
+    _require_table(options.output)
+    for pattern in options.shards:
+        require_shards(pattern)
+    from lit_het.apps.filter.filtering import filter_samples
+    from lit_het.apps.filter.options import FilterOptions, limits_of
+    from lit_het.data_pipelines.texts.captions_config import Language
+
+    language = Language(options.language_place, tuple(options.languages)) if options.languages else None
+    how = FilterOptions(
+        limits=limits_of(vars(options)),
+        captions=options.captions,
+        forbidden=options.without_words,
+        language=language,
+        scores=options.scores,
+        embeddings=options.embeddings,
+        text_embeddings=options.text_embeddings,
+        shown=options.shown,
+    )
+    filter_samples(options.shards, options.output, how)
 
 
 def _require_table(output: Path) -> None:
