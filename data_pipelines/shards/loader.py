@@ -115,9 +115,15 @@ class Loader:
         self._weight = 0.0 if config.suspects is None else config.suspects.weight
         self._excluded = excluded_samples(config.exclude, self.index)
         if config.language is not None and config.language.only:
-            others = of_other_languages(self.index, self._num_shards, config.texts)
-            self._excluded = np.union1d(self._excluded, others)
+            self._excluded = np.union1d(self._excluded, self._of_other_languages(config.language.only))
         self._order, self.numbers = _order(config, self.index, self._num_shards, self._left_out)
+
+    def _of_other_languages(self, only: Sequence[str]) -> list[int]:
+        found, count = of_other_languages(self.index, self._num_shards, self.config.texts), len(self.index)
+        if len(found) == count:
+            raise UserError(f"no sample has a caption in {' or '.join(only)}; change data.language.only, or its place")
+        message(f"{len(found):,} of {count:,} samples have no caption in {' or '.join(only)}")
+        return found
 
     def _attach(self, table: ShardTable) -> ShardTable:
         for stored in self._all_stored:

@@ -1,6 +1,7 @@
 """Where the texts of samples are, see `lit_het.data_pipelines.texts.captions`."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
@@ -27,7 +28,8 @@ def member_of(place: str) -> str:
     return place.partition("/")[0]
 
 
-def weights_of(places: str) -> dict[str, float]:
+@functools.cache
+def weights_of(places: str) -> Mapping[str, float]:
     """Returns the weights of places of captions: of ``json/caption=0.7,json/alt_text=0.3``, or 1 of a place alone."""
     found = dict[str, float]()
     for part in places.split(","):
@@ -91,7 +93,7 @@ class TextPlace:
             raise UserError("data.language is of captions, not of questions; leave it out")
 
     @property
-    def weights(self) -> dict[str, float]:
+    def weights(self) -> Mapping[str, float]:
         """The places of captions and their weights."""
         return weights_of(self.place)
 

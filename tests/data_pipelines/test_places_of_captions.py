@@ -138,6 +138,10 @@ def test_other_languages_are_no_part_of_the_order(of_languages):
     found = np.concatenate([batch.text[batch.valid] for batch in take(loader, 20)])
     assert set(map(tuple, found.tolist())) == {(i, 21 if i == 4 else 20) for i in expected if i != 7}
     assert loader.faults.causes.keys() == {"empty caption"}
+    second = dataclasses.replace(of_languages, shards=(f"{of_languages.shards[0]}/shard-000001.tar",))
+    french = dataclasses.replace(second, language=Language("json/lang", only=("fr",)))
+    with pytest.raises(UserError, match=r"no sample has a caption in fr; change data\.language\.only"):
+        Loader(french, number_tokens)
 
 
 def test_a_tag_stands_before_captions_whose_language_is_known():

@@ -14,6 +14,7 @@ from lit_het.objectives.captioner import CaptionerConfig
 from lit_het.objectives.distillation import DistillationConfig
 from lit_het.objectives.masking import MaskingConfig
 from lit_het.objectives.mixing import Mixing
+from lit_het.objectives.teacher import ImageTeacherConfig, TeacherConfig
 from lit_het.training.durations import Duration, RunLength
 from lit_het.training.optimizers import Optimizer
 from lit_het.training.schedules import Schedule
@@ -103,6 +104,8 @@ def test_a_late_term_begins_at_its_step_with_or_without_trained_parameters(field
         ("translation", Mixing(), r"task\.mixing needs images with captions"),
         ("translation", DistillationConfig(), "has no image tower"),
         ("captioning", DistillationConfig(), "needs a ViT with pooling"),
+        ("classification", TeacherConfig(), r"task\.teacher needs images with captions"),
+        ("captioning", ImageTeacherConfig(), r"task\.teacher needs an image-text model or a classifier"),
     ],
 )
 def test_an_objective_refuses_a_task_without_what_it_needs(task, objective, message):

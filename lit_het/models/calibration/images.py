@@ -258,7 +258,7 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions, captions: 
         portion=options.portion,
         captions=trained_on.captions,
         # Without tags, as the names of classes are.
-        language=trained_on.language and dataclasses.replace(trained_on.language, tag=""),
+        language=trained_on.language and dataclasses.replace(trained_on.language, tag="") if is_own else None,
         caption_unit=trained_on.caption_unit,
         prompt=trained_on.prompt if is_decoder else None,
         source=trained_on.source,
