@@ -29,6 +29,9 @@ from lit_het.data_pipelines.texts.captions_config import TextPlace
 from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
+EMBEDDING = "image_embedding"
+"""The field of a `Batch` with stored embeddings of images, and the kind of member that they are."""
+
 Precision = Literal["float32", "bfloat16", "float16"]
 
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -186,7 +189,7 @@ class StoredEmbeddings:
 
     Args:
         address: of the folder.
-        inputs: the preprocessing of this run, see `describe` and `describe_captions`; None for a tower that saw others.
+        inputs: the preprocessing of this run, see `describe` and `describe_captions`; None takes any.
         of: the kind of member that was embedded.
         field: of a `Batch` that is filled.
 
@@ -195,16 +198,14 @@ class StoredEmbeddings:
         is_of_texts: whether captions were embedded.
     """
 
-    def __init__(self, address: str, inputs: dict[str, Any] | None, of: str = IMAGE, field: str = "image_embedding"):
+    def __init__(self, address: str, inputs: dict[str, Any] | None, of: str = IMAGE, field: str = EMBEDDING):
         self.address = address.rstrip("/")
         self.recipe = _read_recipe(self.address)
         self.field = self.member = field
         self.is_of_texts, self._of = of != IMAGE, of
         self._dtype = np.dtype(self.recipe.dtype)
         self._reader = Reader()
-        if inputs is None and "captions" in self.recipe.inputs:
-            raise UserError(f"{address} holds embeddings of captions, not of images; name another folder")
-        changed = {} if inputs is None else _differences(self.recipe.inputs, inputs)
+        changed = _differences(self.recipe.inputs, self.recipe.inputs if inputs is None else inputs)
         if changed:
             field, (theirs, ours) = next(iter(changed.items()))
             raise UserError(

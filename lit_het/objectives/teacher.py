@@ -104,9 +104,13 @@ class ImageTeacherConfig(Objective):
                     f"task.teacher needs the {side} embeddings of a teacher: write them with lit-het embed {flag}of "
                     f"another model, and set --data.{_READ[side]}, or set its weights to 0"
                 )
-            if stored.recipe.num_tokens:
-                raise UserError(f"{stored.address} holds tokens; task.teacher needs pooled embeddings")
-            sizes[side] = stored.recipe.size
+            recipe = stored.recipe
+            if recipe.num_tokens or ("captions" in recipe.inputs) != (side == "text"):
+                held = "tokens" if recipe.num_tokens else "embeddings of captions"
+                raise UserError(
+                    f"{stored.address} holds {held}; --data.{_READ[side]} needs pooled embeddings of {side}s"
+                )
+            sizes[side] = recipe.size
             own = self.projection or setup.task.image_tower.embedding_size
             if side in self._features and sizes[side] != own:
                 what = "the projection" if self.projection else "this model's"

@@ -15,7 +15,6 @@ from lit_het.data_pipelines.shards.index import index_shard
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.data_pipelines.texts.captions_config import TextPlace
-from lit_het.errors import UserError
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES, joined, take
 from tests.refusals import assert_refused
@@ -293,9 +292,3 @@ def test_embeddings_of_a_teacher_are_read_beside_images_and_captions_of_the_same
     (batch,) = take(loader(folder, write(tmp_path / "own", folder, of_model), **own, **teacher), 1)
     assert batch.teacher_image is not None
     np.testing.assert_array_equal(batch.teacher_image[batch.valid], stored(batch)[batch.valid])
-
-
-def test_captions_are_no_images_of_a_teacher(shards, tmp_path):
-    EmbeddingFolder(str(tmp_path / "texts"), recipe(inputs=describe_captions(TextPlace("txt"))))
-    with pytest.raises(UserError, match="holds embeddings of captions, not of images; name another folder"):
-        loader(shards, None, embeddings=None, teacher_embeddings=str(tmp_path / "texts"))

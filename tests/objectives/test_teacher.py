@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lit_het.data_pipelines.embeddings import Recipe
 from lit_het.errors import UserError
 from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.losses.base import weights
@@ -135,10 +136,14 @@ def test_a_task_whose_rows_are_no_unit_vectors_of_one_image_is_refused(changes, 
         dataclasses.replace(CONFIG, **changes)
 
 
+def recipe_of(side, size):
+    return Recipe("tower", {"captions": "txt"} if side == "text" else {}, size, 0, "float16", 0)
+
+
 def check(teacher, **sizes):
     """Checks a task with stored embeddings of the given sizes, by side."""
     stored = {
-        f"teacher_{side}": SimpleNamespace(address=f"{side}s", recipe=SimpleNamespace(size=size, num_tokens=0))
+        f"teacher_{side}": SimpleNamespace(address=f"{side}s", recipe=recipe_of(side, size))
         for side, size in sizes.items()
     }
     config = dataclasses.replace(CONFIG, teacher=teacher)
@@ -170,6 +175,14 @@ def check(teacher, **sizes):
 def test_a_teacher_that_does_not_fit_is_refused_by_both_sizes(teacher, sizes, message):
     with pytest.raises(UserError, match=message):
         check(teacher, **sizes)
+
+
+@pytest.mark.parametrize(("num_tokens", "held"), [(2, "tokens"), (0, "embeddings of captions")])
+def test_what_is_no_embedding_of_images_is_refused(num_tokens, held):
+    recipe = dataclasses.replace(recipe_of("text", SIZE), num_tokens=num_tokens)
+    stored = SimpleNamespace(beside={"teacher_image": SimpleNamespace(address="folder", recipe=recipe)})
+    with pytest.raises(UserError, match=f"folder holds {held}; --data.teacher-embeddings needs pooled embeddings"):
+        check_objectives(Setup(CONFIG, loader=stored))
 
 
 def test_a_teacher_of_another_size_fits_by_a_projection_or_its_similarities_alone():
