@@ -191,6 +191,8 @@ def _add_dedup(actions: Any) -> None:
         "--part", metavar="I/N", help="only search a part, where N hosts run the command; without it, join all parts"
     )
     parser.set_defaults(command=_dedup, name="data dedup", if_stopped="the same command continues")
+
+
 def _add_filter(actions: Any) -> None:
     parser = actions.add_parser(
         "filter",
@@ -330,6 +332,8 @@ def _dedup(options: argparse.Namespace, _: list[str]) -> None:
 
     how = DedupOptions(options.embeddings, tuple(options.against), options.threshold, options.floor, part)
     dedup(options.shards, options.output, how)
+
+
 def _filter(options: argparse.Namespace, _: list[str]) -> None:
     _require_table(options.output)
     for pattern in options.shards:
