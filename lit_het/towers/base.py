@@ -44,6 +44,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "encoder.norm": "layer",
     "encoder.head_size": None,
     "encoder.first_norm": True,
+    "max_patches": None,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,
@@ -102,6 +103,11 @@ class TowerOptions:
         return 1 if self.encoder is None else self.encoder.num_members
 
     @property
+    def free_fields(self) -> tuple[str, ...]:
+        """Beginnings of the fields by which a tower whose parameters it takes may differ."""
+        return FIELDS_WITHOUT_PARAMETERS
+
+    @property
     def appended(self) -> str:
         """The field by which the output is more than one plain embedding, which only some heads read; "" for none."""
         return next((field for field in ("uncertainty_token", "layer_input") if getattr(self, field)), "")
@@ -152,6 +158,7 @@ class ImageTowerOptions(TowerOptions):
         num_inputs: images that it sees at once.
         patch_sizes: sizes of patches that training draws from; empty for one.
         num_tokens: tokens of an image that a decoder can attend to; 0 for none.
+        patches: how images that keep their aspect ratio become patches; None for squares.
     """
 
     image_size: Any
@@ -159,6 +166,7 @@ class ImageTowerOptions(TowerOptions):
     num_inputs: Any = 1
     patch_sizes: Any = ()
     num_tokens: Any = 0
+    patches: Any = None
 
     @property
     def mean_size(self) -> int:

@@ -5,6 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
+from lit_het.patches_config import Patches
 from lit_het.towers.base import ImageTowerOptions
 from lit_het.towers.encoder_config import ComputeType, EncoderConfig
 from lit_het.towers.tuning_config import Tuning
@@ -40,10 +41,11 @@ class RotaryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig(ImageTowerOptions):
-    """A Vision Transformer on square images; with experts in its encoder a V-MoE or an efficient ensemble (e3).
+    """A Vision Transformer on square images, or on any shapes; with experts a V-MoE or an efficient ensemble (e3).
 
     Attributes:
         image_size: height and width in pixels; pixels beyond the last whole patch are ignored (384 is 27 x 14 + 6).
+            Of a tower for images of any shape, those of the square that positions are learned for.
         patch_size: height and width of a patch in pixels.
         encoder: the stack of blocks.
         pooling: the class token, the mean of the patches, the first patch, attention pooling, or none: all tokens
@@ -69,6 +71,8 @@ class ViTConfig(ImageTowerOptions):
         tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
         rotary: positions that turn queries and keys of patches in every block; None for none.
         pooling_heads: heads of attention pooling; None for those of the encoder.
+        max_patches: the most patches of an image that keeps its aspect ratio, with positions resized to its shape
+            (NaFlex, SigLIP 2); None for squares of ``image_size``.
     """
 
     image_size: int = 224
@@ -91,6 +95,7 @@ class ViTConfig(ImageTowerOptions):
     tuning: Tuning | None = None
     rotary: RotaryConfig | None = None
     pooling_heads: int | None = None
+    max_patches: int | None = None
 
     first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
@@ -100,7 +105,7 @@ class ViTConfig(ImageTowerOptions):
         require_choice(self, "pooling", "positions", "members")
         if self.image_size < self.patch_size:
             raise UserError(f"image_size = {self.image_size} is less than patch_size = {self.patch_size}")
-        for field in ("representation_size", "projection_size"):
+        for field in ("representation_size", "projection_size", "max_patches"):
             if getattr(self, field) is not None:
                 require_at_least(1, self, field)
         if self.class_token and self.pooling not in ("none", "attention"):
@@ -123,6 +128,8 @@ class ViTConfig(ImageTowerOptions):
             self._check_patch_sizes()
         if self.rotary is not None:
             self._check_rotary()
+        if self.patches is not None:
+            self._check_max_patches()
 
     def _check_patch_sizes(self) -> None:
         undivided = [size for size in self.patch_sizes if size < 1 or self.image_size % size]
@@ -150,6 +157,24 @@ class ViTConfig(ImageTowerOptions):
         head_size = self.encoder.width // self.encoder.num_heads
         if head_size % 4:
             raise UserError(f"image_tower.rotary needs heads whose size is a multiple of 4, not {head_size}")
+
+    def _check_max_patches(self) -> None:
+        experts = self.encoder.experts
+        others = {
+            "pooling = 'none'": self.pooling == "none",
+            "num_inputs": self.num_inputs > 1,
+            "patch_sizes": bool(self.patch_sizes),
+            "rotary": self.rotary is not None,
+            "positions = 'none'": self.positions == "none",
+            "an ensemble of experts": experts is not None and max(experts.num_predictions, experts.num_members) > 1,
+        }
+        if unfit := [name for name, given in others.items() if given]:
+            raise FieldError(self, "max_patches", f"{self.max_patches} does not go with {unfit[0]}; leave out one")
+
+    @property
+    def patches(self) -> Patches | None:
+        """How images become patches that keep their aspect ratio; None for squares."""
+        return None if self.max_patches is None else Patches(self.patch_size, self.max_patches)
 
     @property
     def pools_tokens(self) -> bool:
@@ -209,13 +234,18 @@ class ViTConfig(ImageTowerOptions):
     def _pooled_size(self) -> int:
         return (self.num_tokens if self.pooling == "none" else 1) * self.encoder.width
 
+    @property
+    def free_fields(self) -> tuple[str, ...]:
+        """Those of all towers; and positions of a square can be resized to any shape, but not by accident back."""
+        return super().free_fields if self.max_patches is None else (*super().free_fields, "max_patches")
+
     def all_members(self) -> "ViTConfig":
         """Returns the tower whose output has the embeddings of all members, side by side."""
         return dataclasses.replace(self, members="concatenated")
 
     def without_pooling(self) -> "ViTConfig | None":
         """Returns the tower whose output is all tokens, one after the other; None of an ensemble or with log σ²."""
-        if self.num_members > 1 or self.uncertainty_token:
+        if self.num_members > 1 or self.uncertainty_token or self.max_patches is not None:
             return None
         return dataclasses.replace(
             self,

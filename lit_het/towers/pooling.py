@@ -17,16 +17,18 @@ class AttentionPooling(nnx.Module):
         self.norm = config.build_norm(rngs)
         self.mlp = config.build_mlp(rngs)
 
-    def __call__(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b d"]:
-        """Returns one embedding per example."""
-        return self.with_hidden(tokens)[0]
+    def __call__(self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None = None) -> Float[Array, "b d"]:
+        """Returns one embedding per example, of its present tokens."""
+        return self.with_hidden(tokens, present)[0]
 
-    def with_hidden(self, tokens: Float[Array, "b n d"]) -> tuple[Float[Array, "b d"], Float[Array, "b h"]]:
+    def with_hidden(
+        self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None = None
+    ) -> tuple[Float[Array, "b d"], Float[Array, "b h"]]:
         """Returns one embedding per example, and the input of the MLP's last layer."""
         b, n, d = tokens.shape
         # All images have the same learned query.
         probes = jnp.broadcast_to(self.probe[...], (b, d))
-        pooled = sharding.as_batch(self.attention(probes, tokens.reshape(b * n, d), b))
+        pooled = sharding.as_batch(self.attention(probes, tokens.reshape(b * n, d), b, present))
         hidden = self.mlp.hidden(self.norm(pooled), _by_rows)
         return (pooled + _by_rows(self.mlp.down, hidden)).astype(jnp.float32), hidden.astype(jnp.float32)
 

@@ -6,18 +6,29 @@ patches grow, as then ``Bᵀ pinv(Bᵀ) = I``, and with the least squared error 
 """
 
 import functools
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
 
 
 def bilinear(old: int, new: int, *, smooth: bool = False) -> Float[np.ndarray, "new old"]:
     """Returns the matrix of linear interpolation between pixel centres; ``smooth`` antialiases when shrinking."""
-    position = (np.arange(new) + 0.5) * old / new - 0.5
     reach = max(old / new, 1.0) if smooth else 1.0
+    return _triangles((np.arange(new) + 0.5) * old / new - 0.5, reach, old)
+
+
+def bilinear_rows(places: Int[Array, "b n"], new: Int[Array, "b 1"], old: int) -> Float[Array, "b n old"]:
+    """Returns rows of ``bilinear(old, new, smooth=True)``, where each example has its own length."""
+    return _triangles((places + 0.5) * old / new - 0.5, jnp.maximum(old / new, 1.0)[..., None], old)
+
+
+def _triangles(position: Any, reach: Any, old: int) -> Any:
     # At the edges, where a neighbour is missing, the weights are renormalised: this repeats the edge.
-    weights = np.maximum(1 - np.abs(position[:, None] - np.arange(old)) / reach, 0)
-    return weights / weights.sum(axis=1, keepdims=True)
+    pixels = np.arange(old).reshape((1,) * position.ndim + (-1,))
+    weights = (1 - abs(position[..., None] - pixels) / reach).clip(0)
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 @functools.cache

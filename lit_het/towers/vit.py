@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 
-from lit_het import sharding
+from lit_het import patches, sharding
 from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.layers import linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.rotary import Rotation, grid_angles
+from lit_het.towers.resizing import bilinear_rows
 from lit_het.towers.transformer import Encoder
 from lit_het.types import TowerOutput
 
@@ -53,7 +54,7 @@ class ViT(nnx.Module):
 
     def __call__(
         self,
-        image: UInt8[Array, "b h w c"],
+        image: UInt8[Array, "b *image"],
         key: Key[Array, ""] | None = None,
         kept: Int[Array, "b _"] | None = None,
         masked: Bool[Array, "b n"] | None = None,
@@ -62,23 +63,25 @@ class ViT(nnx.Module):
         """Returns embeddings and the encoder's tokens; pixels are mapped to [-1, 1] here.
 
         Args:
-            image: pixels as stored, of one image or of ``num_inputs``; of another size than that of the tower, its
-                positions are resized.
+            image: pixels as stored ``[b h w c]``, of one image or of ``num_inputs``; of another size than that of the
+                tower, its positions are resized. Or patches ``[b n c]`` of images of any shape, see `lit_het.patches`.
             key: random key of training, for experts; without it the tower is deterministic.
             kept: numbers of the patches of each image to encode, which leaves out the others; None for all.
             masked: patches to replace by ``mask_token``, before positions are added; None for none.
             mask_token: what replaces them.
         """
-        b, size = image.shape[0], self.patch_size
-        if image.shape[3] < 3 * self.config.num_inputs:
-            image = jnp.tile(image, (1, 1, 1, self.config.num_inputs))
-        height, width = (length // size * size for length in image.shape[1:3])
-        # Patches do not overlap, so the convolution is one matrix product.
-        pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> b (h w) (p q c)", p=size, q=size)
-        rows, columns = height // size, width // size
-        positions = self._positions(rows, columns)[None]
+        b, present, rotation = image.shape[0], None, None
+        if image.ndim == 3:
+            pixels, places = patches.split(image)
+            positions, present = self._positions_at(places), places[:, :, :1] > 0
+        else:
+            pixels, grid = self._of_squares(image)
+            positions, rotation = self._positions(*grid)[None], self._rotation(*grid, kept)
         if kept is not None:
-            pixels, positions = jnp.take_along_axis(pixels, kept[:, :, None], axis=1), positions[0][kept]
+            rows = kept[:, :, None]
+            pixels, positions, present = jax.tree.map(
+                lambda x: jnp.take_along_axis(x, rows, axis=1), (pixels, positions, present)
+            )
         # Pixels travel to the device as uint8, a quarter of the bytes of float32.
         tokens = self.patches(pixels.reshape(-1, pixels.shape[-1]).astype(jnp.float32) / 127.5 - 1.0)
         tokens = tokens.reshape(b, -1, tokens.shape[-1])
@@ -86,10 +89,13 @@ class ViT(nnx.Module):
             assert mask_token is not None
             tokens = jnp.where(masked[:, :, None], mask_token.astype(tokens.dtype), tokens)
         tokens = self._with_first_tokens(tokens + positions)
+        if present is not None:
+            # The first tokens have no padding.
+            present = jnp.pad(present[:, :, 0], ((0, 0), (tokens.shape[1] - present.shape[1], 0)), constant_values=True)
         if self.config.input_norm:
             tokens = self.input_norm(tokens)
-        encoded = self.encoder(tokens, key, rotation=self._rotation(rows, columns, kept))
-        embedding = self._embed(encoded.tokens)
+        encoded = self.encoder(tokens, key, present, rotation=rotation)
+        embedding = self._embed(encoded.tokens, present)
         embedding = self.config.join_members(embedding.reshape(b, -1, embedding.shape[1]))
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
@@ -98,30 +104,58 @@ class ViT(nnx.Module):
         """Height and width of a patch in pixels: of the present parameters, see `resizing.at_patch_size`."""
         return math.isqrt(self.patches.kernel.shape[0] // (3 * self.config.num_inputs))
 
-    def num_patches(self, image: UInt8[Array, "b h w c"]) -> int:
-        """Returns the number of patches of each image."""
+    def num_patches(self, image: UInt8[Array, "b *image"]) -> int:
+        """Returns the number of patches of each image, with padding."""
+        if image.ndim == 3:
+            return image.shape[1]
         return math.prod(length // self.patch_size for length in image.shape[1:3])
 
-    def _embed(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _"]:
+    def _of_squares(self, image: Shaped[Array, "b h w c"]) -> tuple[Shaped[Array, "b n pqc"], tuple[int, int]]:
+        """Returns the pixels of the patches of images of one size, and the rows and columns of patches."""
+        size = self.patch_size
+        if image.shape[3] < 3 * self.config.num_inputs:
+            image = jnp.tile(image, (1, 1, 1, self.config.num_inputs))
+        height, width = (length // size * size for length in image.shape[1:3])
+        # Patches do not overlap, so the convolution is one matrix product.
+        pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> b (h w) (p q c)", p=size, q=size)
+        return pixels, (height // size, width // size)
+
+    def _embed(self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None) -> Float[Array, "b _"]:
         """Returns the mean, or with an uncertainty token, the first of all tokens, the mean and log σ²."""
         if not self.config.uncertainty_token:
-            return self._project(self._pool(tokens))
+            return self._project(self._pool(tokens, present))
         log_variance = sharding.as_batch(self.uncertainty(tokens[:, 0]))
-        return jnp.concatenate([self._project(self._pool(tokens[:, 1:])), log_variance], axis=1)
+        pooled = self._pool(tokens[:, 1:], None if present is None else present[:, 1:])
+        return jnp.concatenate([self._project(pooled), log_variance], axis=1)
 
-    def _positions(self, rows: int, columns: int) -> Float[Array, "n d"]:
-        """Returns the positions of a grid of patches, resized bilinearly where it is not the tower's own."""
+    def _own_positions(self) -> Float[Array, "side side d"]:
         side, width = self.config.side, self.config.encoder.width
-        if self.config.positions == "none":
-            return jnp.zeros((rows * columns, width))
         if self.config.positions == "learned":
             own = self.positions[...]
             side = math.isqrt(len(own))
         else:
             own = jnp.asarray(sine_cosine_positions(side, side, width))
-        if (rows, columns) == (side, side):
-            return own
-        return jax.image.resize(own.reshape(side, side, width), (rows, columns, width), "linear").reshape(-1, width)
+        return own.reshape(side, side, width)
+
+    def _positions(self, rows: int, columns: int) -> Float[Array, "n d"]:
+        """Returns the positions of a grid of patches, resized bilinearly where it is not the tower's own."""
+        if self.config.positions == "none":
+            return jnp.zeros((rows * columns, self.config.encoder.width))
+        own = self._own_positions()
+        if (rows, columns) != own.shape[:2]:
+            own = jax.image.resize(own, (rows, columns, own.shape[2]), "linear")
+        return own.reshape(-1, own.shape[2])
+
+    def _positions_at(self, places: Int[Array, "b n 2"]) -> Float[Array, "b n d"]:
+        """Returns the positions of patches, of each image as `_positions` of its grid."""
+        own = self._own_positions()
+        side, _, width = own.shape
+        # A row without an image has no grid.
+        places, grids = jnp.maximum(places - 1, 0), jnp.maximum(places.max(axis=1), 1)
+        rows, columns = (bilinear_rows(places[:, :, axis], grids[:, axis, None], side) for axis in (0, 1))
+        weights = (rows[:, :, :, None] * columns[:, :, None]).reshape(-1, side * side)
+        resized = jnp.matmul(weights, own.reshape(-1, width), precision="highest")
+        return resized.reshape(*places.shape[:2], width)
 
     def _rotation(self, rows: int, columns: int, kept: Int[Array, "b _"] | None) -> Rotation | None:
         """Returns the turns of all tokens: the first ones, which have no place in the image, are not turned."""
@@ -145,19 +179,21 @@ class ViT(nnx.Module):
         first = [jnp.broadcast_to(x, (shape[0], *x.shape)).astype(tokens.dtype) for x in first]
         return jnp.concatenate([*first, tokens], axis=1)
 
-    def _pool(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _"]:
+    def _pool(self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None) -> Float[Array, "b _"]:
         match self.config.pooling:
             case "class_token":
                 return self.encoder.norm(tokens[:, 0]) if self.config.norm_twice else tokens[:, 0]
             case "mean":
                 # Registers hold no content of the image (DINOv2): they are left out of the mean.
-                return tokens[:, self.config.num_registers :].mean(axis=1)
+                first = self.config.num_registers
+                counted = None if present is None else present[:, first:, None]
+                return tokens[:, first:].mean(axis=1, where=counted)
             case "first":
                 return tokens[:, self.config.num_registers]
             case "attention":
                 if self.config.layer_input and self.config.projection_size is None:
-                    return jnp.concatenate(self.pooling.with_hidden(tokens), axis=1)
-                return self.pooling(tokens)
+                    return jnp.concatenate(self.pooling.with_hidden(tokens, present), axis=1)
+                return self.pooling(tokens, present)
             case "none":
                 return tokens.reshape(tokens.shape[0], -1)
 
