@@ -82,7 +82,7 @@ class Input(Protocol):
 
 
 class Images:
-    """Pixels ``[b size size 3]`` uint8."""
+    """Pixels ``[b size size 3]`` uint8, or patches ``[b n c]`` of images of any shape."""
 
     member, field = IMAGE, "image"
 
@@ -91,7 +91,7 @@ class Images:
 
     def zeros(self, count: int) -> np.ndarray:
         """Black images."""
-        return np.zeros((count, self._size, self._size, 3), np.uint8)
+        return np.zeros((count, *self._training.preprocessing.shape(self._size)), np.uint8)
 
     def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
         """Decodes an image with the training preprocessing, or without a generator with that of evaluation."""

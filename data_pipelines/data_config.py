@@ -64,7 +64,7 @@ class LoaderConfig:
 
     Attributes:
         shards: tar files, brace patterns, globs, folders or lists of these, local or at addresses of fsspec.
-        image_size: pixels along each side.
+        image_size: pixels along each side of squares, and of the tower's grid of positions.
         batch_size: samples over all hosts.
         labels: how to read labels; None reads none.
         portion: of the samples of ``shards``, to hold out a part of a training set for validation.

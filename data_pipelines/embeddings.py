@@ -107,6 +107,7 @@ class Recipe:
             raise ValueError("tower is not a string, or inputs is not an object")
         if isinstance(made_by := fields["inputs"].get("preprocessing"), dict):
             made_by.setdefault("transparency", "white")  # of embeddings from before there was a choice
+            made_by.setdefault("patches", None)
         if fields["dtype"] not in get_args(Precision) or fields["version"] != _VERSION:
             raise ValueError("dtype or version is unknown")
         return Recipe(**fields)

@@ -39,7 +39,8 @@ class Batch:
 
     Attributes:
         valid: False marks padding and samples that could not be read; losses and metrics ignore these rows.
-        image: pixels as stored; towers normalise them on the device.
+        image: pixels as stored ``[b h w c]``, or patches ``[b n c]`` of images of any shape, see `lit_het.patches`;
+            towers normalise them on the device.
         image_embedding: precomputed features of a locked image tower, in place of ``image``; those of an ensemble's
             members are concatenated.
         source: token ids of texts to translate, in place of ``image``.
@@ -55,7 +56,7 @@ class Batch:
     """
 
     valid: Bool[Any, " b"]
-    image: UInt8[Any, "b h w c"] | None = None
+    image: UInt8[Any, "b *image"] | None = None
     image_embedding: Float[Any, "b d"] | None = None
     source: Int[Any, "b n"] | None = None
     text: Int[Any, "b l"] | None = None

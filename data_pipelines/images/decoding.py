@@ -1,6 +1,6 @@
-"""Decodes images of common formats to square uint8 arrays, and encodes JPEG.
+"""Decodes images of common formats to uint8 arrays, square or of the form of a part, and encodes JPEG.
 
-A rectangular part of an image, its *box*, is resized to the square with one of four filters:
+A rectangular part of an image, its *box*, is resized with one of four filters:
 
 - ``"fast"`` approximates antialiased bicubic with the nearest cheap method at each ratio. Enlarging is bicubic.
   Shrinking is bilinear down to 1 / 1.3; bilinear to twice the size, then the exact mean of 2 x 2 pixels, down to
@@ -8,8 +8,8 @@ A rectangular part of an image, its *box*, is resized to the square with one of 
 - ``"area"``: shrinking averages over areas (OpenCV ``INTER_AREA``), enlarging is bilinear.
 - ``"bilinear"`` and ``"bicubic"`` are antialiased: Pillow's ``Image.resize`` on exactly decoded pixels.
 
-If a box is at least four times as large as the square, the first two filters first shrink the image with libjpeg's
-scaled DCT, so that the box is still at least twice as large as the square.
+If a box is at least four times as large as the result, the first two filters first shrink the image with libjpeg's
+scaled DCT, so that the box is still at least twice as large as the result.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from lit_het.data_pipelines.images.repair import (
     repaired_png,
     without_padding,
 )
-from lit_het.data_pipelines.images.transforms import Box, Filter, Transparency, whole
+from lit_het.data_pipelines.images.transforms import Box, Filter, Size, Transparency, whole
 from lit_het.data_pipelines.shards.memory import DECODING
 
 UNKNOWN_WHITE = "levels whose white is not known"
@@ -79,14 +79,14 @@ cv2.setNumThreads(0)
 
 def decode(
     data: bytes,
-    size: int,
+    size: Size,
     choose_box: Callable[[int, int], Box] = whole,
     filter: Filter = "area",
     *,
     max_pixels: int = MAX_PIXELS,
     transparency: Transparency = "white",
-) -> UInt8[np.ndarray, "size size 3"]:
-    """Decodes an image to RGB and resizes a part of it to ``size`` x ``size`` pixels.
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Decodes an image to RGB and resizes a part of it.
 
     The first bytes decide the format. simplejpeg decodes JPEG, Pillow decodes PNG, WebP, GIF, BMP, TIFF and PPM: the
     first frame of an animation, upright, the upper 8 of 16 bits. What decodes whole is read, whatever lies around the
@@ -95,7 +95,7 @@ def decode(
 
     Args:
         data: the encoded image.
-        size: of the square, in pixels.
+        size: of the result.
         choose_box: maps height and width of the upright image to the box.
         filter: how the box is resized.
         max_pixels: the largest accepted image.
@@ -110,10 +110,11 @@ def decode(
                 return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
         jpeg = _Jpeg(data, max_pixels)
         box = choose_box(*jpeg.upright)
-        min_side = _min_side(box, *jpeg.upright, size, filter)
+        sides = _sides(size, box)
+        min_side = _min_side(box, *jpeg.upright, sides, filter)
         with DECODING.reserve(jpeg.memory(shrunk=min_side > 0)):
             pixels = jpeg.decode(min_side, fast=filter == "fast")
-            return resize(pixels, size, filter, _scaled(box, jpeg.upright, pixels.shape[:2]))
+            return resize(pixels, sides, filter, _scaled(box, jpeg.upright, pixels.shape[:2]))
 
 
 def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
@@ -159,16 +160,24 @@ def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
 
 
 def resize(
-    image: UInt8[np.ndarray, "h w 3"], size: int, filter: Filter = "area", box: Box | None = None
-) -> UInt8[np.ndarray, "size size 3"]:
-    """Resizes a box, or the whole image, to ``size`` x ``size`` pixels."""
+    image: UInt8[np.ndarray, "h w 3"], size: Size | tuple[int, int], filter: Filter = "area", box: Box | None = None
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Resizes a box, or the whole image, to a size, or to so many rows and columns of pixels."""
+    box = box or whole(*image.shape[:2])
+    height, width = size if isinstance(size, tuple) else _sides(size, box)
     if filter in _PILLOW_FILTERS:
-        return np.array(Image.fromarray(image).resize((size, size), _PILLOW_FILTERS[filter], box))
-    left, top, right, bottom = box or whole(*image.shape[:2])
-    rows, height, above = _whole_pixels(top, bottom, size, image.shape[0])
-    columns, width, before = _whole_pixels(left, right, size, image.shape[1])
+        return np.array(Image.fromarray(image).resize((width, height), _PILLOW_FILTERS[filter], box))
+    left, top, right, bottom = box
+    rows, of_rows, above = _whole_pixels(top, bottom, height, image.shape[0])
+    columns, of_columns, before = _whole_pixels(left, right, width, image.shape[1])
     resize_part = _resize_fast if filter == "fast" else _resize_by_area
-    return resize_part(image[rows, columns], height, width)[above : above + size, before : before + size]
+    return resize_part(image[rows, columns], of_rows, of_columns)[above : above + height, before : before + width]
+
+
+def _sides(size: Size, box: Box) -> tuple[int, int]:
+    """Returns the height and the width to which a box is resized."""
+    left, top, right, bottom = box
+    return (size, size) if isinstance(size, int) else size(bottom - top, right - left)
 
 
 def _whole_pixels(start: float, stop: float, size: int, length: int) -> tuple[slice, int, int]:
@@ -271,15 +280,15 @@ def _in_strips(image: np.ndarray, convert: Callable[[np.ndarray], np.ndarray]) -
     return pixels
 
 
-def _min_side(box: Box, height: int, width: int, size: int, filter: Filter) -> int:
+def _min_side(box: Box, height: int, width: int, sides: tuple[int, int], filter: Filter) -> int:
     """Returns the least length of the image's shorter side after the scaled DCT; 0 to decode at full size."""
     left, top, right, bottom = box
-    shorter = min(right - left, bottom - top)
+    lengths = (bottom - top, right - left)
     # The exact filters need exactly decoded pixels.
-    if filter in _PILLOW_FILTERS or shorter < 4 * size:
+    if filter in _PILLOW_FILTERS or any(length < 4 * side for length, side in zip(lengths, sides, strict=True)):
         return 0
     # At least twice the target, so that the final resize, not the coarse scaled DCT, decides the filter.
-    return math.ceil(2 * size * min(height, width) / shorter)
+    return max(math.ceil(2 * side * min(height, width) / length) for length, side in zip(lengths, sides, strict=True))
 
 
 def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:

@@ -1,4 +1,4 @@
-"""Preprocessing: decodes an image and resizes it to the square input of a tower, in evaluation and training."""
+"""Preprocessing: decodes an image and resizes it to the input of a tower, in evaluation and training."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 
 from lit_het.data_pipelines.images.augment import HorizontalFlip, RandAugment, RandomAffine
 from lit_het.errors import UserError, require_choice
+from lit_het.patches_config import Patches
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 
@@ -21,11 +22,14 @@ Transparency: TypeAlias = Literal["white", "dropped"]
 Box: TypeAlias = tuple[float, float, float, float]
 """A part of an image in its pixels: left, top, right, bottom."""
 
+Size: TypeAlias = int | Callable[[float, float], tuple[int, int]]
+"""Pixels along each side of a square, or what gives height and width from those of the part that is resized."""
+
 _MAX_TRIES = 10
 _ASPECT_RATIOS = 3 / 4, 4 / 3  # width over height
 
 Augmentation: TypeAlias = RandomAffine | HorizontalFlip | RandAugment
-"""A change of a training image after it was resized to a square."""
+"""A change of a training image after it was resized."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,43 +41,73 @@ class Preprocessing:
         crop_fraction: side of the central square over the shorter side of the image, usually 1 or 0.875.
         filter: see `lit_het.data_pipelines.images.decoding`.
         transparency: white in training here; imported models take what their own preprocessing does, "dropped".
+        patches: the patches that an image becomes, whose part by ``fit`` keeps its aspect ratio; None for squares.
     """
 
     fit: Literal["squash", "crop"] = "squash"
     crop_fraction: float = 1.0
     filter: Filter = "area"
     transparency: Transparency = "white"
+    patches: Patches | None = None
 
     def __post_init__(self) -> None:
         require_choice(self, "fit", "filter", "transparency")
         if not 0 < self.crop_fraction <= 1:
             raise UserError(f"Preprocessing: crop_fraction = {self.crop_fraction} must be above 0 and at most 1")
 
-    def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes an image to RGB; raises as `decode` does."""
-        return self.apply_to_box(data, size, self._box(size))
+    def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "*input"]:
+        """Decodes an image to the input of a tower; raises as `decode` does."""
+        return self.finish(self.apply_to_box(data, size, self.box(size)))
 
     def apply_to_box(
         self, data: bytes, size: int, choose_box: Callable[[int, int], Box]
-    ) -> UInt8[np.ndarray, "size size 3"]:
+    ) -> UInt8[np.ndarray, "height width 3"]:
         """Decodes a part of an image to RGB, as in training; raises as `decode` does."""
         # With the first image, as it loads libraries that a configuration does not need.
         from lit_het.data_pipelines.images.decoding import decode
 
-        return decode(data, size, choose_box, self.filter, transparency=self.transparency)
+        return decode(data, self._size(size), choose_box, self.filter, transparency=self.transparency)
 
-    def apply_to_pixels(self, pixels: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "size size 3"]:
+    def apply_to_pixels(self, pixels: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "*input"]:
         """Resizes an image that is already decoded, with the result that `apply` has for a PNG of it."""
         from lit_het.data_pipelines.images.decoding import resize
 
-        return resize(pixels, size, self.filter, self._box(size)(*pixels.shape[:2]))
+        return self.finish(resize(pixels, self._size(size), self.filter, self.box(size)(*pixels.shape[:2])))
+
+    def finish(self, pixels: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "*input"]:
+        """Returns a resized image as a tower takes it."""
+        if self.patches is None:
+            return pixels
+        from lit_het.patches import cut
+
+        return cut(self.patches, pixels)
+
+    def picture(self, seen: UInt8[np.ndarray, "*input"]) -> UInt8[np.ndarray, "height width 3"]:
+        """Returns the input of a tower as a picture."""
+        if self.patches is None:
+            return seen
+        from lit_het.patches import join
+
+        return join(self.patches, seen)
+
+    def shape(self, size: int) -> tuple[int, ...]:
+        """Returns the shape of the input of a tower."""
+        return (size, size, 3) if self.patches is None else self.patches.shape
 
     def shorter_side(self, size: int) -> int:
         """Returns the pixels to which a crop of ``size`` pixels resizes the shorter side of the image."""
         return max(size, round(size / self.crop_fraction))
 
-    def _box(self, size: int) -> Callable[[int, int], Box]:
+    def box(self, size: int) -> Callable[[int, int], Box]:
+        """Returns what chooses the part of an image by its height and width."""
         return whole if self.fit == "squash" else functools.partial(self._central_square, size)
+
+    def _size(self, size: int) -> Size:
+        if self.patches is None:
+            return size
+        from lit_het.patches import sides
+
+        return functools.partial(sides, self.patches)
 
     def _central_square(self, size: int, height: int, width: int) -> Box:
         """Returns the box equivalent to resizing the shorter side to size / crop_fraction and cropping the centre.
@@ -90,7 +124,7 @@ class Preprocessing:
 
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop:
-    """A random crop, resized to a square (Szegedy et al. 2015, Sec. 6).
+    """A random crop (Szegedy et al. 2015, Sec. 6).
 
     Its fraction of the image's area is uniform, and its aspect ratio is log-uniform over [3/4, 4/3]. A crop that does
     not fit into the image is drawn again; after ten attempts the largest central crop with an aspect ratio in that
@@ -111,7 +145,7 @@ class InceptionCrop:
 
     def apply(
         self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
-    ) -> UInt8[np.ndarray, "size size 3"]:
+    ) -> UInt8[np.ndarray, "height width 3"]:
         """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decoding.decode`."""
         return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator))
 
@@ -148,7 +182,7 @@ class RandomCrop:
 
     def apply(
         self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
-    ) -> UInt8[np.ndarray, "size size 3"]:
+    ) -> UInt8[np.ndarray, "height width 3"]:
         """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decoding.decode`."""
         return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator, size))
 
@@ -174,19 +208,19 @@ class Training:
     crop: InceptionCrop | RandomCrop | None = None
     augmentations: tuple[Augmentation, ...] = ()
 
-    def apply(self, data: bytes, size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes an image to RGB; all random draws come from the generator.
+    def apply(self, data: bytes, size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "*input"]:
+        """Decodes an image to the input of a tower; all random draws come from the generator.
 
         Raises:
             BrokenImage: as `lit_het.data_pipelines.images.decoding.decode`.
         """
         if self.crop is None:
-            pixels = self.preprocessing.apply(data, size)
+            pixels = self.preprocessing.apply_to_box(data, size, self.preprocessing.box(size))
         else:
             pixels = self.crop.apply(data, size, self.preprocessing, generator)
         for augmentation in self.augmentations:
             pixels = augmentation.apply(pixels, generator)
-        return pixels
+        return self.preprocessing.finish(pixels)
 
 
 def whole(height: int, width: int) -> Box:
