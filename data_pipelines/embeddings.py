@@ -107,7 +107,6 @@ class Recipe:
             raise ValueError("tower is not a string, or inputs is not an object")
         if isinstance(made_by := fields["inputs"].get("preprocessing"), dict):
             made_by.setdefault("transparency", "white")  # of embeddings from before there was a choice
-            made_by.setdefault("patches", None)
         if fields["dtype"] not in get_args(Precision) or fields["version"] != _VERSION:
             raise ValueError("dtype or version is unknown")
         return Recipe(**fields)
@@ -115,10 +114,13 @@ class Recipe:
 
 def describe(training: Training, image_size: int, *, random: bool) -> dict[str, Any]:
     """Returns the preprocessing of training (``random``) or evaluation images as JSON types."""
+    preprocessing = dataclasses.asdict(training.preprocessing)
+    if training.preprocessing.patches is None:  # so that embeddings of earlier versions stay valid
+        del preprocessing["patches"]
     changes: list[Any] = [*([] if training.crop is None else [training.crop]), *training.augmentations]
     return {
         "image_size": image_size,
-        "preprocessing": dataclasses.asdict(training.preprocessing),
+        "preprocessing": preprocessing,
         "augmentations": [
             {"type": type(change).__name__, **dataclasses.asdict(change)} for change in changes if random
         ],

@@ -164,10 +164,12 @@ def _risk_points(confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " 
 
 
 def thumbnails(opened: OpenSet, positions: np.ndarray) -> np.ndarray:
-    """Returns the preprocessed images, shrunk for reports ``[p h w 3]``, uint8."""
+    """Returns the preprocessed images, shrunk for reports ``[p h w 3]``, uint8; beside and below them is white."""
     small = []
     for pixels in opened.images([int(position) for position in positions]):
         image = Image.fromarray(pixels)
         image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
         small.append(np.asarray(image))
-    return np.stack(small)
+    shape = np.max([image.shape for image in small], axis=0)
+    margins = ([(0, int(most - side)) for most, side in zip(shape, image.shape, strict=True)] for image in small)
+    return np.stack([np.pad(image, margin, constant_values=255) for image, margin in zip(small, margins, strict=True)])

@@ -179,7 +179,8 @@ def views(tower: ImageFeatures) -> list[ImageFeatures]:
         def extract(view: np.ndarray):
             if view.ndim != 4:
                 raise UserError(
-                    "test-time augmentation needs images, not stored embeddings; leave out --data.embeddings"
+                    "test-time augmentation needs square images, not stored embeddings or patches; leave out "
+                    "--data.embeddings, or --baselines"
                 )
             return tower.extract(shifted(view, down, right))
 

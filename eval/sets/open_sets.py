@@ -121,12 +121,12 @@ class OpenSet:
             yield rows
 
     def images(self, positions: Sequence[int]) -> list[np.ndarray]:
-        """Returns the preprocessed images ``[h w c]``, for display."""
+        """Returns the preprocessed images ``[h w 3]``, for display."""
         data = dataclasses.replace(self.loader.config, embeddings=None)
         loader = self.loader if self.loader.stored is None else Loader(data)
         image = loader.read(positions).image
         assert image is not None
-        return list(image)
+        return [data.preprocessing.picture(one) for one in image]
 
     def labels(self) -> Int[np.ndarray, " n"]:
         """Returns the readable labels of a single-label set, without reading images."""

@@ -1,4 +1,4 @@
-"""Images of any kind as squares for an image tower: paths, addresses, bytes, open files, PIL images and arrays."""
+"""Images of any kind as input of an image tower: paths, addresses, bytes, open files, PIL images and arrays."""
 
 import collections
 import os
@@ -66,12 +66,12 @@ class Images:
     def __len__(self) -> int:
         return len(self._images)
 
-    def __iter__(self) -> Iterator[UInt8[np.ndarray, "size size 3"]]:
+    def __iter__(self) -> Iterator[UInt8[np.ndarray, "*input"]]:
         with ThreadPoolExecutor(_NUM_THREADS) as pool:
             for start in range(0, len(self), _PER_ROUND):
-                yield from pool.map(self._square, range(start, min(start + _PER_ROUND, len(self))))
+                yield from pool.map(self._input, range(start, min(start + _PER_ROUND, len(self))))
 
-    def _square(self, number: int) -> UInt8[np.ndarray, "size size 3"]:
+    def _input(self, number: int) -> UInt8[np.ndarray, "*input"]:
         image, name = self._images[number], self.names[number]
         if isinstance(image, Image.Image | np.ndarray):
             with self._lock:
@@ -103,7 +103,7 @@ class Images:
             return self._repeated[id(file)]
 
 
-def decode(data: bytes, trained_on: LoaderConfig, name: str) -> UInt8[np.ndarray, "size size 3"]:
+def decode(data: bytes, trained_on: LoaderConfig, name: str) -> UInt8[np.ndarray, "*input"]:
     """Returns an image, preprocessed for the tower of a run.
 
     Args:

@@ -16,7 +16,6 @@ from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.tasks.base import AnyTask
 from lit_het.tasks.union import TaskConfig
-from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS
 from lit_het.towers.tuning import divided
 from lit_het.towers.tuning_config import plain_path
 from lit_het.training.directory import check_chain, checkpoint_dir, find_pretrained, load_config
@@ -248,6 +247,6 @@ def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
     return {
         field: values
         for field, values in experiment.differences(theirs, ours).items()
-        if not field.startswith(FIELDS_WITHOUT_PARAMETERS)
+        if not field.startswith(ours.free_fields)
         and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
     }

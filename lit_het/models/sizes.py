@@ -45,6 +45,10 @@ def with_sizes(run: Run, sizes: Sizes) -> Run:
             f"the image tower of {run.run_dir} is no ViT with any number of patches; leave out --patch-size and "
             "--image-size"
         )
+    if tower.patches is not None and sizes.image is not None:
+        raise UserError(
+            f"the image tower of {run.run_dir} takes {tower.patches}, of images of any shape; leave out --image-size"
+        )
     resized = dataclasses.replace(
         tower,
         patch_size=sizes.patch or tower.patch_size,
@@ -52,7 +56,8 @@ def with_sizes(run: Run, sizes: Sizes) -> Run:
         patch_sizes=(),
     )
     task = dataclasses.replace(run.config.task, image_tower=resized)
-    data = dataclasses.replace(run.config.data, image_size=resized.image_size)
+    preprocessing = dataclasses.replace(run.config.data.preprocessing, patches=resized.patches)
+    data = dataclasses.replace(run.config.data, image_size=resized.image_size, preprocessing=preprocessing)
     flat = parameters.flatten(run.params["image_tower"])
     params = parameters.unflatten(
         {path: jnp.asarray(resample(path, np.asarray(x), tower, resized), x.dtype) for path, x in flat.items()}

@@ -81,10 +81,11 @@ class Objective:
         reads_targets: whether it needs to know which tokens of captions are to be predicted, `Batch.text_target`.
         mixes_images: whether images of a batch are mixed with others.
         inputs: fields of `Batch` that are read for it alone.
+        changes_squares: whether it mixes or crops images, which must be squares.
     """
 
     start: Duration = Duration(0)
-    reads_targets = mixes_images = False
+    reads_targets = mixes_images = changes_squares = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -125,7 +126,12 @@ def among_fields(task: Any) -> dict[str, Objective]:
 
 def check_objectives(setup: Setup) -> None:
     """Raises a `UserError` if an objective does not fit what surrounds it."""
-    for objective in setup.task.objectives.values():
+    tower = setup.task.image_tower
+    for name, objective in setup.task.objectives.items():
+        if objective.changes_squares and tower is not None and tower.patches is not None:
+            raise UserError(
+                f"task.{name} changes square images, and task.image_tower takes {tower.patches}; leave out one of them"
+            )
         objective.check(setup)
 
 

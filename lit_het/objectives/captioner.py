@@ -59,7 +59,7 @@ class CaptionerConfig(Objective):
         if not tower.pools_tokens or tower.without_pooling() is None:
             raise UserError(
                 "task.captioner attends to the tokens of an image: it needs a ViT with a pooling, without ensembles of "
-                "experts and uncertainty tokens"
+                "experts, uncertainty tokens and max_patches"
             )
         if setup.task.microbatches > 1:
             raise UserError("task.captioner needs the tokens of a whole batch; set task.microbatches to 1")

@@ -56,6 +56,8 @@ class DistillationConfig(Objective):
     student_temperature: float = 0.1
     teacher_temperature: float = 0.04
 
+    changes_squares = True
+
     def __post_init__(self) -> None:
         require_at_least(0, self, "weight", "masked_weight")
         require_at_least(1, self, "num_views", "view_size", "hidden", "bottleneck")

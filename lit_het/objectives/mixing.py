@@ -33,7 +33,7 @@ class Mixing(Objective):
     alpha: float = 2.0
     cutmix: float = 0.5
 
-    mixes_images = True
+    mixes_images = changes_squares = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "fraction", "cutmix")

@@ -25,7 +25,7 @@ class Mixup(Objective):
 
     alpha: float
 
-    mixes_images = True
+    mixes_images = changes_squares = True
 
     def prepare(self, batch: Batch, keys: Keys) -> Batch:
         """Returns the batch with mixed images, targets and weights."""

@@ -11,7 +11,7 @@ from lit_het.errors import UserError
 from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.types import Params
 
-ImageOrStored: TypeAlias = UInt8[Array, "b h w c"] | Float[Array, "b f"]
+ImageOrStored: TypeAlias = UInt8[Array, "b *image"] | Float[Array, "b f"]
 """Pixels, or precomputed features of the image tower."""
 
 

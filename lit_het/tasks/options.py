@@ -113,6 +113,11 @@ class TaskOptions:
                 f"--data.image-size {run.data.image_size} differs from --task.image-tower.image-size "
                 f"{self.image_tower.image_size}; make them equal"
             )
+        if self.image_tower is not None and run.data.preprocessing.patches != (patches := self.image_tower.patches):
+            raise UserError(
+                f"the image tower takes {patches or 'squares'} of an image, and the data have "
+                f"{run.data.preprocessing.patches or 'squares'}; set data.preprocessing.patches to {patches!r}"
+            )
         check_objectives(Setup(self, run=run, tokenizer=tokenizer, loader=loader))
 
     def check_copies(self, batch_size: int, num_samples: int) -> str | None:
@@ -137,8 +142,8 @@ class TaskOptions:
 
             stored = jax.ShapeDtypeStruct((FeatureExtractor(self.image_tower).size,), jnp.float32)
             return found | {"image_embedding": stored}
-        size = self.image_tower.image_size
-        return found | {"image": jax.ShapeDtypeStruct((size, size, 3), jnp.uint8)}
+        shape = data.preprocessing.shape(self.image_tower.image_size)
+        return found | {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
 
     def largest_array(self, rows: int, batch_size: int) -> int:
         """Returns the numbers of the largest array of the loss or an objective, which exists three times, for plans.

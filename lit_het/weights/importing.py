@@ -32,6 +32,7 @@ from lit_het.models.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.options import check_padding
+from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.training import directory
 from lit_het.training.directory import checkpoint_dir, config_path
 from lit_het.training.durations import Duration
@@ -140,8 +141,10 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)
     tokenizer = Path(options.tokenizer) if options.tokenizer else found.tokenizer
-    image_size = task.image_tower.image_size
-    preprocessing = _preprocessing(found, source, image_size, was_chosen=options.image_size is not None)
+    image_size, patches = task.image_tower.image_size, task.image_tower.patches
+    if patches is not None and options.image_size is not None:
+        raise UserError(f"{source} takes {patches}, of images of any shape; leave out --image-size")
+    preprocessing = _preprocessing(found, source, task.image_tower, was_chosen=options.image_size is not None)
     config = ExperimentConfig(
         run_dir=run_dir,
         task=task,
@@ -257,11 +260,12 @@ def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
     return SentencePieceConfig(model, length, **read_settings(model)._asdict())
 
 
-def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:
+def _preprocessing(found: Imported, source: str, tower: ImageTowerConfig, *, was_chosen: bool) -> Preprocessing:
     """Returns the preprocessing of a source; differences from the source are printed to stderr."""
     if found.image_processor is None:
         return Preprocessing(transparency="dropped")  # TensorFlow decodes three channels
-    reading = image_processors.read(found.image_processor, image_size)
+    image_size = tower.image_size
+    reading = image_processors.read(found.image_processor, image_size, tower.patches)
     remarks = reading.remarks
     if reading.image_size != image_size and not was_chosen:
         remarks += (

@@ -82,7 +82,6 @@ class BasePage(abc.ABC, Generic[_Model]):
     # What all pages do.
 
     def _add_upload(self) -> None:
-        size = self._model.run.config.data.image_size
         self._upload = ui.upload(
             label="Drop an image here, or press +",
             auto_upload=True,
@@ -92,7 +91,7 @@ class BasePage(abc.ABC, Generic[_Model]):
         ).props("flat bordered hide-upload-btn")
         with ui.element("figure") as self._figure:
             self._image = ui.image().props("no-spinner no-transition")
-            ui.label(f"as the image tower sees it, {size} × {size}").classes("muted")
+            self._size = ui.label().classes("muted")
         self._figure.set_visibility(False)
 
     def _add_sampling(self, choices: Mapping[int, str], chosen: int) -> None:
@@ -111,8 +110,9 @@ class BasePage(abc.ABC, Generic[_Model]):
             del data
         if looked is None:
             return
-        square, self._features, more = looked
-        self._image.set_source(Image.fromarray(square))
+        picture, self._features, more = looked
+        self._image.set_source(Image.fromarray(picture))
+        self._size.set_text(f"as the image tower sees it, {picture.shape[1]} × {picture.shape[0]}")
         self._figure.set_visibility(True)
         self._show_look(more)
         await self._ask()

@@ -48,10 +48,11 @@ class PageModel:
         return str(self._model.calibration or "not calibrated")
 
     def see(self, data: bytes, name: str) -> tuple[UInt8[np.ndarray, "h w c"], Float[np.ndarray, " f"]]:
-        """Returns the preprocessed image and its features."""
+        """Returns the image as the tower sees it, and its features."""
         with self._lock:  # one at a time: a small file may decode to a very large image
-            square = decode(data, self.run.config.data, name)
-            return square, next(features_of(self._model.features, [square], 1))
+            seen = decode(data, self.run.config.data, name)
+            picture = self.run.config.data.preprocessing.picture(seen)
+            return picture, next(features_of(self._model.features, [seen], 1))
 
 
 class DemoModel(PageModel):

@@ -123,7 +123,7 @@ def _check_tower(tower: ImageTowerConfig, options: EmbedOptions) -> None:
                 "store them with --tokens"
             )
     elif tower.without_pooling() is None:
-        raise UserError("--tokens needs a ViT without ensembles of experts and uncertainty tokens")
+        raise UserError("--tokens needs a ViT without ensembles of experts, uncertainty tokens and max_patches")
 
 
 def _without_pooling(config: ExperimentConfig, params: Params) -> tuple[ExperimentConfig, Params]:

@@ -43,6 +43,7 @@ _IMAGE_TOWER = {
     "rotary": None,
     "class_token": False,
     "pooling_heads": None,
+    "max_patches": None,
 }
 
 

@@ -60,11 +60,12 @@ def write_classifier(
 def _model(config: Any, arrays: Flat, kernel: np.ndarray) -> tuple[Any, Flat]:
     """Returns configuration and arrays of the class that reads a tower, and its dense layer."""
     kind = config.model_type
-    if kind == "siglip_vision_model":
+    if kind in ("siglip_vision_model", "siglip2_vision_model"):
         # It takes the mean of the tokens itself, in place of attention pooling.
         config.vision_use_head = False
         arrays = {name: array for name, array in arrays.items() if not name.startswith(f"{_PREFIX}head.")}
-        return transformers.SiglipConfig(vision_config=config), arrays | {"classifier.weight": kernel}
+        outer = transformers.SiglipConfig if kind == "siglip_vision_model" else transformers.Siglip2Config
+        return outer(vision_config=config), arrays | {"classifier.weight": kernel}
     renamed = {
         f"{kind}.{array.removeprefix(_PREFIX)}": value
         for array, value in arrays.items()

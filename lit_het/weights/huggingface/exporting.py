@@ -23,7 +23,7 @@ from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.text_config import BertConfig, TextConfig, TextTowerConfig
 from lit_het.types import Params
 from lit_het.weights.huggingface import names
-from lit_het.weights.huggingface.image_models import Flat, WrittenTower, is_siglip, write_image_tower
+from lit_het.weights.huggingface.image_models import Flat, WrittenTower, is_siglip, require, write_image_tower
 from lit_het.weights.huggingface.processor import BILINEAR, Json
 from lit_het.weights.huggingface.text_models import SIGLIP_LENGTH, write_bert, write_megatron_bert, write_siglip_text
 from lit_het.weights.huggingface.tokenizer import SentencePiece, TokenizerJson, tokenizer_files
@@ -79,6 +79,7 @@ def write_image_text(
         config, arrays = _siglip(image, text, parts["head"])
         padding = SIGLIP_LENGTH - text_tower.length
     else:
+        require("a dual encoder of transformers", [("image_tower.max_patches", image_tower.max_patches, None)])
         if is_bert:
             text, padding = write_bert(text_tower, parts["text_tower"]), 0
         else:
@@ -119,9 +120,15 @@ def write_folder(folder: Path, config: Any, files: dict[str, Json], arrays: Flat
 def _siglip(image: WrittenTower, text: WrittenTower, head: Flat) -> tuple[Any, Flat]:
     # SiglipModel always adds a bias, which the softmax loss does not have.
     head = {"bias": np.zeros((), np.float32)} | head
-    config = transformers.SiglipConfig(
-        text_config=text.config, vision_config=image.config, architectures=["SiglipModel"], dtype="float32"
-    )
+    if image.config.model_type == "siglip2_vision_model":
+        # Its text model is the same, by another name.
+        fields = {name: value for name, value in text.config.to_dict().items() if name != "model_type"}
+        config: Any = transformers.Siglip2Config(text_config=fields, vision_config=image.config.to_dict())
+        config.architectures, config.dtype = ["Siglip2Model"], "float32"
+    else:
+        config = transformers.SiglipConfig(
+            text_config=text.config, vision_config=image.config, architectures=["SiglipModel"], dtype="float32"
+        )
     return config, image.arrays | text.arrays | names.named_arrays(names.HEAD, "", "", head)
 
 
@@ -147,7 +154,7 @@ def preprocessing(image: ViTConfig, changes: Mapping[str, Any]) -> Json:
         "image_processor_type": "SiglipImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
-        "size": {"height": image.image_size, "width": image.image_size},
+        **({"size": {"height": image.image_size, "width": image.image_size}} if image.patches is None else {}),
         "resample": BILINEAR,
         "do_rescale": True,
         "rescale_factor": 1 / 255,

@@ -100,6 +100,7 @@ def _writer(tower: ViTConfig) -> Callable[[ViTConfig, Flat], WrittenTower]:
         require("a model of transformers", [("image_tower.pooling", tower.pooling, "class_token")])
     if is_siglip(tower):
         return _siglip
+    require("a model of transformers without SigLIP's pooling", [("image_tower.max_patches", tower.max_patches, None)])
     if tower.input_norm:
         return _clip
     encoder = tower.encoder
@@ -122,10 +123,14 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
         params = params | _mean_as_attention(tower.encoder)
     prefix = "vision_model.embeddings."
     arrays = names.named_arrays(names.SIGLIP_IMAGE, "vision_model.", "", params) | {
-        f"{prefix}patch_embedding.weight": _convolution(tower, params),
         f"{prefix}patch_embedding.bias": params["patches/bias"],
         f"{prefix}position_embedding.weight": _positions(tower, params),
     }
+    if tower.patches is not None:
+        arrays[f"{prefix}patch_embedding.weight"] = params["patches/kernel"].T
+        sizes = {"num_patches": tower.num_patches, "patch_size": tower.patch_size, **encoder_config(tower.encoder)}
+        return WrittenTower(transformers.Siglip2VisionConfig(**sizes), arrays, _projection(tower, params))
+    arrays[f"{prefix}patch_embedding.weight"] = _convolution(tower, params)
     config = transformers.SiglipVisionConfig(vision_use_head=tower.pooling != "none", **_config(tower))
     return WrittenTower(config, arrays, _projection(tower, params))
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_het.data_pipelines.images.transforms import Filter, Preprocessing
+from lit_het.patches_config import Patches
 from lit_het.weights.huggingface.processor import BICUBIC, BILINEAR
 
 _FILTERS: dict[Any, Filter] = {BILINEAR: "bilinear", BICUBIC: "bicubic"}
@@ -28,28 +29,25 @@ class Reading:
     remarks: tuple[str, ...]
 
 
-def read(processor: Mapping[str, Any], image_size: int) -> Reading:
+def read(processor: Mapping[str, Any], image_size: int, patches: Patches | None = None) -> Reading:
     """Returns the `Preprocessing` for a processor, without its normalisation.
 
     Args:
         processor: the content of the file.
         image_size: side of the square images, if the processor does not set it.
+        patches: those of the tower; None for squares.
     """
     remarks = [f"{name} = {processor[name]!r} is not supported" for name in _UNSUPPORTED if processor.get(name)]
     if not processor.get("do_resize", True):
         remarks.append("do_resize = False, but lit-het always resizes images")
-    if "max_num_patches" in processor:
-        remarks.append(
-            "max_num_patches: images are squashed to one square size; theirs keep their aspect ratio (NaFlex)"
-        )
     resample = processor.get("resample")
     filter = _FILTERS.get(resample) if isinstance(resample, int) else None
     if filter is None:
         remarks.append(f"resample = {resample!r} is not a supported filter; bicubic is used")
-    fraction, size, remark = _square(processor, image_size)
+    fraction, size, remark = _square(processor, image_size) if patches is None else (None, image_size, None)
     fit: Any = {"fit": "squash"} if fraction is None else {"fit": "crop", "crop_fraction": fraction}
     # All of them convert to RGB, by which transparency is dropped.
-    preprocessing = Preprocessing(**fit, filter=filter or "bicubic", transparency="dropped")
+    preprocessing = Preprocessing(**fit, filter=filter or "bicubic", transparency="dropped", patches=patches)
     return Reading(preprocessing, size, (*remarks, *([remark] if remark else [])))
 
 
@@ -80,6 +78,9 @@ def _side(size: Any) -> int | None:
 def write(preprocessing: Preprocessing, image_size: int) -> dict[str, Any]:
     """Returns the fields of a processor for resizing and cropping, with the nearest supported filter."""
     resample = _NUMBERS[preprocessing.filter]
+    if (patches := preprocessing.patches) is not None:
+        sizes = {"patch_size": patches.size, "max_num_patches": patches.most}
+        return {"image_processor_type": "Siglip2ImageProcessor", "resample": resample, **sizes}
     side = {"height": image_size, "width": image_size}
     if preprocessing.fit == "squash":
         return {"size": side, "resample": resample}

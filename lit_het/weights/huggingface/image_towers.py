@@ -28,8 +28,10 @@ FAMILIES = {
     "siglip_vision_model": Family(
         names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, processor=SIGLIP_PROCESSOR
     ),
-    # Trained on images of all shapes (NaFlex), with its positions resampled at half-pixel centres for each.
-    "siglip2_vision_model": Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, keeps_corners=False),
+    # For images of any shape (NaFlex), with its positions resampled at half-pixel centres for each.
+    "siglip2_vision_model": Family(
+        names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, keeps_corners=False, takes_any_shape=True
+    ),
     "vit": Family(names.VIT, "vit."),
     "dinov2": Family(names.DINO, "dinov2.", "gelu", 1e-6, processor=DINO_PROCESSOR, ignored=_IGNORED_OF_DINO),
     "dinov2_with_registers": Family(
@@ -54,6 +56,7 @@ def read_image_tower(
     kind: str,
     config: Json,
     outer: str,
+    processor: Json,
     normalization: Float[np.ndarray, "2 c"],
     *,
     image_size: int | None,
@@ -67,12 +70,19 @@ def read_image_tower(
         kind: of the tower, in `FAMILIES`.
         config: of the tower.
         outer: prefix of the tower's names in a model that is made of other models, or "".
+        processor: of images.
         normalization: from `read_normalization`.
         image_size: as for `read_huggingface`.
         patch_size: as for `read_huggingface`.
         compute_type: as for `read_huggingface`.
     """
-    return _ImageTower(arrays, FAMILIES[kind], config, compute_type, outer).read(normalization, image_size, patch_size)
+    family = FAMILIES[kind]
+    tower, sources = _ImageTower(arrays, family, config, compute_type, outer).read(
+        normalization, image_size, patch_size
+    )
+    if family.takes_any_shape:
+        tower = dataclasses.replace(tower, max_patches=processor.get("max_num_patches", tower.num_patches))
+    return tower, sources
 
 
 class _ImageTower(Tower):

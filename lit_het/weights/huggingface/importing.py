@@ -88,7 +88,8 @@ def read_huggingface(
     if image is not None:
         family = image_towers.FAMILIES[image.kind]
         processor = read_processor(folder, family.processor)
-        tower, sources = image_towers.read_image_tower(arrays, *image, read_normalization(processor, folder), **sizes)
+        normalization = read_normalization(processor, folder)
+        tower, sources = image_towers.read_image_tower(arrays, *image, processor, normalization, **sizes)
         imported = dataclasses.replace(imported, image_tower=tower, image_processor=processor)
         ignored = (*family.ignored, *ignored)
         if text is None:

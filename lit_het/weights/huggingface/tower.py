@@ -45,6 +45,7 @@ class Family:
         activation, epsilon: defaults for a configuration without them.
         num_heads: default number of attention heads.
         keeps_corners: whether positions are resampled with aligned corners, see `resample_positions`.
+        takes_any_shape: whether images keep their aspect ratio.
         processor: default image processor for a folder without one.
         ignored: rules for arrays that are deliberately not imported.
         defaults: of other fields of a configuration, where they are not those of the first families.
@@ -56,6 +57,7 @@ class Family:
     epsilon: float = 1e-12
     num_heads: int = 12
     keeps_corners: bool = True
+    takes_any_shape: bool = False
     processor: Json = dataclasses.field(default_factory=lambda: VIT_PROCESSOR)
     ignored: tuple[Rule, ...] = ()
     defaults: Json = dataclasses.field(default_factory=dict)
