@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.patches import split
+from lit_het.patches_config import Patches
 from lit_het.weights.huggingface import image_processors
 from lit_het.weights.huggingface.image_towers import FAMILIES
 from lit_het.weights.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, VIT_PROCESSOR
@@ -71,7 +73,6 @@ def test_a_folder_without_a_processor_has_that_of_its_class_in_transformers(tran
         ({"resample": 1}, "resample = 1 is not a supported filter; bicubic"),
         ({"resample": {"a": 1}}, "resample = .* is not a supported filter"),
         ({"do_pad": True}, "do_pad = True is not supported"),
-        ({"max_num_patches": 256}, "max_num_patches: images are squashed to one square size"),
         ({"size": {"height": 224, "width": 448}}, "size = .*448.* is not square"),
         ({"size": {"longest_edge": 224}}, "size = .*longest_edge.* is not square"),
         ({"size": {"shortest_edge": 224}}, "do_center_crop = False, but"),
@@ -101,6 +102,29 @@ def test_unsupported_fields_are_remarked_on(changes, remark):
 def test_written_processors_are_read_back(preprocessing):
     processor = image_processors.write(preprocessing, 224)
     assert image_processors.read(processor, 224) == image_processors.Reading(preprocessing, 224, ())
+
+
+def test_patches_are_written_and_read_back():
+    kept = imported("squash", filter="bilinear", patches=Patches(14, 100))
+    processor = image_processors.write(kept, 224)
+    assert (processor["patch_size"], processor["max_num_patches"]) == (14, 100)
+    assert image_processors.read(processor, 224, kept.patches) == image_processors.Reading(kept, 224, ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(75, 100), (131, 67), (20, 300), (48, 48)])
+def test_patches_are_those_of_transformers(transformers, shape):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8))
+    processor = transformers.Siglip2ImageProcessorPil(patch_size=8, max_num_patches=24)
+    theirs = processor(image, return_tensors="np")
+    patches = Patches(8, 24)
+    reading = image_processors.read(processor.to_dict(), 64, patches)
+    assert not reading.remarks
+    pixels, places = split(reading.preprocessing.apply_to_pixels(np.asarray(image), 64))
+    assert places.max(axis=0).tolist() == np.ravel(theirs["spatial_shapes"]).tolist()
+    present = places[:, 0] > 0
+    np.testing.assert_array_equal(present, np.ravel(theirs["pixel_attention_mask"]))
+    np.testing.assert_allclose(pixels[present] / 127.5 - 1, theirs["pixel_values"][0][present], atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Imports of random models agree with transformers itself; these tests need torch."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import scipy.special
 
+from lit_het.patches import cut, split
 from tests.golden.record_image_text import CLIP_DEVIATION, CLIP_MEAN, patched, randomise
 from tests.weights.importing import assert_close, load, logits, pixels, run
 
@@ -175,6 +177,50 @@ def test_siglip_2_whose_first_layer_is_dense_at_its_own_and_at_other_image_sizes
     with torch.no_grad():
         theirs = model(input_ids=torch.tensor(IDS, dtype=torch.long), **patched(torch, images, 8)).logits_per_image
     assert_close(logits(imported.image_tower, imported.text_tower, params, images, IDS), theirs, atol=1e-4)
+
+
+# No grid of one column: torch 2.13 resizes positions to it as if it had more.
+GRIDS = [(2, 5), (1, 10), (3, 3), (5, 2)]
+
+
+def patches_of_all_shapes(torch, config):
+    """Images as our towers take them, and as transformers does."""
+    random = np.random.default_rng(0)
+    images = [random.integers(0, 256, (rows * 8, columns * 8, 3), np.uint8) for rows, columns in GRIDS]
+    ours = np.stack([cut(config.patches, image) for image in images])
+    values, places = split(ours)
+    theirs = {
+        "pixel_values": torch.tensor(values / 127.5 - 1, dtype=torch.float32),
+        "pixel_attention_mask": torch.tensor((places[..., 0] > 0).astype(np.int64)),
+        "spatial_shapes": torch.tensor(places.max(axis=1)),
+    }
+    return ours, theirs
+
+
+def test_siglip_2_on_images_of_all_shapes(torch, saved, config):
+    both = config("Siglip2", text_config=TEXT, vision_config=PATCHES)
+    model, imported, params = saved("Siglip2Model", both)
+    tower = dataclasses.replace(imported.image_tower, max_patches=12)
+    images, inputs = patches_of_all_shapes(torch, tower)
+    with torch.no_grad():
+        theirs = model(input_ids=torch.tensor(IDS, dtype=torch.long), **inputs)
+    ours = logits(tower, imported.text_tower, params, images, IDS)
+    assert_close(ours, theirs.logits_per_image, atol=1e-5 * np.abs(ours).max())
+
+
+@pytest.mark.parametrize("use_head", [True, False])
+def test_the_image_tower_of_siglip_2_on_images_of_all_shapes(torch, saved, config, use_head):
+    theirs, imported, params = saved("Siglip2VisionModel", config("Siglip2Vision", **PATCHES, vision_use_head=use_head))
+    assert imported.image_tower.max_patches == 9  # as many as it has positions, without a processor
+    tower = dataclasses.replace(imported.image_tower, max_patches=12)
+    images, inputs = patches_of_all_shapes(torch, tower)
+    with torch.no_grad():
+        expected = theirs(**inputs)
+    found = run(tower, params["image_tower"], images)
+    present = inputs["pixel_attention_mask"].numpy() > 0
+    assert_close(np.asarray(found.tokens)[present], expected.last_hidden_state.numpy()[present])
+    if use_head:
+        assert_close(found.embedding, expected.pooler_output)
 
 
 def test_sovit_400m_ignores_pixels_beyond_whole_patches(torch, saved, config):
