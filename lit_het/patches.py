@@ -5,6 +5,7 @@ padding. A batch of images is then one array of bytes, as a batch of squares is.
 """
 
 import bisect
+import functools
 import math
 from typing import Any
 
@@ -40,12 +41,22 @@ def sides(patches: Patches, height: float, width: float) -> tuple[int, int]:
 
 def cut(patches: Patches, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "n c"]:
     """Returns the patches of an image whose sides are whole patches."""
-    pixels = einops.rearrange(image, "(h p) (w q) c -> (h w) (p q c)", p=patches.size, q=patches.size)
-    places = np.stack(np.divmod(np.arange(len(pixels)), image.shape[1] // patches.size), axis=1) + 1
+    size = patches.size
+    rows, columns = image.shape[0] // size, image.shape[1] // size
     found = np.zeros(patches.shape, np.uint8)
-    found[: len(pixels), :-PLACE_BYTES] = pixels
-    found[: len(pixels), -PLACE_BYTES:] = places.astype(">u2").view(np.uint8)
+    filled = found[: rows * columns]
+    # Each line of a patch is copied as one item: half the time of bytes.
+    line = np.dtype((np.void, 3 * size))
+    lines = filled[:, :-PLACE_BYTES].reshape(rows, columns, size, 3 * size).view(line)
+    lines[...] = image.reshape(rows, size, columns, 3 * size).view(line).swapaxes(1, 2)
+    filled[:, -PLACE_BYTES:] = _places(rows, columns)
     return found
+
+
+@functools.lru_cache(1024)
+def _places(rows: int, columns: int) -> UInt8[np.ndarray, "n 4"]:
+    places = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1) + 1
+    return places.astype(">u2").view(np.uint8)
 
 
 def join(patches: Patches, image: UInt8[np.ndarray, "n c"]) -> UInt8[np.ndarray, "h w 3"]:
