@@ -87,6 +87,9 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
             metavar="PIXELS",
             help=f"another {what} size than in training, for another number of tokens (FlexiViT); the tower is resized",
         )
+    parser.add_argument(
+        "--max-patches", type=int, metavar="N", help="another number of patches of images of any shape (NaFlex)"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
     add_prior(parser)
     add_distributed(parser)
@@ -167,9 +170,11 @@ def _check_selection(options: argparse.Namespace) -> None:
         return
     if (options.select is None) != (options.select_split is None):
         raise UserError("--select M and --select-split SPLIT belong together: the checkpoints are chosen by this split")
-    if options.select is not None and (options.experts or options.patch_size or options.image_size):
+    others = options.experts, options.patch_size, options.image_size, options.max_patches
+    if options.select is not None and any(others):
         raise UserError(
-            "--select chooses among models as they were trained; leave out --experts, --patch-size and --image-size"
+            "--select chooses among models as they were trained; leave out --experts, --patch-size, --image-size and "
+            "--max-patches"
         )
     if options.select is not None and len(options.data) > 1:
         raise UserError("--select chooses for one set; give one --data, and evaluate the others with --weights")
@@ -189,4 +194,4 @@ def _suite(options: argparse.Namespace, _: list[str]) -> None:
 def _sizes(options: argparse.Namespace) -> Any:
     from lit_het.models.sizes import Sizes
 
-    return Sizes(options.patch_size, options.image_size)
+    return Sizes(options.patch_size, options.image_size, options.max_patches)

@@ -14,13 +14,15 @@ from lit_het.weights.resample import resample
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of patches and images in pixels; None for those of training."""
+    """Sizes of patches and images in pixels, or the most patches of an image; None for those of training."""
 
     patch: int | None = None
     image: int | None = None
+    patches: int | None = None
 
     def __post_init__(self) -> None:
-        for flag, size in (("--patch-size", self.patch), ("--image-size", self.image)):
+        flags = {"--patch-size": self.patch, "--image-size": self.image, "--max-patches": self.patches}
+        for flag, size in flags.items():
             if size is not None and size < 1:
                 raise UserError(f"{flag} {size} must be at least 1")
 
@@ -47,13 +49,17 @@ def with_sizes(run: Run, sizes: Sizes) -> Run:
         )
     if tower.patches is not None and sizes.image is not None:
         raise UserError(
-            f"the image tower of {run.run_dir} takes {tower.patches}, of images of any shape; leave out --image-size"
+            f"the image tower of {run.run_dir} takes {tower.patches}, of images of any shape; set --max-patches "
+            "instead of --image-size"
         )
+    if tower.patches is None and sizes.patches is not None:
+        raise UserError(f"the image tower of {run.run_dir} takes squares; set --image-size instead of --max-patches")
     resized = dataclasses.replace(
         tower,
         patch_size=sizes.patch or tower.patch_size,
         image_size=sizes.image or tower.image_size,
         patch_sizes=(),
+        max_patches=sizes.patches or tower.max_patches,
     )
     task = dataclasses.replace(run.config.task, image_tower=resized)
     preprocessing = dataclasses.replace(run.config.data.preprocessing, patches=resized.patches)

@@ -14,8 +14,8 @@ from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.layers import linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
-from lit_het.towers.rotary import Rotation, grid_angles
 from lit_het.towers.resizing import bilinear_rows
+from lit_het.towers.rotary import Rotation, grid_angles
 from lit_het.towers.transformer import Encoder
 from lit_het.types import TowerOutput
 

@@ -150,16 +150,19 @@ def test_stored_embeddings_stand_for_the_images(any_shape, run_dir, tmp_path):
         embed(run_dir, parse_tower(run_dir), str(folder), EmbedOptions(tokens=True))
 
 
-def test_patches_of_other_sizes_are_cut_of_the_images(run_dir):
-    run = with_sizes(open_run(run_dir), Sizes(patch=4))
-    assert run.config.task.require_image_tower().patches == Patches(4, 20)
-    assert run.config.data.preprocessing.patches == Patches(4, 20)
+def test_other_patches_are_cut_of_the_images(run_dir, any_shape, tmp_path):
+    run = with_sizes(open_run(run_dir), Sizes(patch=4, patches=60))
+    assert run.config.task.require_image_tower().patches == Patches(4, 60)
+    assert run.config.data.preprocessing.patches == Patches(4, 60)
+    data = ("zero-shot", "--checkpoint", run_dir, "--data", f"shapes={any_shape / 'any'}", "--split", ".")
+    run_command(*data, "--max-patches", "6", "--output", tmp_path / "figures.json")
+    assert 0 <= json.loads((tmp_path / "figures.json").read_text())["zero_shot/shapes/top1"] <= 1
 
 
 def test_a_fixed_resolution_and_what_needs_squares_is_refused_by_one_line(run_dir, any_shape, tmp_path, capsys):
     data = ("zero-shot", "--checkpoint", run_dir, "--data", f"shapes={any_shape / 'any'}", "--split", ".")
     line = refusal(capsys, *data, "--image-size", "32")
-    assert "takes at most 20 patches of 8 pixels, of images of any shape; leave out --image-size" in line
+    assert "takes at most 20 patches of 8 pixels, of images of any shape; set --max-patches instead" in line
     for format, reason in (("onnx", "ONNX models read squares"), ("npz", "max_patches = 20")):
         line = refusal(capsys, "export", "--checkpoint", run_dir, "--to", format, "--output", tmp_path / "exported")
         assert reason in line

@@ -85,6 +85,7 @@ def test_an_evaluation_at_another_size_is_not_saved(flexible, data, tmp_path, ca
     assert "with other sizes it is another model" in "".join(capsys.readouterr())
     assert len(list(read_records(flexible))) == len(before)
     assert "--patch-size 0 must be at least 1" in refusal(capsys, *command, "--patch-size", "0")
+    assert "takes squares; set --image-size instead" in refusal(capsys, *command, "--max-patches", "9")
     assert f"image_size = {size} is less than patch_size = 999" in refusal(capsys, *command, "--patch-size", "999")
 
 
