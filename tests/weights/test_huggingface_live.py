@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from lit_het.errors import UserError
 from lit_het.patches import cut, split
 from tests.golden.record_image_text import CLIP_DEVIATION, CLIP_MEAN, patched, randomise
 from tests.weights.importing import assert_close, load, logits, pixels, run
@@ -221,6 +222,15 @@ def test_the_image_tower_of_siglip_2_on_images_of_all_shapes(torch, saved, confi
     assert_close(np.asarray(found.tokens)[present], expected.last_hidden_state.numpy()[present])
     if use_head:
         assert_close(found.embedding, expected.pooler_output)
+
+
+@pytest.mark.parametrize("most", [0, True, 2.5, "many", 2**20])
+def test_numbers_of_patches_that_no_image_has_are_refused(torch, saved, config, tmp_path, most):
+    saved("Siglip2VisionModel", config("Siglip2Vision", **PATCHES))
+    processor = {"max_num_patches": most, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(UserError, match=r"preprocessor_config\.json: max_num_patches = .* is not from 1 to"):
+        load(tmp_path)
 
 
 def test_sovit_400m_ignores_pixels_beyond_whole_patches(torch, saved, config):

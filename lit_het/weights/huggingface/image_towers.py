@@ -24,6 +24,7 @@ from lit_het.weights.sources import Arrays
 
 # The classifier reads the class token and the mean of the patches, which our heads do not support.
 _IGNORED_OF_DINO = (Rule(r"classifier\..*", None),)
+_MOST_PATCHES = 2**14
 FAMILIES = {
     "siglip_vision_model": Family(
         names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, processor=SIGLIP_PROCESSOR
@@ -81,7 +82,12 @@ def read_image_tower(
         normalization, image_size, patch_size
     )
     if family.takes_any_shape:
-        tower = dataclasses.replace(tower, max_patches=processor.get("max_num_patches", tower.num_patches))
+        most = processor.get("max_num_patches", tower.num_patches)
+        if type(most) is not int or not 0 < most <= _MOST_PATCHES:
+            raise UserError(
+                f"preprocessor_config.json: max_num_patches = {most!r:.100} is not from 1 to {_MOST_PATCHES}"
+            )
+        tower = dataclasses.replace(tower, max_patches=most)
     return tower, sources
 
 
