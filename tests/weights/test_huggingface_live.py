@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import scipy.special
 
+from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.patches import cut, split
+from lit_het.weights.huggingface import image_processors
+from lit_het.weights.huggingface.classifiers import write_classifier
 from tests.golden.record_image_text import CLIP_DEVIATION, CLIP_MEAN, patched, randomise
 from tests.weights.importing import assert_close, load, logits, pixels, run
 
@@ -222,6 +225,21 @@ def test_the_image_tower_of_siglip_2_on_images_of_all_shapes(torch, saved, confi
     assert_close(np.asarray(found.tokens)[present], expected.last_hidden_state.numpy()[present])
     if use_head:
         assert_close(found.embedding, expected.pooler_output)
+
+
+def test_a_classifier_of_images_of_all_shapes_is_written(torch, saved, config, transformers, tmp_path):
+    _, imported, params = saved("Siglip2VisionModel", config("Siglip2Vision", **PATCHES, vision_use_head=False))
+    tower = dataclasses.replace(imported.image_tower, max_patches=12)
+    images, inputs = patches_of_all_shapes(torch, tower)
+    kernel, bias = (np.random.default_rng(0).normal(size=size).astype(np.float32) for size in ((24, 3), 3))
+    processor = image_processors.write(Preprocessing(filter="bilinear", patches=tower.patches), tower.image_size)
+    whole = {"image_tower": params["image_tower"], "head": {"logits": {"kernel": kernel, "bias": bias}}}
+    write_classifier(tmp_path / "written", tower, whole, 2.0, ("a", "b", "c"), processor, is_sigmoid=False)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "written").eval()
+    with torch.no_grad():
+        found = theirs(**inputs).logits
+    ours = np.asarray(run(tower, params["image_tower"], images).embedding)
+    assert_close(found, (ours @ kernel + bias) / 2)
 
 
 @pytest.mark.parametrize("most", [0, True, 2.5, "many", 2**20])
