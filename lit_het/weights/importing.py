@@ -263,7 +263,7 @@ def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
 def _preprocessing(found: Imported, source: str, tower: ImageTowerConfig, *, was_chosen: bool) -> Preprocessing:
     """Returns the preprocessing of a source; differences from the source are printed to stderr."""
     if found.image_processor is None:
-        return Preprocessing(transparency="dropped")  # TensorFlow decodes three channels
+        return Preprocessing(transparency="dropped", patches=tower.patches)  # TensorFlow decodes three channels
     image_size = tower.image_size
     reading = image_processors.read(found.image_processor, image_size, tower.patches)
     remarks = reading.remarks
