@@ -108,7 +108,14 @@ class EncoderOutput:
 
 
 class Encoder(nnx.Module):
-    """``depth`` blocks and a final norm; parameters of blocks of a kind are stacked along a leading axis."""
+    """``depth`` blocks and a final norm; parameters of blocks of a kind are stacked along a leading axis.
+
+    Attributes:
+        blocks, expert_blocks: the stacks, without and with experts, of those kinds that there are.
+    """
+
+    blocks: Block
+    expert_blocks: Block
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.config = config

@@ -78,7 +78,7 @@ def main() -> None:
             "{} ({})".format(*between(times)),
             spread(ratio(seconds, name, FULL)),
             "-" if (size := memory[name]) is None else f"{size / 2**20:,.0f}",
-            "-" if size is None or not memory[FULL] else f"{size / memory[FULL]:.2f}",
+            "-" if size is None else f"{size / (memory[FULL] or 1):.2f}",
             AIMS.get(f"{name} / {FULL}", ""),
         )
         for name, times in seconds.items()

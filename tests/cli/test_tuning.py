@@ -80,7 +80,7 @@ def test_a_run_opens_as_a_plain_model_that_differs_from_its_start_in_what_was_tr
             assert np.array_equal(before[path][0], after[path][0]), path
         if name in ("lora", "dora") and path.endswith("positions"):
             assert path in same
-    assert open_run(run_dir).config.task.image_tower.tuning is None
+    assert open_run(run_dir).config.task.require_image_tower().tuning is None
     assert any("image_tower/encoder" in path for path in before.keys() - same)
 
 

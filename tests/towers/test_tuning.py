@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -152,7 +153,7 @@ def test_a_tower_starts_tuned_from_the_parameters_of_a_plain_one(fields):
         np.testing.assert_allclose(array, parameters.flatten(plain)[path], rtol=1e-5, err_msg=path)
 
 
-def trained(tower=VIT, **fields):
+def trained(tower: Any = VIT, **fields):
     """Returns the paths of the parameters that a tuning trains."""
     _, like, tuning = tuned(tower, **fields)
     patterns = tuning.locked(tower.first_parameters)

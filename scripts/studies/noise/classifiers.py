@@ -33,7 +33,6 @@ class FeatureClassifierConfig(TaskOptions):
     feature_size: int
     num_classes: int
 
-    locked: ClassVar[tuple[str, ...]] = ()
     loss: ClassVar[SoftmaxCrossEntropy] = SoftmaxCrossEntropy()
 
     def build(self) -> "FeatureClassifier":

@@ -116,7 +116,7 @@ def _embeddings(folder: Path) -> None:
 def _texts(content: bytes) -> None:
     for place in (TextPlace("json/caption"), TextPlace("json/questions", prompt="{question}")):
         with contextlib.suppress(Unreadable):
-            place.read(content)
+            place.read({place.only_member(): content})
 
 
 _MEMBERS: dict[str, Callable[[bytes], Any]] = {
