@@ -24,7 +24,7 @@ _COMMANDS = {
             "quickstart",
             "train LiT with and without HET-XL on images of characters, and write a report (about 5 minutes)",
         ),
-        "new": ("new", "start a project with one's own image-text pairs on a locked tower"),
+        "new": ("new", "start a project with one's own image-text pairs, on a tower or a model"),
         "demo": ("demo", "try a model on a local web page"),
     },
     "data": {
