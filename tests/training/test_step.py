@@ -1,5 +1,6 @@
 """One step: who changes, and that the number of devices makes no difference."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,13 +11,14 @@ import pytest
 from lit_het import parameters
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
+from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.training.durations import Duration, RunLength
 from lit_het.training.optimizers import SGD, Optimizer
 from lit_het.training.schedules import Linear, Schedule
 from lit_het.training.step import averaged, drawn, initial_state, make_step, of_trainable, skipping_nonfinite
 from lit_het.types import Batch
 from lit_het.weights.native import checksums
-from tests.training.tiny_run import STEPS, TASK, Run
+from tests.training.tiny_run import ONE_DEVICE, STEPS, TASK, Run
 
 # Softmax over tokens does not see a shift that all keys share: its gradient is rounding, which Adam scales up.
 UNSEEN = {"text_tower/encoder/blocks/attention/key/bias"}
@@ -95,6 +97,24 @@ def test_eight_devices_give_the_losses_of_one_device_noise_included(mesh, one_de
     for path, actual in parameters.flatten(run.state.params).items():
         if path not in UNSEEN:
             np.testing.assert_allclose(actual, expected[path], rtol=1e-3, atol=1e-4, err_msg=path)
+
+
+@pytest.mark.devices
+def test_eight_devices_train_a_part_of_a_tower_as_one_device_does():
+    tuning = Tuning(last_blocks=1, lora=LoRA(rank=2, pattern="encoder/.*", dora=True))
+    tower = dataclasses.replace(TASK.image_tower.with_encoder(depth=2), tuning=tuning)
+    config = dataclasses.replace(TASK, image_tower=tower, locked=())
+    found = []
+    for mesh in (MeshConfig(data=4, fsdp=2).build(), ONE_DEVICE):
+        run = Run(mesh, config)
+        found.append((losses(metrics_of(run)), parameters.flatten(run.state.params)))
+    (on_eight, params), (on_one, expected) = found
+    np.testing.assert_allclose(on_eight, on_one, rtol=1e-5)
+    assert "image_tower/encoder/lower_blocks/mlp/up/lora/magnitude" in expected
+    assert "image_tower/encoder/lower_blocks/mlp/up/kernel" not in expected
+    for path, array in params.items():
+        if not path.endswith("key/bias"):
+            np.testing.assert_allclose(array, expected[path], rtol=1e-3, atol=1e-4, err_msg=path)
 
 
 def test_the_seed_and_the_step_decide_the_noise(one_device):
