@@ -27,6 +27,7 @@ from lit_het.eval.report.naming import split, style_of
 from lit_het.eval.saved_runs import differences
 from lit_het.files import write_atomically
 from lit_het.models.pretrained import abstract_params
+from lit_het.towers.base import LATER_FIELDS
 from lit_het.training.checks import CHANGEABLE_FIELDS
 from lit_het.training.directory import config_path, load_config
 from lit_het.training.log import read_metrics
@@ -295,7 +296,16 @@ def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
     found = {field: value for field, value in fields.items() if not field.startswith(CHANGEABLE_FIELDS)}
     found |= traverse_util.flatten_dict({"evaluations": evaluations}, sep=".")
     # The batch size of an evaluation changes no result.
-    return {field: value for field, value in found.items() if not field.endswith(".data.batch_size")}
+    return {
+        field: value
+        for field, value in found.items()
+        if not field.endswith(".data.batch_size") and not _changes_nothing(field, value)
+    }
+
+
+def _changes_nothing(field: str, value: Any) -> bool:
+    """Returns whether a field has the value by which earlier versions, which had no such field, trained."""
+    return value == [] or any(field.endswith(f".{name}") and value == neutral for name, neutral in LATER_FIELDS.items())
 
 
 CONVERTER = cattrs.Converter(forbid_extra_keys=True)

@@ -1,5 +1,6 @@
 """Other programs' weights become runs, towers of configurations, and files of other programs again."""
 
+import dataclasses
 import functools
 import http.server
 import json
@@ -128,7 +129,9 @@ def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
     bert = formats.text_tower(str(GOLDEN / "hf_bert"), text_length=6)
     assert (bert.embedding_size, bert.length) == (24, 6)
     wider = changed(bert, projection_size=64, pooler=False)
-    tiny.finish_untrained(changed(lit_config, task__text_tower=wider))
+    assert lit_config.tokenizer is not None
+    tokenizer = dataclasses.replace(lit_config.tokenizer, padding_id=wider.padding_id)
+    tiny.finish_untrained(changed(lit_config, task__text_tower=wider, tokenizer=tokenizer))
     params = params_of(lit_config.run_dir)["text_tower"]
     assert params["projection"]["kernel"].shape == (24, 64)
     assert "pre_logits" not in params
