@@ -95,7 +95,10 @@ def test_training_leaves_them_out(shards, words, tmp_path):
     assert [loader.index.key(number) for number in loader.numbers] == ["good"]
 
 
-def test_counts_are_of_each_rule_and_of_it_alone_and_the_page_shows_some_of_each(shards, words, tmp_path, capsys):
+def test_counts_are_of_each_rule_and_of_it_alone_and_the_page_shows_some_of_each(
+    shards, words, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "160")  # one line a rule
     output = tmp_path / "out.csv"
     filtered(shards, "--output", output, *RULES, "--without-words", words, "--shown", 1)
     printed = capsys.readouterr().out

@@ -241,7 +241,7 @@ def test_both_towers_of_a_model_are_adapted(way, trained_lit, tmp_path, monkeypa
     run_command("train", "--config", project / "config.py", *flags)
     before, after = (parameters.flatten(open_run(path).params) for path in (start, project / "run"))
     assert before.keys() == after.keys()
-    kernels = [path for path in before if path.endswith("text_tower/encoder/blocks/mlp/up/kernel")]
+    kernels = [path for path in before if path.endswith("text_tower/encoder/blocks/attention/query/kernel")]
     for path in kernels:
         np.testing.assert_allclose(after[path], before[path], atol=1e-3)
         assert not np.array_equal(after[path], before[path])
