@@ -175,8 +175,8 @@ def _verdict(names: Sequence[str], shares: Sequence[float], found: Sequence[Sequ
     sign = 1 if style_of(figure).higher_is_better else -1
     means = [float(np.mean([one.figures[figure] for one in of_share])) for of_share in found]
     best = int(np.argmax([sign * value for value in means]))
-    of = "its sets" if len(found[0]) > 1 else found[0][0].name
-    return f"{shares[best]:.0%} of {names[1]} has the best {style_of(figure).label} on {of}: {means[best]:.4g}"
+    style, of = style_of(figure), "mean over the sets" if len(found[0]) > 1 else found[0][0].name
+    return f"{shares[best]:.0%} of {names[1]} has the best {style.label} ({of}): {style.shown(means[best])}"
 
 
 def _tables(shares: Sequence[float], found: Sequence[Sequence[Evaluation]]) -> list[Table]:

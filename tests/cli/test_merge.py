@@ -60,7 +60,7 @@ def test_a_curve_shows_the_figures_of_both_runs_at_its_ends(start, tuned, data, 
         for name in ("zero_shot/old/top1", "zero_shot/old/nll"):
             assert at_end[name] == pytest.approx(expected[name], rel=1e-4)
         assert at_end["zero_shot/new/nll"] == at_end["zero_shot/old/nll"]
-    assert "on its sets" in page.read_text()
+    assert "(mean over the sets)" in page.read_text()
     assert page.with_suffix(".md").is_file()
 
 
