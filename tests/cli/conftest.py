@@ -6,6 +6,7 @@ Commands write into runs (evaluations, calibrations), so that a run which worker
 import dataclasses
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.training.cadence import Cadence
+from lit_het.training.directory import checkpoint_dir
 from lit_het.training.durations import Duration
+from lit_het.training.log import MetricLog
+from lit_het.training.preemption import Preempted
 from lit_het.training.schedules import Schedule
 from lit_het.training.train import train
+from lit_het.weights.native.folders import complete_steps
 from lit_het.weights.native.saved_step import SavedStep
 from tests import tiny
 from tests.cli.tiny_decoder import train_decoder
@@ -240,3 +245,20 @@ def changed(config: Any, **fields: Any) -> Any:
     return dataclasses.replace(
         config, **given, **{outer: changed(getattr(config, outer), **values) for outer, values in inner.items()}
     )
+
+
+def stop_and_resume(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains a run that is stopped after its first step, and then from its checkpoint to its end."""
+    write = MetricLog.write
+
+    def write_and_stop(log, step, values):
+        write(log, step, values)
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricLog, "write", write_and_stop)
+        with pytest.raises(Preempted):
+            train(config)
+    assert 0 < max(complete_steps(checkpoint_dir(config.run_dir))) < config.length.amount
+    train(config, resume=True)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import signal
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,10 @@ from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.models.model import load
 from lit_het.models.opening import open_run
-from lit_het.training.directory import checkpoint_dir, tokenizer_path
-from lit_het.training.log import MetricLog
-from lit_het.training.preemption import Preempted
+from lit_het.training.directory import tokenizer_path
 from lit_het.training.train import train
-from lit_het.weights.native.folders import complete_steps
 from tests import tiny
-from tests.cli.conftest import last_line, printed, run_command
+from tests.cli.conftest import last_line, printed, run_command, stop_and_resume
 from tests.cli.test_export_onnx import by_script, export
 from tests.cli.test_export_onnx import images as images
 from tests.cli.tiny_decoder import NAMES
@@ -45,19 +41,7 @@ def run_dir(data, upstream, own_copy):
 
 def test_a_run_resumed_from_its_checkpoint_ends_with_the_members_of_an_undisturbed_one(run_dir, tmp_path, monkeypatch):
     config = dataclasses.replace(open_run(run_dir).config, run_dir=tmp_path / "resumed")
-    write = MetricLog.write
-
-    def write_and_stop(log, step, values):
-        write(log, step, values)
-        if step == 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MetricLog, "write", write_and_stop)
-        with pytest.raises(Preempted):
-            train(config)
-    assert 0 < max(complete_steps(checkpoint_dir(config.run_dir))) < config.length.amount
-    train(config, resume=True)
+    stop_and_resume(config, monkeypatch)
     found, expected = (parameters.flatten(open_run(path).params) for path in (config.run_dir, run_dir))
     for path, array in expected.items():
         np.testing.assert_array_equal(found[path], array, err_msg=path)

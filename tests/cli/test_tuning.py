@@ -1,7 +1,6 @@
 """Runs whose towers are trained in part: trained, stopped, resumed, opened, exported, and taken as a start."""
 
 import dataclasses
-import signal
 
 import numpy as np
 import pytest
@@ -14,13 +13,10 @@ from lit_het.models.opening import open_run
 from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.training.directory import checkpoint_dir
 from lit_het.training.durations import Duration
-from lit_het.training.log import MetricLog
-from lit_het.training.preemption import Preempted
 from lit_het.training.train import train
-from lit_het.weights.native.folders import complete_steps
 from lit_het.weights.native.saving import Checkpoints
 from tests import tiny
-from tests.cli.conftest import last_line, printed, run_command
+from tests.cli.conftest import last_line, printed, run_command, stop_and_resume
 from tests.scripts.conftest import write_config_file
 
 TUNINGS = {
@@ -99,19 +95,7 @@ def test_a_run_resumed_from_its_checkpoint_ends_bit_by_bit_as_an_undisturbed_one
 ):
     expected = tuned_run(data, start, once, name)
     stopped = config(data, start, tmp_path / "run", TUNINGS[name])
-    write = MetricLog.write
-
-    def write_and_stop(log, step, values):
-        write(log, step, values)
-        if step == 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MetricLog, "write", write_and_stop)
-        with pytest.raises(Preempted):
-            train(stopped)
-    assert 0 < max(complete_steps(checkpoint_dir(stopped.run_dir))) < stopped.length.amount
-    train(stopped, resume=True)
+    stop_and_resume(stopped, monkeypatch)
     found = params(stopped.run_dir)
     for path, array in params(expected).items():
         np.testing.assert_array_equal(found[path], array, err_msg=path)
