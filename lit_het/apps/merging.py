@@ -20,7 +20,7 @@ from lit_het.eval.report.page import Html, Section, render_page, side_by_side
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results, write_benchmark, write_files
 from lit_het.eval.suite import EvaluationConfig
-from lit_het.models.merging import greedy_soup, mean, open_mergeable, with_params
+from lit_het.models.merging import greedy_soup, mean, open_mergeable
 from lit_het.models.opening import Run
 from lit_het.training.durations import Duration
 from lit_het.weights.importing import check_free, write_run
@@ -117,7 +117,7 @@ class _Evaluated:
         self._evaluations = opened_evaluations(configs, run.sets(), run.model(calibrated=False))
 
     def __call__(self, params: Any) -> list[Evaluation]:
-        model = with_params(self._run, params).model(calibrated=False)
+        model = dataclasses.replace(self._run, params=params).model(calibrated=False)
         return [found for _, found in self._evaluations(model)]
 
 

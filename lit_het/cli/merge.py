@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.errors import UserError
+from lit_het.eval.evaluators import COMMANDS
 from lit_het.paths import named_folder, require_different, require_run
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -72,8 +73,6 @@ def _merge(options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def _check(options: argparse.Namespace, flags: list[str]) -> None:
-    from lit_het.eval.evaluators import COMMANDS
-
     if len(options.runs) < 2:
         raise UserError("merge takes two runs or more")
     if bool(options.data) != (options.greedy or options.curve is not None):

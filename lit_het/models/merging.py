@@ -3,7 +3,6 @@
 Wortsman et al. 2022a, "Model soups", and 2022b, "Robust fine-tuning of zero-shot models" (WiSE-FT).
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -139,8 +138,3 @@ def _check_same_model(one: Run, other: Run) -> None:
     vocabularies = [None if run.tokenizer is None else run.tokenizer.model_bytes for run in (one, other)]
     if vocabularies[0] != vocabularies[1]:
         raise UserError(f"{one.run_dir} and {other.run_dir} have different tokenizers; give runs that agree")
-
-
-def with_params(run: Run, params: Params) -> Run:
-    """Returns a run with other parameters, without what was measured of its own."""
-    return dataclasses.replace(run, params=params)

@@ -171,8 +171,7 @@ def _computed_if(is_true: Bool[Array, ""], function: Callable[[], Any]) -> Any:
 
 def started(task: Any) -> dict[str, Any]:
     """Returns what of a task may begin at a later step, by its field: objectives, and the tuning of towers."""
-    tunings = {name: tower.tuning for name, tower in task.towers.items() if tower.tuning is not None}
-    return {**tunings, **task.objectives}
+    return {**task.tunings, **task.objectives}
 
 
 def with_starts(task: _Task, run: RunLength | None) -> _Task:

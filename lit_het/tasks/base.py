@@ -117,9 +117,8 @@ class Task(Generic[Config, Model]):
 
     def _fresh_model(self, rngs: nnx.Rngs) -> Model:
         model = self._module(self.config, rngs)
-        for part, tower in self.config.towers.items():
-            if tower.tuning is not None:
-                tower.tuning.apply(getattr(model, part), rngs)
+        for part, tuning in self.config.tunings.items():
+            tuning.apply(getattr(model, part), rngs)
         for name, objective in self.config.objectives.items():
             if (module := objective.modules(self.config, rngs)) is not None:
                 setattr(model, name, module)
@@ -127,12 +126,9 @@ class Task(Generic[Config, Model]):
 
     def _check_tuned(self) -> None:
         """Raises a `UserError` if ``locked`` locks what the tuning of a tower trains."""
-        for part, tower in self.config.towers.items():
-            if tower.tuning is not None:
-                patterns = [f"{part}/{pattern}" for pattern in tower.tuning.locked(tower.first_parameters)]
-                of_tower = parameters.flatten({part: self.shapes[part]})
-                trained = [path for path in of_tower if not any(re.fullmatch(pattern, path) for pattern in patterns)]
-                check_not_locked(part, trained, self.config.locked)
+        tuned = {part: self.shapes[part] for part in self.config.tunings}
+        for part, tree in parameters.partition(tuned, self.config.tuning_locks)[1].items():
+            check_not_locked(part, parameters.flatten({part: tree}), self.config.locked)
 
     @property
     def late_parts(self) -> dict[str, int]:
@@ -186,9 +182,9 @@ class Task(Generic[Config, Model]):
         """Returns the parameters, with no gradient by those of towers whose training has not begun."""
         if progress is None:
             return params
-        held = {}
-        for part in self.config.towers.keys() & self.late_parts.keys():
-            has_begun = progress.step >= self.late_parts[part]
+        held, late = {}, self.late_parts
+        for part in self.config.tunings.keys() & late.keys():
+            has_begun = progress.step >= late[part]
             held[part] = jax.tree.map(
                 lambda x, has_begun=has_begun: jnp.where(has_begun, x, jax.lax.stop_gradient(x)), params[part]
             )

@@ -15,6 +15,7 @@ from lit_het.towers.base import TowerOptions
 from lit_het.towers.decoder_config import DecoderConfig
 from lit_het.towers.encoder_config import ComputeType
 from lit_het.towers.image_config import ImageTowerConfig
+from lit_het.towers.tuning_config import Tuning
 from lit_het.types import Params
 
 if TYPE_CHECKING:
@@ -58,26 +59,31 @@ class TaskOptions:
         return {name: tower for name, tower in both.items() if tower is not None}
 
     @property
+    def tunings(self) -> dict[str, Tuning]:
+        """What is trained of towers, by their names; without those of which all is that ``locked`` does not lock."""
+        return {part: tower.tuning for part, tower in self.towers.items() if tower.tuning is not None}
+
+    @property
+    def tuning_locks(self) -> tuple[str, ...]:
+        """Patterns of the parameters that the tuning of towers does not train."""
+        towers, tunings = self.towers, self.tunings
+        of_parts = {part: tuning.locked(towers[part].first_parameters) for part, tuning in tunings.items()}
+        return tuple(f"{part}/{pattern}" for part, patterns in of_parts.items() for pattern in patterns)
+
+    @property
     def locked_patterns(self) -> tuple[str, ...]:
         """Patterns of the parameters that are not trained: those of ``locked``, and of the tuning of towers."""
-        tuned = [
-            f"{part}/{pattern}"
-            for part, tower in self.towers.items()
-            if tower.tuning is not None
-            for pattern in tower.tuning.locked(tower.first_parameters)
-        ]
-        return (*self.locked, *tuned)
+        return (*self.locked, *self.tuning_locks)
 
     def untuned(self) -> Any:
         """Returns the task whose towers have no tuning, as which a trained model is used; itself if none has."""
-        tuned: dict[str, Any] = {part: tower for part, tower in self.towers.items() if tower.tuning is not None}
-        plain = {part: dataclasses.replace(tower, tuning=None) for part, tower in tuned.items()}
+        towers: dict[str, Any] = self.towers
+        plain = {part: dataclasses.replace(towers[part], tuning=None) for part in self.tunings}
         return dataclasses.replace(self, **plain) if plain else self  # pyright: ignore[reportArgumentType]
 
     def untuned_params(self, params: Params) -> Params:
         """Returns the parameters of the task that is `untuned`."""
-        tunings = {part: tower.tuning for part, tower in self.towers.items() if tower.tuning is not None}
-        return params | {part: tuning.plain(params[part]) for part, tuning in tunings.items() if part in params}
+        return params | {part: tuning.plain(params[part]) for part, tuning in self.tunings.items() if part in params}
 
     @property
     def reads(self) -> Literal["image", "text"]:

@@ -133,7 +133,7 @@ def divided(params: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, A
         shapes: of the tuned tower.
     """
     found = {
-        path: _part(params[plain_path(path)], path, len(shape.shape) and shape.shape[0])
+        path: _part(params[plain_path(path)], path, shape.shape)
         for path, shape in shapes.items()
         if plain_path(path) in params
     }
@@ -146,11 +146,11 @@ def divided(params: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def _part(array: Array, path: str, size: int) -> Array:
+def _part(array: Array, path: str, shape: tuple[int, ...]) -> Array:
     """Returns the blocks of a stack that are those of a path."""
-    if not array.shape or len(array) == size:
+    if array.shape == shape:
         return array
-    return array[:size] if plain_path(path) != path else array[-size:]
+    return array[: shape[0]] if plain_path(path) != path else array[-shape[0] :]
 
 
 def _rows(blocks: nnx.Module, rows: slice) -> nnx.Module:

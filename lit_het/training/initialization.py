@@ -24,11 +24,10 @@ def initial_params(config: ExperimentConfig, task: AnyTask, mesh: Mesh) -> tuple
     locked = parameters.flatten(parameters.partition(task.shapes, task.locked)[0])
     # What is loaded has the form of a tower without tuning.
     plain = config.task.untuned()
-    shardings = sharding.tree_shardings(plain.build().shapes, mesh)
+    plain_shapes = plain.build().shapes
+    shardings = sharding.tree_shardings(plain_shapes, mesh)
     like = parameters.flatten(
-        jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), plain.build().shapes, shardings
-        )
+        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), plain_shapes, shardings)
     )
     loaded = _loaded(config, like, {plain_path(path): like[plain_path(path)] for path in locked}, shardings)
     if plain is not config.task:
