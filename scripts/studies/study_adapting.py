@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from lit_het import parameters
+from lit_het.apps.embed.captions import embed_captions
 from lit_het.apps.embed.images import EmbedOptions, embed
 from lit_het.apps.merging import merge
 from lit_het.apps.quickstart.running import write_data
@@ -33,6 +34,7 @@ from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
 from lit_het.models.opening import open_run
+from lit_het.objectives.teacher import TeacherConfig
 from lit_het.planning.plan import Step
 from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.training.durations import Duration
@@ -42,7 +44,7 @@ from scripts.studies import harness
 NEW_SCRIPTS, FEW = ("armenian", "georgian"), Portion(0, 40)
 STEPS, BATCH_SIZE, SEED_OF_RATES = 200, 64, 9
 START, LOCKED, LAST, FULL = "start", "locked image tower", "last block", "full"
-LORA, LORA_ALL = "LoRA, rank 8", "LoRA of all layers"
+LORA, LORA_ALL, TAUGHT = "LoRA, rank 8", "LoRA of all layers", "full, taught by the start"
 MIXED, SOUP = "full, WiSE-FT 0.5", "full, soup of three rates"
 # (tuning of the image tower, of the text tower, learning rate)
 WAYS: Mapping[str, tuple[Tuning | None, Tuning | None, float]] = {
@@ -51,6 +53,7 @@ WAYS: Mapping[str, tuple[Tuning | None, Tuning | None, float]] = {
     LORA: (Tuning(lora=LoRA()), Tuning(lora=LoRA()), 3e-3),
     LORA_ALL: (Tuning(lora=LoRA(pattern="encoder/.*")), Tuning(lora=LoRA(pattern="encoder/.*")), 3e-3),
     FULL: (None, None, 3e-4),
+    TAUGHT: (None, None, 3e-4),
 }
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 # The rates of a soup, times that of the way.
@@ -74,6 +77,15 @@ def prepare(root: Path, seed: int) -> tuple[Path, Path, Path]:
     return start, old, new
 
 
+def stored_by(start: Path, new: Path) -> tuple[str, str]:
+    """Returns the folders of the start's embeddings of the new domain's images and captions, made unless they exist."""
+    images, texts = (str(start.parent / f"teacher_{side}s") for side in ("image", "text"))
+    config, options = open_run(start).config, EmbedOptions((str(new / "train"),))
+    embed(start, config, images, options)
+    embed_captions(start, config, texts, options)
+    return images, texts
+
+
 def configuration(
     way: str, run_dir: Path, start: Path, old: Path, new: Path, seed: int, rate: float
 ) -> ExperimentConfig:
@@ -85,14 +97,19 @@ def configuration(
         part: dataclasses.replace(towers[part], tuning=tuning)
         for part, tuning in (("image_tower", image), ("text_tower", text))
     }
-    locked = ("image_tower/.*",) if way == LOCKED else ()
+    task = dataclasses.replace(base.task, **tuned, locked=("image_tower/.*",) if way == LOCKED else ())
     data = dataclasses.replace(
         base.data, shards=(str(new / "train"),), portion=FEW, batch_size=BATCH_SIZE, seed=seed, embeddings=None
     )
+    if way == TAUGHT:
+        # Its embeddings of the new domain stay near those of the start.
+        task = dataclasses.replace(task, teacher=TeacherConfig(relation_weight=0.0))
+        images, texts = stored_by(start, new)
+        data = dataclasses.replace(data, teacher_embeddings=images, teacher_text_embeddings=texts)
     return dataclasses.replace(
         base,
         run_dir=run_dir,
-        task=dataclasses.replace(base.task, **tuned, locked=locked),
+        task=task,
         data=data,
         tokenizer=dataclasses.replace(base.tokenizer, model=old / "tokenizer.model"),
         pretrained=PretrainedConfig(start, ".*"),
