@@ -189,12 +189,15 @@ def _merged(jaxpr: core.Jaxpr) -> set[int]:
     """Returns values that are never written: elementwise operations, merged into the operation that reads them."""
     read_whole = {id(v) for v in jaxpr.outvars}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _READS_WHOLE or any(_inner(eqn)):
+        if eqn.primitive.name in _READS_WHOLE or (any(_inner(eqn)) and not _is_elementwise(eqn)):
             read_whole |= {id(v) for v in eqn.invars}
     return {id(v) for eqn in filter(_is_elementwise, jaxpr.eqns) for v in eqn.outvars} - read_whole
 
 
 def _is_elementwise(eqn: core.JaxprEqn) -> bool:
+    if eqn.primitive.name == "custom_jvp_call":
+        # XLA sees only the operations of a function that has a derivative of its own.
+        return all(_is_elementwise(one) for inner in _inner(eqn) for one in inner.eqns)
     return not (eqn.primitive.name in _WRITES or any(_inner(eqn)))
 
 
