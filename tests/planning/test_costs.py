@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from lit_het.planning import costs
+from lit_het.towers.layers import GATES
 
 WIDTH, DEPTH, ROWS = 32, 6, 64
 KERNELS = jax.ShapeDtypeStruct((DEPTH, WIDTH, WIDTH), jnp.float32)
@@ -133,3 +134,14 @@ def test_a_result_takes_the_place_of_an_operand_that_nothing_reads_later(reads, 
 
     kernel = jax.ShapeDtypeStruct((WIDTH, 8 * WIDTH), jnp.float32)
     assert costs.intermediate_bytes(loss, kernel, batch, ROWS).forward == rows * ROWS * WIDTH * 4
+
+
+def test_a_function_with_a_derivative_of_its_own_is_computed_in_its_operands_place():
+    def loss(kernel, x):
+        return jnp.sum(GATES["geglu"](x @ kernel) @ kernel.T)
+
+    kernel = jax.ShapeDtypeStruct((WIDTH, 8 * WIDTH), jnp.float32)
+    values = costs.intermediate_bytes(loss, kernel, batch, ROWS)
+    # Hidden values and the rows after them; activations and their slopes are saved.
+    assert values.forward == (8 + 1) * ROWS * WIDTH * 4
+    assert values.saved == 2 * 8 * ROWS * WIDTH * 4
