@@ -75,7 +75,7 @@ class LoaderConfig:
         captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object. A decoder
             also reads the questions and answers that ``lit-het data prepare vqa`` writes, ``json/questions``. Of
             several places, as ``json/caption=0.7,json/alt_text=0.3``, training draws one of those that a sample has, by
-            weight.
+            weight. ``cls/data/imagenet:clip80`` are names of classes in templates, see `classes_of`.
         caption_unit: "line" takes each line of a text, or each text of a JSON list, for a caption, of which training
             draws one by position and evaluation takes the first; "text" takes the whole text for one.
         language: of the captions, to read some languages only or to put tags before captions; None for neither.

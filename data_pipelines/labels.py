@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
+from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE
 from lit_het.data_pipelines.labels_config import CaptionWords as CaptionWords
 from lit_het.data_pipelines.labels_config import ClassIndex as ClassIndex
 from lit_het.data_pipelines.labels_config import MultiHot as MultiHot
@@ -164,7 +165,7 @@ def check_names_beside(addresses: Sequence[str]) -> None:
     """Refuses shards whose file of class names differs from that of the first one, with which labels are read."""
     # The folder of the first shard comes first, and each one once.
     first, *others = dict.fromkeys(
-        find_beside(folder, "classnames.txt") for folder in dict.fromkeys(map(urls.parent, addresses))
+        find_beside(folder, CLASS_NAMES_FILE) for folder in dict.fromkeys(map(urls.parent, addresses))
     )
     for other in others:
         if storage.exists(other) and read_lines(other) != read_lines(first):

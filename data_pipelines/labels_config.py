@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 if TYPE_CHECKING:
     from lit_het.data_pipelines.labels import Labels
 
+CLASS_NAMES_FILE = "classnames.txt"
+"""The class names of a data set in its folder: one per line; the line number is the label."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassIndex:
@@ -27,7 +30,7 @@ class ClassIndex:
         from lit_het.data_pipelines.labels import ClassIndexLabels, find_beside
         from lit_het.data_pipelines.shards.storage import read_lines
 
-        path = self.names or find_beside(directory, "classnames.txt")
+        path = self.names or find_beside(directory, CLASS_NAMES_FILE)
         return ClassIndexLabels(path, len(read_lines(path)))
 
 
@@ -73,7 +76,7 @@ class MultiHot:
         from lit_het.data_pipelines.labels import MultiHotLabels, find_beside
         from lit_het.data_pipelines.shards.storage import read_lines
 
-        path = self.names or find_beside(directory, "classnames.txt")
+        path = self.names or find_beside(directory, CLASS_NAMES_FILE)
         return MultiHotLabels(path, len(read_lines(path)))
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float, Real
 
 from lit_het import arguments
+from lit_het.data_pipelines.texts.prompts import BARE_TEMPLATE
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record
 from lit_het.eval.metrics.conformal import prediction_sets
 from lit_het.eval.metrics.diversity import information_of_members
 from lit_het.eval.predictions import Predictor
-from lit_het.eval.sets.prompts import BARE_TEMPLATE
 from lit_het.eval.sets.recognition import embed_class_names, require_head, seen_names
 from lit_het.tasks import quantities
 from lit_het.texts import SourceTexts

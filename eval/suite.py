@@ -7,11 +7,12 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from lit_het.data_pipelines.texts.captions_config import SET_PROMPTS
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.eval.decoder_suite import AnswerQuestionsConfig, WriteCaptionsConfig
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.options import EvaluationOptions
-from lit_het.eval.sets import SET_PROMPTS, ImageSet, require_one_label, require_other_split
+from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
 
 if TYPE_CHECKING:
     from lit_het.eval.evaluators.among_captions import AmongCaptions
@@ -31,8 +32,8 @@ class ClassNamesConfig:
 
     Attributes:
         prompts: templates around each name: ``set`` uses the set's own templates, or bare names where it has none; a
-            family of `lit_het.eval.sets.prompts.FAMILIES`; or a file of templates, one per line, with ``{c}`` for the
-            name.
+            family of `lit_het.data_pipelines.texts.prompts.FAMILIES`; or a file of templates, one per line, with
+            ``{c}`` for the name.
         candidates: a file of candidate names, one per line, or ``imagenet`` for OpenAI's names of its 1,000 classes;
             None uses the set's class names. For a classifier, they are the names of its classes.
         classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
@@ -63,7 +64,7 @@ class ClassNamesConfig:
     def build(self, opened: "OpenSet") -> "Recognition":
         """Reads the class names and the templates."""
         from lit_het.data_pipelines.texts.openai_clip import imagenet_names
-        from lit_het.eval.sets.prompts import BARE_TEMPLATE, check_templates, read_candidates, read_prompts
+        from lit_het.data_pipelines.texts.prompts import BARE_TEMPLATE, check_templates, read_candidates, read_prompts
         from lit_het.eval.sets.recognition import Recognition, read_classes, read_larger
 
         templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)

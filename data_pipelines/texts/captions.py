@@ -1,15 +1,27 @@
-"""Texts of a sample: captions, which are the lines of a text or those of a JSON member, answers, or translations."""
+"""Texts of a sample: captions (lines of a text, a JSON field, or names of classes), answers, or translations."""
 
 import collections
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from lit_het.data_pipelines.labels import text_of
+from lit_het.data_pipelines.labels import ClassIndexLabels, text_of
+from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE
 from lit_het.data_pipelines.shards import storage
 from lit_het.data_pipelines.shards.storage import TRANSIENT_CAUSES, Unreadable, content_or_raise
-from lit_het.data_pipelines.texts.captions_config import LANGUAGE, QUESTION, CaptionUnit, Language, TextPlace, member_of
+from lit_het.data_pipelines.texts import prompts
+from lit_het.data_pipelines.texts.captions_config import (
+    LANGUAGE,
+    QUESTION,
+    SET_PROMPTS,
+    CaptionUnit,
+    Language,
+    TextPlace,
+    classes_of,
+    member_of,
+)
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json
 
@@ -24,14 +36,19 @@ def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
 
     Args:
         text: the content of the member.
-        place: the member; ``json/caption`` is the field ``caption`` of the JSON object that it holds.
+        place: the member; ``json/caption`` is the field ``caption`` of the JSON object that it holds. Of the place of
+            class names, see `classes_of`, each template gives a caption.
         unit: "line" takes each line of a text, or each text of a JSON list, for a caption, and leaves out blank ones;
             "text" takes the whole text for one.
 
     Raises:
         Unreadable: there is no caption, or it is not text.
     """
-    found: Any = _json_field(text, place) if "/" in place else text.split("\n") if unit == "line" else text
+    found: Any
+    if classes_of(place):
+        found = _class_captions(text, place)
+    else:
+        found = _json_field(text, place) if "/" in place else text.split("\n") if unit == "line" else text
     written: list[str] = []
     for caption in found if isinstance(found, list) and unit == "line" else [found]:
         if not isinstance(caption, str):
@@ -41,6 +58,29 @@ def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
     if not written:
         raise Unreadable("empty caption", repr(text[:100]))
     return written
+
+
+def _class_captions(text: str, place: str) -> list[str]:
+    """Returns the name of a class in each template."""
+    labels, names, templates = _classes(place)
+    name = names[labels.encode(text.encode())]
+    return [prompts.fill_template(template, name) for template in templates]
+
+
+@functools.lru_cache(maxsize=16)
+def _classes(place: str) -> tuple[ClassIndexLabels, tuple[str, ...], tuple[str, ...]]:
+    """Reads the class names and templates of a place of class names, once for all samples."""
+    found = classes_of(place)
+    assert found is not None
+    folder, family = found
+    names = prompts.read_classnames(folder)
+    if family != SET_PROMPTS:
+        templates = prompts.read_prompts(family, f"captions = {place!r}:")
+    elif storage.exists(f"{folder}/{prompts.TEMPLATES_FILE}"):
+        templates = prompts.read_templates(folder)
+    else:
+        raise UserError(f"{folder} has no {prompts.TEMPLATES_FILE}; name prompts, as captions = '{place}:photo'")
+    return ClassIndexLabels(f"{folder}/{CLASS_NAMES_FILE}", len(names)), names, templates
 
 
 def _json_field(text: str, place: str) -> Any:
@@ -254,6 +294,9 @@ class Captions:
 
     def __init__(self, places: Sequence[TextPlace], tokenizer: Tokenizer | DecoderTokenizer):
         self.places, self._tokenizer = tuple(places), tokenizer
+        # Before training, rather than in a thread at the first sample.
+        for one in {one for place in self.places for one in place.weights if classes_of(one)}:
+            _classes(one)
         self._is_prompted = self.places[0].prompt is not None
         if self._is_prompted and not isinstance(tokenizer, DecoderTokenizer):
             raise UserError("data.prompt is for decoders, whose tokenizer is a SentencePieceConfig; set `tokenizer`")

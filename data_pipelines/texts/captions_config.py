@@ -21,11 +21,33 @@ LANGUAGE = "{language}"
 """Stands for the language in a tag."""
 
 
+SET_PROMPTS = "set"
+"""Selects the templates in the folder of a data set."""
+
+_CLASS = "cls"  # the member with the number of a class
+
+
 def member_of(place: str) -> str:
     """Returns the member that holds captions: ``json`` of the place ``json/caption``."""
     if len(weights_of(place)) > 1:
         raise UserError(f"{place} are several places of captions, and one is read here; name one, such as json/caption")
     return place.partition("/")[0]
+
+
+def classes_of(place: str) -> tuple[str, str] | None:
+    """Returns the folder of the class names that are captions, and their prompts; None of captions that are stored.
+
+    ``cls/data/imagenet:clip80`` is the name of a sample's class in ``data/imagenet/classnames.txt``, in each template
+    of a family of `lit_het.data_pipelines.texts.prompts` or of a file; without ``:clip80``, those in the folder.
+    """
+    member, _, found = place.partition("/")
+    if member != _CLASS:
+        return None
+    if not found:
+        raise UserError(f"captions = {place!r}: {_CLASS} are numbers; add the folder of their names, as cls/data/pets")
+    folder, _, prompts = found.rpartition(":")
+    # The colon of a URL is not ours.
+    return (found, SET_PROMPTS) if not folder or prompts.startswith("//") else (folder, prompts)
 
 
 @functools.cache
@@ -75,7 +97,7 @@ class TextPlace:
 
     Attributes:
         place: the member, or a field in it, as in `captions_in`; a decoder also reads ``questions`` of a JSON object.
-            Several have weights, see `weights_of`.
+            Several have weights, see `weights_of`; class names are captions too, see `classes_of`.
         unit: see `captions_in`.
         prompt: see `lit_het.data_pipelines.data_config.LoaderConfig`.
         language: of captions; None where it is not read.
@@ -87,6 +109,8 @@ class TextPlace:
     language: Language | None = None
 
     def __post_init__(self) -> None:
+        for one in self.weights:
+            classes_of(one)
         if len(self.weights) > 1 and any(one.endswith("/questions") for one in self.weights):
             raise UserError(f"captions = {self.place!r}: questions are read alone; name one place")
         if self.language is not None and self.has_questions:

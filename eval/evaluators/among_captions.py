@@ -2,12 +2,12 @@
 
 import dataclasses
 
+from lit_het.data_pipelines.texts.prompts import BARE_TEMPLATE
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.evaluators.retrieval import with_captions
 from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.sets.open_sets import OpenSet
-from lit_het.eval.sets.prompts import BARE_TEMPLATE
 from lit_het.eval.sets.recognition import Recognition, distinct_captions, report_equal
 from lit_het.types import EvaluatedModel
 

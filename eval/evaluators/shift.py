@@ -8,16 +8,16 @@ import numpy as np
 
 from lit_het.console import message
 from lit_het.data_pipelines.images.corruptions import EXTRA
+from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.writing import matching
+from lit_het.data_pipelines.texts.prompts import read_classnames
 from lit_het.errors import UserError, pluralize
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.metrics import scores
 from lit_het.eval.metrics.calibration import scaled
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.sets import CLASS_NAMES_FILE
 from lit_het.eval.sets.open_sets import OpenSet, Sets
-from lit_het.eval.sets.prompts import read_classnames
 from lit_het.eval.sets.recognition import Recognition
 from lit_het.types import EvaluatedModel
 

@@ -5,17 +5,13 @@ import os
 
 import tyro
 
+from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE
 from lit_het.data_pipelines.shards import urls
 from lit_het.data_pipelines.shards.portions import ALL, Portion
 from lit_het.errors import UserError, require_at_least
 
-CLASS_NAMES_FILE = "classnames.txt"
-
 # The class names where labels are the words of captions.
 WORDS_FILE = "words.txt"
-
-# Selects the templates in the folder of the set.
-SET_PROMPTS = "set"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.writing import expand, matching
 from lit_het.errors import UserError
-from lit_het.eval.sets import CLASS_NAMES_FILE, ImageSet
+from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import (
     ClassNamesConfig,
     EvaluationConfig,

@@ -20,16 +20,16 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.data_pipelines.labels import SOFT_LABELS, distribution, text_of
-from lit_het.data_pipelines.labels_config import CaptionWords, ClassIndex, LabelsConfig, MultiHot
+from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE, CaptionWords, ClassIndex, LabelsConfig, MultiHot
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise, read_lines
 from lit_het.data_pipelines.texts.captions import Tokenizer
+from lit_het.data_pipelines.texts.prompts import TEMPLATES_FILE, read_templates
 from lit_het.errors import MissingText, UserError, pluralize
 from lit_het.eval.features import Features, ReadingTime, joined, stream_features
-from lit_het.eval.sets import CLASS_NAMES_FILE, ImageSet
-from lit_het.eval.sets.prompts import TEMPLATES_FILE, read_templates
+from lit_het.eval.sets import ImageSet
 from lit_het.types import ImageFeatures
 
 _MEMBERS_PER_READ = 1024

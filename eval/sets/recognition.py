@@ -16,12 +16,18 @@ from lit_het import untrusted
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards import storage, urls
 from lit_het.data_pipelines.shards.storage import read_lines
+from lit_het.data_pipelines.texts.prompts import (
+    BARE_TEMPLATE,
+    CANDIDATES_FILE,
+    CLASSES_FILE,
+    check_templates,
+    fill_template,
+)
 from lit_het.errors import UserError, pluralize
 from lit_het.eval.features import Features
 from lit_het.eval.metrics.calibration import check_labels
 from lit_het.eval.predictions import Predictions, Predictor, predict, samples_of
 from lit_het.eval.sets.open_sets import OpenSet
-from lit_het.eval.sets.prompts import BARE_TEMPLATE, CANDIDATES_FILE, CLASSES_FILE, check_templates, fill_template
 from lit_het.files import cache_folder, cached_array, completed
 from lit_het.types import EvaluatedModel, TextEncoder
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from lit_het import arguments
+from lit_het.data_pipelines.texts.captions_config import SET_PROMPTS
+from lit_het.data_pipelines.texts.prompts import BARE_TEMPLATE, FAMILIES, check_templates, fill_template, read_prompts
 from lit_het.errors import UserError
 from lit_het.eval.answers import label_predictor
 from lit_het.eval.metrics.conformal import ConformalThresholds, candidates_digest, read_conformal
 from lit_het.eval.predictions import Predictor
-from lit_het.eval.sets import SET_PROMPTS
-from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, check_templates, fill_template, read_prompts
 from lit_het.models.calibration.saved import calibration_path
 from lit_het.types import EvaluatedModel
 
@@ -89,8 +89,8 @@ def read_templates(prompts: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns prompt templates.
 
     Args:
-        prompts: a family of `lit_het.eval.sets.prompts.FAMILIES`, a file, or templates with ``{c}``; None for the
-            labels without a template.
+        prompts: a family of `lit_het.data_pipelines.texts.prompts.FAMILIES`, a file, or templates with ``{c}``; None
+            for the labels without a template.
     """
     if prompts is None:
         return BARE_TEMPLATE

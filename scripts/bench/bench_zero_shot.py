@@ -24,11 +24,11 @@ from rich.progress import track
 
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.texts.prompts import BARE_TEMPLATE, FAMILIES, fill_template
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.sets.open_sets import Sets
-from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, fill_template
 from lit_het.eval.sets.recognition import Recognition, embed_texts
 from lit_het.models.predictor import Model, Programs
 from lit_het.sharding import MeshConfig, tree_shardings

@@ -8,9 +8,9 @@ import fsspec
 import numpy as np
 import pytest
 
+from lit_het.data_pipelines.texts.prompts import FAMILIES
 from lit_het.eval.features import Features
 from lit_het.eval.predictions import class_scores
-from lit_het.eval.sets.prompts import FAMILIES
 from lit_het.eval.sets.recognition import (
     LargerClassifier,
     Recognition,

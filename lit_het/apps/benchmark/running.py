@@ -12,13 +12,13 @@ from lit_het.apps.benchmark import page
 from lit_het.apps.benchmark.results import Result, read_results, write_results
 from lit_het.configs import experiment
 from lit_het.console import Bar, message
+from lit_het.data_pipelines.texts.captions_config import SET_PROMPTS
+from lit_het.data_pipelines.texts.prompts import read_prompts
 from lit_het.errors import DataError, UserError, pluralize
 from lit_het.eval.evaluation import line, write_record
 from lit_het.eval.report.page import render_page
 from lit_het.eval.report.writing import write_benchmark
-from lit_het.eval.sets import SET_PROMPTS
 from lit_het.eval.sets.benchmarks import SUITES, check_complete, find_sets
-from lit_het.eval.sets.prompts import read_prompts
 from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig
 from lit_het.models.experts import with_experts
 from lit_het.models.opening import Run, open_run

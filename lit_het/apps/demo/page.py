@@ -13,8 +13,8 @@ from lit_het.apps.demo.decoder_page import DecoderPage
 from lit_het.apps.demo.guard import AllowedHosts, Guard
 from lit_het.apps.demo.model import DemoDecoder, DemoModel
 from lit_het.apps.demo.style import ICON
+from lit_het.data_pipelines.texts.prompts import BARE_TEMPLATE, FAMILIES, PLACEHOLDER
 from lit_het.eval.answers import Answer, NoiseRank
-from lit_het.eval.sets.prompts import BARE_TEMPLATE, FAMILIES, PLACEHOLDER
 from lit_het.models.results import describe_information
 
 _SAMPLES = (8, 32, 128, 512)

@@ -16,8 +16,8 @@ from lit_het.data_pipelines.shards.hashed import captions_of
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.texts.captions_config import TextPlace
 from lit_het.data_pipelines.texts.familiarity import Familiarity, Rule
+from lit_het.data_pipelines.texts.prompts import fill_template
 from lit_het.errors import UserError
-from lit_het.eval.sets.prompts import fill_template
 from lit_het.models.calibration.split import split_samples
 from lit_het.tasks.base import AnyTask
 from lit_het.training.directory import checkpoint_dir, find_pretrained, load_config

@@ -16,7 +16,7 @@ from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split
 from lit_het.data_pipelines.prepare.folder import read_folder
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
-from lit_het.eval.sets.prompts import read_classnames, read_templates
+from lit_het.data_pipelines.texts.prompts import read_classnames, read_templates
 from tests.data_pipelines.prepare.conftest import GOLDEN, bytes_of, unpack, write, written
 from tests.refusals import assert_refused
 

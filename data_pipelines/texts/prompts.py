@@ -4,10 +4,11 @@ import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE
 from lit_het.data_pipelines.shards.storage import read_lines
 from lit_het.data_pipelines.texts import openai_clip
+from lit_het.data_pipelines.texts.captions_config import SET_PROMPTS
 from lit_het.errors import UserError
-from lit_het.eval.sets import CLASS_NAMES_FILE, SET_PROMPTS
 
 TEMPLATES_FILE = "zeroshot_classification_templates.txt"
 # Of a subset: the names of a larger classifier's classes, and which of them count as each class of the set.
@@ -99,13 +100,13 @@ def read_templates(directory: str | Path) -> tuple[str, ...]:
     return templates
 
 
-def read_prompts(prompts: str) -> tuple[str, ...]:
-    """Returns the templates of a family in `FAMILIES`, or reads them from a file with one per line."""
+def read_prompts(prompts: str, source: str = "--prompts") -> tuple[str, ...]:
+    """Returns the templates of a family in `FAMILIES`, or reads them from a file; ``source`` names it in errors."""
     if prompts in FAMILIES:
         return FAMILIES[prompts]
     if not Path(prompts).is_file():
         families = ", ".join((SET_PROMPTS, *FAMILIES))
-        raise UserError(f"--prompts {prompts} is neither a file nor one of {families}")
+        raise UserError(f"{source} {prompts} is neither a file nor one of {families}")
     templates = read_lines(prompts)
     check_templates(templates, prompts)
     return templates
