@@ -27,8 +27,13 @@ from lit_het.weights.native.saving import Checkpoints
 EXPERT_FIELDS = tuple(f"encoder.experts.{name}" for name in ("num_experts", "num_blocks", "blocks", "rank_one.type"))
 # Fields of towers that may differ: the parameters are resampled.
 RESAMPLED_FIELDS = ("image_size", "patch_size")
-# Fields of towers, and the dense layer after the pooling that each of them adds.
-LAST_LAYERS = (("representation_size", "pre_logits"), ("pooler", "pre_logits"), ("projection_size", "projection"))
+# Fields of towers, and the layers that each of them adds: a dense one after the pooling, or the blocks before it.
+LAST_LAYERS = (
+    ("representation_size", "pre_logits"),
+    ("pooler", "pre_logits"),
+    ("projection_size", "projection"),
+    ("top", "top"),
+)
 
 
 def locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Params:
@@ -182,9 +187,9 @@ def _optional_layers(theirs: Any, ours: Any) -> dict[str, str]:
     ends = {field: layer for field, layer in LAST_LAYERS if bool(getattr(theirs, field)) != bool(getattr(ours, field))}
     pooled = theirs.pooling, ours.pooling
     # A decoder attends to all tokens. A class token is one of them, and takes part in every block.
-    if pooled in (("mean", "none"), ("first", "none"), ("attention", "none")):
+    if pooled in (("mean", "none"), ("first", "none"), ("attention", "none"), ("class_token", "class_and_mean")):
         ends["pooling"] = "pooling"
-    elif pooled == ("class_token", "none"):
+    elif pooled in (("class_token", "none"), ("class_and_mean", "none")):
         if not ours.class_token:
             raise UserError("the image tower has a class token; set --task.image-tower.class-token True")
         ends |= dict.fromkeys(("pooling", "class_token", "norm_twice"), "pooling")
@@ -196,7 +201,7 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
         theirs, ours = type(found).__name__, type(tower).__name__
         raise UserError(f"{tower.weights} holds a {theirs}, but the configuration has a {ours}")
     for field, (theirs, ours) in _differences(found, tower).items():
-        if field not in optional:
+        if field.partition(".")[0] not in optional:
             flag = f"--task.{part}.{field}".replace("_", "-")
             raise UserError(
                 f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, "
@@ -219,7 +224,7 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
     """Returns the path prefixes of layers that only one of two towers has."""
     ends = {field: f"image_tower/{layer}/" for field, layer in _optional_layers(theirs, ours).items()}
     for field, (before, now) in _differences(theirs, ours).items():
-        if field not in (*ends, *RESAMPLED_FIELDS):
+        if field.partition(".")[0] not in (*ends, *RESAMPLED_FIELDS):
             raise UserError(
                 f"the image tower of {origin} has {field} = {before}, but this configuration has {now}; "
                 f"set --task.image-tower.{field.replace('_', '-')} {before}"

@@ -13,10 +13,10 @@ from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import experiment, glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.labels_config import ClassIndex
+from lit_het.data_pipelines.texts.prompts import read_classnames
 from lit_het.errors import UserError
 from lit_het.eval.evaluators.zero_shot import NOISY
 from lit_het.eval.sets import ImageSet
-from lit_het.data_pipelines.texts.prompts import read_classnames
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.files import locked
 from lit_het.heads.temperature_config import BoundedTemperature, FixedTemperature

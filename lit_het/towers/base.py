@@ -15,6 +15,7 @@ EXECUTION_FIELDS = (
     "encoder.unrolled",
     "encoder.remat",
     "encoder.compute_type",
+    "encoder.initial_layer_scale",
     "encoder.experts.initial_noise",
     "encoder.experts.permutation",
     "compute_type",
@@ -45,6 +46,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "encoder.head_size": None,
     "encoder.first_norm": True,
     "max_patches": None,
+    "top": None,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,
@@ -68,6 +70,7 @@ class TowerOptions:
         pooling: how its tokens become an embedding; None of a tower without.
         pools_tokens: whether its tokens can be read beside an embedding.
         representation_size, pooler, projection_size: the linear layers after the pooling, each None or False without.
+        top: blocks above the encoder's last norm; None for none.
         first_parameters: names of the parameters before the encoder.
         masked_token: id of the token to which no other attends; None where all are seen.
     """
@@ -84,6 +87,7 @@ class TowerOptions:
     representation_size: Any = None
     pooler: Any = False
     projection_size: Any = None
+    top: Any = None
     first_parameters: tuple[str, ...] = ()
     masked_token: Any = None
 

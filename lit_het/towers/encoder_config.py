@@ -45,6 +45,7 @@ class EncoderConfig:
         head_size: size of an attention head; None for ``width / num_heads``.
         first_norm: whether there is a norm before the attention of the first block (not in ModernBERT).
         layer_scale: whether a learned vector scales the output of each layer before the residual sum (DINOv2).
+        initial_layer_scale: its entries at first; with small ones a block starts as the identity.
         causal: whether a token attends only to itself and to earlier tokens (CLIP's texts).
         experts: mixtures of experts in place of some MLPs, or None.
         compute_type: type of activations; parameters are float32.
@@ -64,6 +65,7 @@ class EncoderConfig:
     head_size: int | None = None
     first_norm: bool = True
     layer_scale: bool = False
+    initial_layer_scale: float = 1.0
     causal: bool = False
     experts: ExpertsConfig | None = None
     compute_type: ComputeType = "float32"

@@ -48,8 +48,8 @@ class ViTConfig(ImageTowerOptions):
             Of a tower for images of any shape, those of the square that positions are learned for.
         patch_size: height and width of a patch in pixels.
         encoder: the stack of blocks.
-        pooling: the class token, the mean of the patches, the first patch, attention pooling, or none: all tokens
-            concatenated.
+        pooling: the class token, the mean of the patches, both one after the other (dino.txt), the first patch,
+            attention pooling, or none: all tokens concatenated.
         positions: added to the patches: learned, fixed 2-D sine-cosine, or none.
         num_registers: number of learned tokens after the class token, without positions (DINOv2).
         input_norm: whether there is a LayerNorm before the first block (CLIP).
@@ -73,12 +73,14 @@ class ViTConfig(ImageTowerOptions):
         pooling_heads: heads of attention pooling; None for those of the encoder.
         max_patches: the most patches of an image that keeps its aspect ratio, with positions resized to its shape
             (NaFlex, SigLIP 2); None for squares of ``image_size``.
+        top: blocks above the last norm of ``encoder``, with a norm of their own, to train on a locked tower (dino.txt,
+            Jose et al. 2024); None for none.
     """
 
     image_size: int = 224
     patch_size: int = 16
     encoder: EncoderConfig = EncoderConfig()
-    pooling: Literal["class_token", "mean", "first", "attention", "none"] = "attention"
+    pooling: Literal["class_token", "mean", "class_and_mean", "first", "attention", "none"] = "attention"
     positions: Literal["learned", "sine_cosine", "none"] = "learned"
     num_registers: int = 0
     input_norm: bool = False
@@ -96,6 +98,7 @@ class ViTConfig(ImageTowerOptions):
     rotary: RotaryConfig | None = None
     pooling_heads: int | None = None
     max_patches: int | None = None
+    top: EncoderConfig | None = None
 
     first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
@@ -130,6 +133,8 @@ class ViTConfig(ImageTowerOptions):
             self._check_rotary()
         if self.patches is not None:
             self._check_max_patches()
+        if self.top is not None:
+            self._check_top(self.top)
 
     def _check_patch_sizes(self) -> None:
         undivided = [size for size in self.patch_sizes if size < 1 or self.image_size % size]
@@ -171,6 +176,12 @@ class ViTConfig(ImageTowerOptions):
         if unfit := [name for name, given in others.items() if given]:
             raise FieldError(self, "max_patches", f"{self.max_patches} does not go with {unfit[0]}; leave out one")
 
+    def _check_top(self, top: EncoderConfig) -> None:
+        if top.width != self.encoder.width or top.experts is not None or self.encoder.experts is not None:
+            raise FieldError(self, "top", "blocks need the width of encoder, and have no experts below or in them")
+        if self.norm_twice:
+            raise FieldError(self, "top", "blocks have a norm of their own; leave out norm_twice")
+
     @property
     def patches(self) -> Patches | None:
         """How images become patches that keep their aspect ratio; None for squares."""
@@ -189,7 +200,7 @@ class ViTConfig(ImageTowerOptions):
     @property
     def has_class_token(self) -> bool:
         """Whether a class token is encoded before the patches."""
-        return self.class_token or self.pooling == "class_token"
+        return self.class_token or self.pooling in ("class_token", "class_and_mean")
 
     @property
     def num_tokens(self) -> int:
@@ -232,7 +243,8 @@ class ViTConfig(ImageTowerOptions):
 
     @property
     def _pooled_size(self) -> int:
-        return (self.num_tokens if self.pooling == "none" else 1) * self.encoder.width
+        count = {"none": self.num_tokens, "class_and_mean": 2}.get(self.pooling, 1)
+        return count * self.encoder.width
 
     @property
     def free_fields(self) -> tuple[str, ...]:

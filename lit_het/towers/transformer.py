@@ -41,8 +41,9 @@ class Block(nnx.Module):
         self.mlp_norm = config.build_norm(rngs)
         self.mlp = config.build_mlp(rngs) if experts is None else None
         self.mixture = None if experts is None else Experts(experts, config.width, config.build_mlp, rngs)
-        self.attention_scale = nnx.Param(jnp.ones(config.width, jnp.float32)) if config.layer_scale else None
-        self.mlp_scale = nnx.Param(jnp.ones(config.width, jnp.float32)) if config.layer_scale else None
+        scales = jnp.full(config.width, config.initial_layer_scale, jnp.float32)
+        self.attention_scale = nnx.Param(scales) if config.layer_scale else None
+        self.mlp_scale = nnx.Param(scales) if config.layer_scale else None
 
     def __call__(
         self,

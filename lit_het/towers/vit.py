@@ -1,5 +1,6 @@
 """Vision Transformer (Dosovitskiy et al. 2021; SoViT Sec. 4): uint8 pixels in, one embedding per image out."""
 
+import dataclasses
 import math
 
 import einops
@@ -43,6 +44,9 @@ class ViT(nnx.Module):
         if config.input_norm:
             self.input_norm = encoder.build_norm(rngs)
         self.encoder = Encoder(encoder, rngs)
+        if config.top is not None:
+            execution = {name: getattr(encoder, name) for name in ("compute_type", "unrolled", "remat")}
+            self.top = Encoder(dataclasses.replace(config.top, **execution), rngs)
         if config.pooling == "attention":
             self.pooling = AttentionPooling(encoder, rngs, config.pooling_heads)
         size = config._pooled_size
@@ -95,6 +99,8 @@ class ViT(nnx.Module):
         if self.config.input_norm:
             tokens = self.input_norm(tokens)
         encoded = self.encoder(tokens, key, present, rotation=rotation)
+        if self.config.top is not None:
+            encoded = self.top(encoded.tokens, key, present)
         embedding = self._embed(encoded.tokens, present)
         embedding = self.config.join_members(embedding.reshape(b, -1, embedding.shape[1]))
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
@@ -188,6 +194,10 @@ class ViT(nnx.Module):
                 first = self.config.num_registers
                 counted = None if present is None else present[:, first:, None]
                 return tokens[:, first:].mean(axis=1, where=counted)
+            case "class_and_mean":
+                first = 1 + self.config.num_registers
+                counted = None if present is None else present[:, first:, None]
+                return jnp.concatenate([tokens[:, 0], tokens[:, first:].mean(axis=1, where=counted)], axis=1)
             case "first":
                 return tokens[:, self.config.num_registers]
             case "attention":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.configs import experiment, fine_tune_experts, fine_tune_pair
+from lit_het.configs import dino_txt, experiment, fine_tune_experts, fine_tune_pair, lit_xlm_r
 from lit_het.configs.parsing import parse_config
 from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
 from lit_het.data_pipelines.images.rand_augment import RandAugment
@@ -62,6 +62,8 @@ WITH_ARGUMENTS = {
         for model in get_args(fine_tune_pair.Model)
         for adapt in get_args(fine_tune_pair.Adapt)
     ],
+    "dino_txt": [f"model={model}" for model in get_args(dino_txt.Model)],
+    "lit_xlm_r": [f"size={size}" for size in get_args(lit_xlm_r.Size)],
     "glyph_classifier": ["minival=0", "minival=5"],
     "imagenet_experts": ["model=vmoe", "model=e3"],
 }
@@ -87,6 +89,9 @@ TRACED = (
     "fine_tune_pair.py:model=clip_b16,adapt=lora",
     "fine_tune_pair.py:model=siglip2_b16,adapt=last_4",
     "imagenet_experts.py:model=vmoe",
+    "flyp_imagenet.py",
+    "dino_txt.py",
+    "lit_xlm_r.py",
 )
 # The other tasks are traced by tests of their own, in small, and other kinds of experts by test_published_costs.py.
 SHORT = ("lit_so400m_het_xl.py", "fine_tune_experts.py:model=e3")

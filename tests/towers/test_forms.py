@@ -91,6 +91,10 @@ FORMS = [
     ({"activation": "relu", "norm_placement": "after"}, {"pooling": "none"}),
     ({"activation": "swiglu", "layer_scale": True}, {"pooling": "class_token", "num_registers": 3}),
     ({"activation": "gelu_tanh"}, {"pooling": "first", "num_registers": 2}),
+    (
+        {"activation": "gelu", "layer_scale": True},
+        {"pooling": "class_and_mean", "num_registers": 2, "top": dataclasses.replace(ENCODER, activation="swiglu")},
+    ),
 ]
 
 
@@ -104,12 +108,16 @@ def test_an_image_tower_equals_its_reference(form, extras):
     x = dense(params["patches"], np.stack(patches)) + params["positions"]
     if config.num_registers:
         x = np.concatenate([params["registers"], x])
-    if config.pooling == "class_token":
+    if config.pooling in ("class_token", "class_and_mean"):
         x = np.concatenate([params["class_token"][None], x])
     if config.input_norm:
         x = norm(params["input_norm"], x, encoder.norm_epsilon)
     tokens = encode(params["encoder"], encoder, x)
+    if config.top:
+        tokens = encode(params["top"], config.top, tokens)
     pooled = {"mean": tokens.mean(axis=0), "class_token": tokens[0], "none": tokens.ravel(), "first": tokens[2]}
+    # Behind the class token and the registers.
+    pooled["class_and_mean"] = np.concatenate([tokens[0], tokens[3:].mean(axis=0)])
     pooled = pooled[config.pooling]
     if config.representation_size:
         pooled = np.tanh(dense(params["pre_logits"], pooled))

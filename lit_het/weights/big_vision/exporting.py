@@ -44,6 +44,7 @@ _IMAGE_TOWER = {
     "class_token": False,
     "pooling_heads": None,
     "max_patches": None,
+    "top": None,
 }
 
 
@@ -80,8 +81,8 @@ def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextTowerConfig | 
 
 
 def _check_image_tower(config: ViTConfig) -> None:
-    if config.pooling == "none":
-        raise UserError("big_vision has no image tower with pooling = 'none'")
+    if config.pooling in ("none", "class_and_mean"):
+        raise UserError(f"big_vision has no image tower with pooling = {config.pooling!r}")
     _check(config, _IMAGE_TOWER)
     _check(config.encoder, _ENCODER)
     if config.positions == "none":

@@ -96,7 +96,7 @@ def is_siglip(tower: ViTConfig) -> bool:
 
 
 def _writer(tower: ViTConfig) -> Callable[[ViTConfig, Flat], WrittenTower]:
-    if tower.pooling in ("none", "first"):
+    if tower.pooling in ("none", "first", "class_and_mean"):
         require("a model of transformers", [("image_tower.pooling", tower.pooling, "class_token")])
     if is_siglip(tower):
         return _siglip
@@ -114,6 +114,7 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
             ("image_tower.num_inputs", tower.num_inputs, 1),
             ("image_tower.num_registers", tower.num_registers, 0),
             ("image_tower.class_token", tower.class_token, False),
+            ("image_tower.top", tower.top, None),
             ("image_tower.input_norm", tower.input_norm, False),
             ("image_tower.representation_size", tower.representation_size, None),
             *encoder_fields("image_tower", "SiglipVisionModel", tower.encoder),
@@ -236,7 +237,7 @@ def _clip(tower: ViTConfig, params: Flat) -> WrittenTower:
 
 
 def _config(tower: ViTConfig) -> dict[str, Any]:
-    fields = ("rotary", "pooling_heads")
+    fields = ("rotary", "pooling_heads", "top")
     require("an export to transformers", [(f"image_tower.{field}", getattr(tower, field), None) for field in fields])
     return {"image_size": tower.image_size, "patch_size": tower.patch_size, **encoder_config(tower.encoder)}
 
