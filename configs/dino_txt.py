@@ -2,9 +2,9 @@
 
     lit-het train --config configs/dino_txt.py:model=dinov3_l16 --data.shards '/data/{00000..99999}.tar'
 
-Two new blocks stand on the locked tower; its embedding is the class token and the mean of the patches, the text tower
-is trained from scratch. All numbers are those of the public code (facebookresearch/dinov3:
-``dinov3/eval/text/configs``, ``dinov3/hub/dinotxt.py``; its batch is 256 on each of 32 devices), whose data are private.
+Two new blocks stand on the locked tower; the embedding is their class token and the mean of their patches. The text
+tower is trained from scratch. All numbers are those of the public code, which trains on 32 devices with 256 pairs each
+(facebookresearch/dinov3: ``dinov3/eval/text/configs``, ``dinov3/hub/dinotxt.py``); the authors' data are private.
 Departures: docs/paper_map.md, 106. DINOv3's weights need a login (``hf auth login``).
 """
 

@@ -2,14 +2,18 @@
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.special
 
+from lit_het.configs import experiment
 from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.patches import cut, split
+from lit_het.weights import formats
 from lit_het.weights.huggingface import image_processors
 from lit_het.weights.huggingface.classifiers import write_classifier
 from tests.golden.record_image_text import CLIP_DEVIATION, CLIP_MEAN, patched, randomise
@@ -264,3 +268,45 @@ def test_sovit_400m_ignores_pixels_beyond_whole_patches(torch, saved, config):
         imported.image_tower, params["image_tower"], pixels(np.moveaxis(np.asarray(values), 1, -1)[:, :28, :28])
     ).embedding
     assert_close(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+# What the configurations say that transformers reads beside the published weights, with one block and few words.
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 1, "num_attention_heads": 16}
+PUBLISHED = {
+    "dino_txt.py:model=dinov2_l14": (
+        "Dinov2WithRegistersModel",
+        "Dinov2WithRegisters",
+        LARGE | {"mlp_ratio": 4, "image_size": 518, "patch_size": 14, "num_register_tokens": 4},
+    ),
+    "dino_txt.py:model=dinov3_l16": (
+        "DINOv3ViTModel",
+        "DINOv3ViT",
+        LARGE | {"intermediate_size": 4096, "num_register_tokens": 4, "key_bias": False},
+    ),
+    "lit_xlm_r.py": (
+        "CLIPVisionModelWithProjection",
+        "CLIPVision",
+        {"hidden_size": 1280, "num_hidden_layers": 1, "num_attention_heads": 16, "intermediate_size": 5120}
+        | {"patch_size": 14, "projection_dim": 1024, "hidden_act": "gelu"},
+    ),
+    "lit_xlm_r.py:size=large": (
+        "XLMRobertaModel",
+        "XLMRoberta",
+        LARGE
+        | {"intermediate_size": 4096, "max_position_embeddings": 514, "type_vocab_size": 1, "vocab_size": 50}
+        | {"layer_norm_eps": 1e-5, "pad_token_id": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_a_recipe_has_the_towers_of_the_weights_that_it_names(transformers, config, recipe, tmp_path):
+    model, kind, fields = PUBLISHED[recipe]
+    part = "text_tower" if kind == "XLMRoberta" else "image_tower"
+    task: Any = experiment.load_module_config(Path("configs") / recipe).task
+    tower = getattr(task, part)
+    getattr(transformers, model)(config(kind, **fields)).save_pretrained(tmp_path)
+    theirs = getattr(formats.open_weights(str(tmp_path), **tower.file_options()), part)
+    found = experiment.differences(theirs, tower)
+    ours = {"weights", "pooling", "top", "projection_size", "vocabulary_size", "encoder.depth"}
+    assert {field for field in found if field.split(".")[0] not in ours} <= ours
