@@ -46,7 +46,7 @@ def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
     """
     found: Any
     if classes_of(place):
-        found = _class_captions(text, place)
+        found = list(_class_captions(place, _classes(place)[0].encode(text.encode())))
     else:
         found = _json_field(text, place) if "/" in place else text.split("\n") if unit == "line" else text
     written: list[str] = []
@@ -60,11 +60,11 @@ def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
     return written
 
 
-def _class_captions(text: str, place: str) -> list[str]:
+@functools.lru_cache(maxsize=2048)
+def _class_captions(place: str, label: int) -> tuple[str, ...]:
     """Returns the name of a class in each template."""
-    labels, names, templates = _classes(place)
-    name = names[labels.encode(text.encode())]
-    return [prompts.fill_template(template, name) for template in templates]
+    _, names, templates = _classes(place)
+    return tuple(prompts.fill_template(template, names[label]) for template in templates)
 
 
 @functools.lru_cache(maxsize=16)

@@ -136,4 +136,6 @@ def check_templates(templates: Sequence[str], source: str = "templates") -> None
 def fill_template(template: str, name: str) -> str:
     """Returns the template with the class name for ``{c}``, and its `canonical_name` for ``{c:canonical}``."""
     # Not str.format: class names such as "set {a, b}" and templates with other braces are valid.
-    return template.replace(CANONICAL_PLACEHOLDER, canonical_name(name)).replace(PLACEHOLDER, name)
+    if CANONICAL_PLACEHOLDER in template:
+        template = template.replace(CANONICAL_PLACEHOLDER, canonical_name(name))
+    return template.replace(PLACEHOLDER, name)
