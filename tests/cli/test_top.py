@@ -1,6 +1,7 @@
 """A DINOv3 of a file with new blocks, trained on names of classes: stopped, resumed, opened, exported, continued."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ FILE = str(GOLDEN / "hf_dinov3")
 
 
 def config(data, run_dir):
-    found = tiny.shrink(quickstart_lit_deterministic.get_config(), data, run_dir)
+    found: Any = tiny.shrink(quickstart_lit_deterministic.get_config(), data, run_dir)
     theirs = formats.open_weights(FILE).image_tower
     assert theirs is not None
     top = dataclasses.replace(theirs.encoder, depth=2, activation="swiglu", initial_layer_scale=1e-5)

@@ -59,6 +59,7 @@ def test_a_square_has_the_embedding_of_its_pixels(params):
     [
         {},
         {"pooling": "mean", "num_registers": 2},
+        {"pooling": "class_and_mean", "num_registers": 2, "top": VIT.encoder},
         {"pooling": "class_token", "num_registers": 2, "input_norm": True},
         {"pooling": "first", "positions": "sine_cosine"},
         {"uncertainty_token": True},
