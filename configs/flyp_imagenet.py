@@ -6,7 +6,7 @@
 A caption is the name of the image's class in one of CLIP's 80 templates, drawn anew in each epoch. Rate, decays, batch,
 epochs, warm-up and crops are those of the authors' code (locuslab/FLYP: ``README.md``, ``src/args.py``, ``clip.py``),
 which decays all parameters, here kernels (docs/paper_map.md, 105). ``lit-het merge`` then mixes the run with the model
-that it started from (WiSE-FT). Of another set name its shards and names: ``--data.captions cls/data/pets:pet``.
+that it started from (WiSE-FT). Of another set: ``lit-het new --adapt full --captions cls/data/pets:pet``.
 """
 
 import dataclasses
