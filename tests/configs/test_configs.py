@@ -15,6 +15,7 @@ from lit_het.configs.parsing import parse_config
 from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
 from lit_het.data_pipelines.images.rand_augment import RandAugment
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.texts.captions_config import classes_of
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
@@ -42,7 +43,7 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.durations import Duration, RunLength
-from lit_het.training.optimizers import Adafactor, ParameterGroup
+from lit_het.training.optimizers import Adafactor, AdamW, ParameterGroup
 from lit_het.training.schedules import Schedule
 
 EVALUATIONS = sorted(Path("configs").glob("*_evaluations.py"))
@@ -296,6 +297,29 @@ def test_upstream_recipes_have_the_numbers_of_their_tables():
         assert (config.schedule.initial_rate, config.schedule.warmup) == (1e-5, Duration(10_000))
         assert config.task.head.covariance == CovarianceConfig(50, "efficient", learning_rate_factor=1.0)
         assert config.task.head.sampling.num_samples == 1000
+
+
+def test_recipes_on_trained_towers_have_the_numbers_of_public_code():
+    """FLYP, dino.txt, and OpenCLIP's XLM-R."""
+    flyp = load("flyp_imagenet.py")
+    assert (flyp.data.batch_size, flyp.length) == (512, Duration(10, "epochs"))
+    assert flyp.schedule == Schedule(1e-5, warmup=Duration(500))
+    assert (flyp.optimizer.rule, flyp.optimizer.clip_norm, flyp.optimizer.layer_decay) == (AdamW(), None, 1.0)
+    assert flyp.optimizer.weight_decay == pytest.approx(0.1 * 1e-5)
+    assert classes_of(flyp.data.captions) == ("data/imagenet", "clip80")
+    for model, patches in (("dinov2_l14", 256), ("dinov3_l16", 196)):
+        dino = load(f"dino_txt.py:model={model}")
+        tower, shapes = dino.task.image_tower, dino.task.build().shapes
+        assert (tower.embedding_size, tower.num_patches, tower.top.mlp_width) == (2048, patches, 2752)
+        locked, trainable = parameters.partition(shapes, dino.task.locked)
+        assert set(trainable["image_tower"]) == {"top"}
+        # ViT-L, without a head (Dosovitskiy et al. 2021, Table 1: 307 M).
+        assert parameters.count(locked["image_tower"]) == pytest.approx(304e6, rel=0.005)
+        assert dino.optimizer.weight_decay == pytest.approx(1e-4 * 7e-4)
+    xlm_r = load("lit_xlm_r.py:size=base")
+    # XLM-R base, most of it words (Conneau et al. 2020: 270 M), and a projection.
+    assert parameters.count(xlm_r.task.build().shapes["text_tower"]) == pytest.approx(278e6, rel=0.005)
+    assert RunLength.resolve(xlm_r.length, xlm_r.data.batch_size, None).num_steps == 13_000_000_000 // 90_112
 
 
 def test_the_so400m_config_has_the_published_shapes_and_factors():
