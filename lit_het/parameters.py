@@ -57,6 +57,11 @@ def unflatten(flat: dict[str, Any]) -> Params:
     return tree
 
 
+def is_stacked(path: str) -> bool:
+    """Returns whether the leading axis of a parameter is the blocks of a stack."""
+    return "blocks/" in path
+
+
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:
     """Splits a tree into the parameters whose whole path matches any pattern, and the rest."""
     flat = flatten(params)

@@ -213,12 +213,82 @@ def test_adafactors_second_decay_is_capped():
     np.testing.assert_allclose(second_moment(state), 0.5 * before, rtol=1e-4)
 
 
-def test_adafactor_keeps_its_momentum_in_bfloat16_and_factors_large_matrices():
+def test_adafactor_keeps_its_momentum_in_bfloat16_or_float32_and_factors_large_matrices():
     params = {"layer": {"kernel": np.ones((32, 40), np.float32), "small": np.ones((31, 40), np.float32)}}
-    state = built(Optimizer(Adafactor())).init(params)
-    leaves = jax.tree.leaves(state)
+    leaves = jax.tree.leaves(built(Optimizer(Adafactor())).init(params))
+    moments = {(32,), (40,), (1,), (31, 40)}
     assert {leaf.shape for leaf in leaves if leaf.dtype == jnp.bfloat16} == {(32, 40), (31, 40)}
-    assert {leaf.shape for leaf in leaves if leaf.dtype == jnp.float32} == {(32,), (40,), (1,), (31, 40)}
+    assert {leaf.shape for leaf in leaves if leaf.dtype == jnp.float32} == moments
+    leaves = jax.tree.leaves(built(Optimizer(Adafactor(momentum_type="float32"))).init(params))
+    assert {leaf.shape for leaf in leaves if leaf.dtype == jnp.float32} == {(32, 40), *moments}
+
+
+def adafactors_updates(gradients, clip_rms, dtype):
+    """Shazeer & Stern 2018, Alg. 4, with momentum of 0.9 at the end: updates by step of arrays of one or two axes.
+
+    V̂ is R C / mean(R) where both axes have 32 entries or more, with R and C the means of G² over columns and rows.
+    """
+    squares: dict[str, Any] = {}
+    momentum, history = {name: np.zeros(g.shape, dtype) for name, g in gradients[0].items()}, []
+    for t, gradient in enumerate(gradients, start=1):
+        decay, updates = min(0.999, 1 - t**-0.8), {}
+        for name, g in gradient.items():
+            is_factored = g.ndim == 2 and min(g.shape) >= 32
+            new = [(g * g).mean(1), (g * g).mean(0)] if is_factored else [g * g]
+            squares[name] = [decay * v + (1 - decay) * x for v, x in zip(squares.get(name, new), new, strict=True)]
+            row, *column = squares[name]
+            v = np.outer(row, column[0]) / row.mean() if is_factored else row
+            u = g / np.sqrt(v)
+            u = u if clip_rms is None else u / max(1, np.sqrt((u * u).mean()) / clip_rms)
+            # The product with a bfloat16 momentum is bfloat16, as in optax.
+            updates[name] = 0.1 * u + (momentum[name] * np.asarray(0.9, dtype)).astype(np.float32)
+            momentum[name] = updates[name].astype(dtype)
+        history.append(updates)
+    return history
+
+
+SHAPES = {"kernel": (40, 32), "bias": (5,), "scale": (1,)}
+
+
+def gradients_of_layers():
+    """Gradients of ``SHAPES`` in four steps, of two blocks and outside: those of the second block grow."""
+    random = np.random.default_rng(0)
+
+    def draw(scale):
+        return {name: single(scale * random.normal(size=shape)) for name, shape in SHAPES.items()}
+
+    return [(draw(1.0), draw(4.0**step), draw(2.0)) for step in range(4)]
+
+
+def in_a_stack(first, second, outside):
+    return {"encoder": {"blocks": jax.tree.map(lambda *blocks: np.stack(blocks), first, second)}, "head": outside}
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [
+        (Adafactor(momentum_type="float32"), np.float32),
+        (Adafactor(momentum_type="float32", clip_rms=0.5), np.float32),
+        (Adafactor(clip_rms=1.0), jnp.bfloat16),
+    ],
+)
+def test_adafactor_of_a_stack_has_the_updates_of_its_algorithm_in_a_loop_over_layers(rule, dtype):
+    gradients = gradients_of_layers()
+    start = jax.tree.map(np.zeros_like, in_a_stack(*gradients[0]))
+    # A learning rate of 1 over a very long run, no decay and no clipping by the norm: what is left is minus the update.
+    optimizer = built(Optimizer(rule, weight_decay=0.0, clip_norm=None), 1.0, 10**9)
+    history = [start, *steps(optimizer, start, [in_a_stack(*of_layers) for of_layers in gradients])]
+    expected = [adafactors_updates(own, rule.clip_rms, dtype) for own in zip(*gradients, strict=True)]
+    for t, updates in enumerate(zip(*expected, strict=True)):
+        found = jax.tree.map(lambda before, after: before - after, *history[t : t + 2])
+        jax.tree.map(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, in_a_stack(*updates)
+        )
+
+
+def test_clipped_updates_have_no_signal_to_noise_ratio():
+    optimizer, params = Optimizer(Adafactor(clip_rms=1.0)), {"kernel": np.zeros(2, np.float32)}
+    assert signal_to_noise(optimizer, built(optimizer).init(params), ".*") is None
 
 
 def second_moment(state):
@@ -235,12 +305,18 @@ def second_moment(state):
         lambda: Optimizer(clip_norm=0.0),
         lambda: Optimizer(AdamW(first_decay=1.5)),
         lambda: Optimizer(Adafactor(second_decay_cap=7.0)),
+        lambda: Optimizer(Adafactor(clip_rms=0.0)),
         lambda: Optimizer(SGD(momentum=-3.0)),
     ],
 )
 def test_settings_that_would_not_descend_are_refused(wrong):
     with pytest.raises(UserError, match="must be"):
         wrong()
+
+
+def test_a_momentum_of_another_type_is_refused():
+    with pytest.raises(UserError, match="momentum_type = 'float16' is not one of 'bfloat16', 'float32'"):
+        Adafactor(momentum_type="float16")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_group_after_one_that_has_all_of_its_parameters_is_refused():

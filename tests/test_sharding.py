@@ -62,7 +62,7 @@ def test_every_rule_names_axes_of_the_mesh_and_the_last_matches_everything():
     assert sharding.RULES[-1] == (".*", ())
 
 
-@pytest.mark.parametrize("rule", [AdamW(), Adafactor(), SGD()])
+@pytest.mark.parametrize("rule", [AdamW(), Adafactor(), Adafactor(momentum_type="float32", clip_rms=1.0), SGD()])
 def test_optimizer_moments_are_split_like_their_parameters(rule):
     params = {"text_tower": {"mlp": {"up": {"kernel": jnp.ones((64, 64)), "bias": jnp.ones(64)}}}}
     state = jax.eval_shape(Optimizer(rule).build(Schedule(warmup=Duration(1)), RunLength(10, 8)).init, params)
@@ -76,6 +76,24 @@ def test_optimizer_moments_are_split_like_their_parameters(rule):
         kernels = [s for path, s in found if f"/{moment}/" in path and path.endswith("up/kernel")]
         assert kernels == [PartitionSpec(None, "fsdp")]
     jax.jit(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state), out_shardings=shardings)()
+
+
+def test_eight_devices_clip_the_updates_of_a_stack_as_one_does():
+    random = np.random.default_rng(0)
+    params = {"blocks": {"up": {"kernel": np.float32(random.normal(size=(3, 64, 32)))}}}
+    optimizer = Optimizer(Adafactor(clip_rms=0.5)).build(Schedule(1e-2, Duration(0)), RunLength(10, 8))
+
+    def two_steps(params):
+        state = optimizer.init(params)
+        for scale in (1.0, 2.0):
+            updates, state = optimizer.update(jax.tree.map(lambda p, scale=scale: scale * p**3, params), state, params)
+            params = jax.tree.map(jnp.add, params, updates)
+        return params
+
+    shardings = sharding.tree_shardings(params, MESH)
+    assert shardings["blocks"]["up"]["kernel"].spec == PartitionSpec(None, None, "fsdp")
+    found = jax.jit(two_steps, out_shardings=shardings)(jax.device_put(params, shardings))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, jax.jit(two_steps)(params))
 
 
 def test_a_mesh_takes_the_devices_that_the_other_axes_leave():

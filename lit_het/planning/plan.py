@@ -217,7 +217,7 @@ def _gathered(trainable: Params, locked: Params) -> int:
             size = sharding.used_bytes(leaf)
             if size == sharding.shard_bytes(leaf):  # not sharded
                 continue
-            if "blocks/" in path:
+            if parameters.is_stacked(path):
                 stack = path.rpartition("blocks/")[0]
                 blocks[stack] = blocks.get(stack, 0) + size // leaf.shape[0]
             elif tree is trainable:

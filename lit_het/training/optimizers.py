@@ -42,7 +42,7 @@ class Rule(NamedTuple):
     Attributes:
         transformation: from gradients to updates.
         moments: its state and a pattern to the moments of the gradient of the parameters whose paths match; None if no
-            path matches, or there is no second moment.
+            path matches, or the mean square is not known.
     """
 
     transformation: optax.GradientTransformation
@@ -74,7 +74,8 @@ def adafactor(config: Adafactor) -> Rule:
         return jnp.minimum(config.second_decay_cap, 1.0 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(exponent))
 
     def moments(state: Any, pattern: str) -> Moments | None:
-        for average in _states(state, optax.EmaState):
+        # The mean square of what is clipped is not known.
+        for average in _states(state, optax.EmaState) if config.clip_rms is None else ():
             if first := _matching(average.ema, pattern):
                 mean = optax.tree.bias_correction(optax.tree.cast(first, jnp.float32), config.momentum, average.count)
                 # Of gradients that were divided by the root of their second moment: the mean of their squares is 1.
@@ -84,9 +85,24 @@ def adafactor(config: Adafactor) -> Rule:
     transformation = optax.chain(
         # Both together take half the memory of the parameters; Adam's moments take twice theirs.
         optax.scale_by_factored_rms(decay_rate=0.8, min_dim_size_to_factor=32, decay_rate_fn=second_decay),
-        optax.ema(config.momentum, debias=False, accumulator_dtype=jnp.bfloat16),
+        *([] if config.clip_rms is None else [_clip_by_rms(config.clip_rms)]),
+        optax.ema(config.momentum, debias=False, accumulator_dtype=jnp.dtype(config.momentum_type)),
     )
     return Rule(transformation, moments)
+
+
+def _clip_by_rms(limit: float) -> optax.GradientTransformation:
+    """Returns `optax.clip_by_block_rms`, for which each block of a stack is an array of its own."""
+    clip = optax.clip_by_block_rms(limit)
+
+    def clipped(path: Any, update: Array) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return (jax.vmap(clip.update) if parameters.is_stacked(name) else clip.update)(update, optax.EmptyState())[0]
+
+    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        return jax.tree_util.tree_map_with_path(clipped, updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
 
 def sgd(config: SGD) -> Rule:
@@ -140,7 +156,7 @@ def signal_to_noise(config: Optimizer, state: Any, pattern: str) -> Float[Array,
         pattern: regular expression that matches the whole paths of the parameters.
 
     Returns:
-        The ratio; None if no parameter matches, or the rule has no second moment.
+        The ratio; None if no parameter matches, or the rule has no second moment, or clips updates.
     """
     moments = config.rule.build().moments(state, pattern)
     if moments is None:

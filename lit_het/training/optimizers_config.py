@@ -8,9 +8,9 @@ ours by the peak learning rate to get theirs.
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from lit_het.errors import FieldError, require_at_least
+from lit_het.errors import FieldError, require_at_least, require_choice
 from lit_het.training.durations import RunLength
 from lit_het.training.schedules import Schedule
 from lit_het.types import Params
@@ -25,6 +25,12 @@ def _require_decays(config: Any, *fields: str) -> None:
     for field in fields:
         if not 0 <= (value := getattr(config, field)) < 1:
             raise FieldError(config, field, f"{value} must be at least 0 and less than 1")
+
+
+def _require_limit(config: Any, field: str) -> None:
+    value = getattr(config, field)
+    if value is not None and not value > 0:
+        raise FieldError(config, field, f"{value} must be more than 0; None does not clip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +63,22 @@ class Adafactor:
     """Adafactor as LiT uses it: factored second moment, capped β2, bfloat16 momentum, no relative step.
 
     Attributes:
-        momentum: decay of the first moment, stored in bfloat16.
+        momentum: decay of the first moment.
         second_decay_cap: largest β2; β2 at step t is min(cap, 1 - t^-0.8).
+        momentum_type: of the stored first moment; V-MoE's is "float32".
+        clip_rms: d of ``U / max(1, RMS(U) / d)`` for each update U before momentum, of each block of a stack alone
+            (Shazeer & Stern 2018, Alg. 4, where d = 1); None does not clip.
     """
 
     momentum: float = 0.9
     second_decay_cap: float = 0.999
+    momentum_type: Literal["bfloat16", "float32"] = "bfloat16"
+    clip_rms: float | None = None
 
     def __post_init__(self) -> None:
         _require_decays(self, "momentum", "second_decay_cap")
+        require_choice(self, "momentum_type")
+        _require_limit(self, "clip_rms")
 
     def build(self) -> "Rule":
         """Returns the update rule."""
@@ -137,8 +150,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "weight_decay", "layer_decay")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise FieldError(self, "clip_norm", f"{self.clip_norm} must be more than 0; None does not clip")
+        _require_limit(self, "clip_norm")
 
     def build(
         self,
