@@ -32,6 +32,7 @@ from lit_het.training.train import train
 from tests import tiny
 from tests.cli.conftest import changed, printed, refusal, run_command
 from tests.refusals import assert_refused
+from tests.weights.importing import GOLDEN
 
 pytestmark = pytest.mark.slow
 PATCHES = Patches(8, 20)
@@ -207,3 +208,15 @@ def test_its_export_is_a_siglip_2_with_its_logits(run_dir, tmp_path, transformer
     np.testing.assert_allclose(np.asarray(imported.task.features(imported.params, seen)), ours, atol=1e-5)
     line = refusal(capsys, "import", "--from", tmp_path / "folder", "--to", tmp_path / "fixed", "--image-size", "32")
     assert "takes at most 20 patches of 8 pixels, of images of any shape; leave out --image-size" in line
+
+
+def test_big_visions_naflex_is_imported_for_images_of_any_shape_or_for_squares(tmp_path):
+    path = GOLDEN / "naflex.npz"
+    run_command("import", "--from", path, "--to", tmp_path / "any")
+    run_command("import", "--from", path, "--to", tmp_path / "squares", "--image-size", "24")
+    found, squares = (open_run(tmp_path / name) for name in ("any", "squares"))
+    assert [run.config.data.preprocessing.patches for run in (found, squares)] == [Patches(8, 9), None]
+    images = np.random.default_rng(0).integers(0, 256, (2, 24, 24, 3), np.uint8)
+    seen = np.stack([cut(Patches(8, 9), image) for image in images])
+    of_squares, of_any = squares.task.features(squares.params, images), found.task.features(found.params, seen)
+    np.testing.assert_allclose(of_any, of_squares, atol=1e-5)

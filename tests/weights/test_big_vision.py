@@ -9,6 +9,8 @@ import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.patches import cut
+from lit_het.patches_config import Patches
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.image_config import RotaryConfig
@@ -106,7 +108,16 @@ def test_naflex_gives_its_embeddings_at_its_own_and_at_other_sizes_of_images(siz
     assert_recorded(unit(image), recording[f"out/{size}"])
     text = run(imported.text_tower, params["text_tower"], recording["in/text"]).embedding
     assert_recorded(unit(text), recording["out/text"])
-    assert image_tower(read_big_vision(GOLDEN / "naflex.npz")).image_size == 24
+
+
+def test_naflex_without_an_image_size_takes_images_of_any_shape_beside_padding():
+    recording, imported = golden("naflex"), read_big_vision(GOLDEN / "naflex.npz")
+    tower = image_tower(imported)
+    assert (tower.image_size, tower.patches) == (24, Patches(8, 9))
+    more = dataclasses.replace(tower, max_patches=26)
+    for size in (16, 24, 40):
+        images = np.stack([cut(Patches(8, 26), image) for image in recording[f"in/{size}"]])
+        assert_recorded(unit(run(more, loaded(imported)["image_tower"], images).embedding), recording[f"out/{size}"])
 
 
 # Layouts and versions.

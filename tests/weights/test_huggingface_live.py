@@ -14,10 +14,12 @@ from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.patches import cut, split
 from lit_het.weights import formats
+from lit_het.weights.big_vision.importing import read_big_vision
 from lit_het.weights.huggingface import image_processors
 from lit_het.weights.huggingface.classifiers import write_classifier
+from lit_het.weights.huggingface.exporting import write_image_text
 from tests.golden.record_image_text import CLIP_DEVIATION, CLIP_MEAN, patched, randomise
-from tests.weights.importing import assert_close, load, logits, pixels, run
+from tests.weights.importing import GOLDEN, assert_close, image_tower, load, loaded, logits, pixels, run, text_tower
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 HALF, OPENAI = ((0.5,) * 3, (0.5,) * 3), (CLIP_MEAN, CLIP_DEVIATION)
@@ -214,6 +216,18 @@ def test_siglip_2_on_images_of_all_shapes(torch, saved, config):
         theirs = model(input_ids=torch.tensor(IDS, dtype=torch.long), **inputs)
     ours = logits(tower, imported.text_tower, params, images, IDS)
     assert_close(ours, theirs.logits_per_image, atol=1e-5 * np.abs(ours).max())
+
+
+def test_big_visions_naflex_on_images_of_all_shapes(torch, transformers, tmp_path):
+    imported = read_big_vision(GOLDEN / "naflex.npz")
+    # transformers' has no dense layer behind the pooling.
+    tower, params = dataclasses.replace(image_tower(imported), max_patches=12, projection_size=None), loaded(imported)
+    del params["image_tower"]["projection"]
+    write_image_text(tmp_path, tower, text_tower(imported), params, is_sigmoid=True)
+    images, inputs = patches_of_all_shapes(torch, tower)
+    with torch.no_grad():
+        theirs = transformers.Siglip2Model.from_pretrained(tmp_path).eval().get_image_features(**inputs)
+    assert_close(run(tower, params["image_tower"], images).embedding, theirs.pooler_output)
 
 
 @pytest.mark.parametrize("use_head", [True, False])

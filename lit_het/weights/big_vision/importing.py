@@ -57,12 +57,13 @@ def read_big_vision(
     """Imports a big_vision ``.npz`` file, optionally for another image or patch size.
 
     With another image size only, positions are resampled with aligned corners, as big_vision does before fine-tuning.
-    With another patch size, kernels and positions are resized as in FlexiViT (see `resample`).
+    With another patch size, kernels and positions are resized as in FlexiViT (see `resample`). A NaFlex tower takes
+    images of any shape in as many patches as it has positions, or squares of a given image size.
 
     Args:
         path: the file.
         subtree: only this subtree of the file, for example ``img``.
-        image_size: in pixels; None for the size in the file.
+        image_size: in pixels; None for the size in the file, or of NaFlex for any shape.
         patch_size: in pixels; None for the size in the file.
         image_pooling: pooling of an image tower without class token and attention pooling, which the file does not
             record: "mean" (big_vision's 'gap') or "first" ('0').
@@ -206,6 +207,7 @@ def _image_tower(
 ) -> ViTConfig:
     old_size = _old_patch_size(shapes)
     has_class_token, is_learned = "image_tower/class_token" in shapes, "image_tower/positions" in shapes
+    takes_any_shape = _is_naflex(shapes) and image_size is None
     if is_learned:
         image_size = old_size * _old_side(shapes) if image_size is None else image_size
     elif image_size is None:
@@ -213,7 +215,7 @@ def _image_tower(
             "the file has no positions (they are sines and cosines), hence no image size; set it with --image-size"
         )
     pooled = "attention" if "image_tower/pooling/probe" in shapes else image_pooling
-    return ViTConfig(
+    tower = ViTConfig(
         image_size,
         old_size if patch_size is None else patch_size,
         _encoder(shapes, "image_tower", compute_type),
@@ -222,6 +224,7 @@ def _image_tower(
         representation_size=shapes.size("image_tower/pre_logits/kernel"),
         projection_size=shapes.size("image_tower/projection/kernel"),
     )
+    return dataclasses.replace(tower, max_patches=tower.num_patches) if takes_any_shape else tower
 
 
 def _is_naflex(shapes: _Shapes) -> bool:
