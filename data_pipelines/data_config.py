@@ -14,7 +14,7 @@ from lit_het.data_pipelines.shards.suspects_config import Suspects
 from lit_het.data_pipelines.texts.captions_config import QUESTION, CaptionUnit, Language, TextPlace
 from lit_het.errors import UserError, require_at_least, require_choice
 
-STORED = ("embeddings", "text_embeddings", "teacher_embeddings", "teacher_text_embeddings")
+STORED = ("embeddings", "text_embeddings", "teacher_embeddings", "teacher_text_embeddings", "teacher_logits")
 """The fields of a `LoaderConfig` that name folders of stored embeddings."""
 
 
@@ -94,8 +94,8 @@ class LoaderConfig:
         max_bad_fraction: fraction of the samples that may be broken or missing before the run stops.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, read in place of images.
         text_embeddings: a folder that ``lit-het embed --texts`` wrote, for a locked text tower.
-        teacher_embeddings, teacher_text_embeddings: folders that ``lit-het embed`` wrote for these shards with another
-            model, from which ``task.teacher`` learns; they are read beside images and captions.
+        teacher_embeddings, teacher_text_embeddings, teacher_logits: folders that ``lit-het embed`` wrote for these
+            shards with another model, from which ``task.teacher`` learns; they are read beside images and captions.
         slow_read_seconds: after which a pending read is reported, and again at growing intervals.
         stuck_read_seconds: after which a pending read ends the process, so that a scheduler restarts it.
         stream: reads shards that cannot seek sequentially, as a `Stream`; None has random access, as a `Loader`.
@@ -127,6 +127,7 @@ class LoaderConfig:
     text_embeddings: str | None = None
     teacher_embeddings: str | None = None
     teacher_text_embeddings: str | None = None
+    teacher_logits: str | None = None
     stream: Streaming | None = None
     slow_read_seconds: float = 60.0
     stuck_read_seconds: float = 1800.0

@@ -4,7 +4,7 @@ A file is named after its shard and the shard's digest. So shards and embeddings
 rewritten has no embeddings. A file holds ``embeddings [samples views size]`` in the order of the shard and ``keys
 [samples bytes]`` (UTF-8, padded with zeros). The views of an image are its crops, those of a text the captions of the
 sample, NaN where there are fewer or the sample was broken. In place of the pooled embedding of an image all tokens of
-its tower may be stored, one after the other. ``embeddings.json`` records the recipe.
+its tower, one after the other, or the logits of a classifier may be stored. ``embeddings.json`` records the recipe.
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _RECIPE_FILE = "embeddings.json"
 _VERSION = 2
+_LATER_FIELDS = {"num_tokens": 0, "logits": False}
 
 MAX_HEADER_BYTES = 2**20
 """The longest accepted header of an embedding file, which declares two arrays."""
@@ -50,13 +51,15 @@ class Recipe:
     """How embeddings were computed.
 
     Attributes:
-        tower: fingerprint of the tower, and for texts of its tokenizer.
+        tower: fingerprint of the tower, and for texts of its tokenizer, for logits of the head.
         inputs: the preprocessing of the images, see `describe`, or the place of the captions, see `describe_captions`.
-        size: of an embedding; for an ensemble, of its members' embeddings concatenated; for tokens, of all of them.
+        size: of an embedding; for an ensemble, of its members' embeddings concatenated; for tokens, of all of them; of
+            logits the number of classes.
         num_crops: K, random crops of each image; 0 uses the evaluation preprocessing; 0 for texts.
         dtype: of the stored embeddings.
         seed: of the crops.
         num_tokens: tokens of an image, where these are stored; 0 for pooled embeddings.
+        logits: whether the logits of a classifier are stored.
         version: of the format.
     """
 
@@ -67,6 +70,7 @@ class Recipe:
     dtype: Precision
     seed: int
     num_tokens: int = 0
+    logits: bool = False
     version: int = _VERSION
 
     @property
@@ -77,13 +81,14 @@ class Recipe:
     @property
     def kind(self) -> str:
         """What is stored, in words."""
-        return "tokens" if self.num_tokens else "pooled embeddings"
+        return "tokens" if self.num_tokens else "logits" if self.logits else "pooled embeddings"
 
     def to_json(self) -> str:
         """Returns the text of ``embeddings.json``."""
         fields = dataclasses.asdict(self)
-        if not self.num_tokens:  # so that the fingerprint of pooled embeddings is that of earlier versions
-            del fields["num_tokens"]
+        for name in _LATER_FIELDS:
+            if not fields[name]:  # so that the fingerprint of pooled embeddings is that of earlier versions
+                del fields[name]
         return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     @staticmethod
@@ -95,14 +100,16 @@ class Recipe:
         """
         fields = parse_json(content)
         names = {field.name for field in dataclasses.fields(Recipe)}
-        if not isinstance(fields, dict) or set(fields) | {"num_tokens"} != names:
+        if not isinstance(fields, dict) or {*_LATER_FIELDS, *fields} != names:
             raise ValueError(f"it is not an object with the fields {', '.join(sorted(names))}")
-        fields.setdefault("num_tokens", 0)
+        fields = {**_LATER_FIELDS, **fields}
         are_integers = all(type(fields[name]) is int for name in ("size", "num_crops", "seed", "num_tokens"))
         if not are_integers or not (1 <= fields["size"] <= MAX_SIZE and 0 <= fields["num_crops"] <= MAX_CROPS):
             raise ValueError("size, num_crops, seed or num_tokens is not an integer in range")
         if fields["num_tokens"] < 0 or (fields["num_tokens"] and fields["size"] % fields["num_tokens"]):
             raise ValueError("num_tokens does not divide size")
+        if type(fields["logits"]) is not bool or (fields["logits"] and fields["num_tokens"]):
+            raise ValueError("logits is not true or false, or those of tokens")
         if not isinstance(fields["tower"], str) or not isinstance(fields["inputs"], dict):
             raise ValueError("tower is not a string, or inputs is not an object")
         if isinstance(made_by := fields["inputs"].get("preprocessing"), dict):

@@ -104,6 +104,7 @@ def embed(
     part: tuple[int, int] = (0, 1),
     texts: bool = False,
     tokens: bool = False,
+    logits: bool = False,
 ) -> None:
     """Stores the embeddings of a locked tower, to train on them; finished shards are skipped.
 
@@ -118,6 +119,7 @@ def embed(
         part: (I, N): shards I, I + N, ..., where N hosts share the work.
         texts: whether to embed the captions with the text tower, and not the images.
         tokens: whether to store all tokens of the image tower, before pooling, for a decoder.
+        logits: whether to store the logits of a classifier, without noise and not calibrated, for distillation.
 
     Raises:
         UserError: the tower, the shards or the output cannot be used.
@@ -127,7 +129,7 @@ def embed(
     if len(numbers := arguments.listed(part, "part", "two numbers")) != 2:
         raise UserError(f"part = {part!r:.100} must be two numbers, (I, N)")
     first, count = (arguments.whole(number, "part") for number in numbers)
-    for name, value in {"texts": texts, "tokens": tokens}.items():
+    for name, value in {"texts": texts, "tokens": tokens, "logits": logits}.items():
         arguments.flag(value, name)
     source = None
     if isinstance(tower, ExperimentConfig):
@@ -140,4 +142,4 @@ def embed(
     from lit_het.apps.embed import captions, images
 
     work = captions.embed_captions if texts else images.embed
-    work(source, config, output, images.EmbedOptions(shards, dtype, crops, (first, count), tokens))
+    work(source, config, output, images.EmbedOptions(shards, dtype, crops, (first, count), tokens, logits))

@@ -47,6 +47,7 @@ class Batch:
         text: token ids.
         text_embedding: precomputed embeddings of a locked text tower, in place of ``text``.
         teacher_image, teacher_text: precomputed embeddings of another model, beside ``image`` and ``text``.
+        teacher_logits: precomputed logits of another classifier.
         text_target: which tokens of ``text`` a decoder is to predict; others are its prompt, or padding.
         image_id, text_id: hashes of the sample and of its token ids, equal for rows with the same image or text.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data; mixed ones where
@@ -63,6 +64,7 @@ class Batch:
     text_embedding: Float[Any, "b text_d"] | None = None
     teacher_image: Float[Any, "b teacher_d"] | None = None
     teacher_text: Float[Any, "b teacher_text_d"] | None = None
+    teacher_logits: Float[Any, "b classes"] | None = None
     text_target: Bool[Any, "b l"] | None = None
     image_id: UInt32[Any, "b 2"] | None = None
     text_id: UInt32[Any, "b 2"] | None = None

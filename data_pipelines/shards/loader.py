@@ -279,8 +279,9 @@ def _stored_embeddings(
     images, beside = None, {}
     if config.embeddings is not None:
         images = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
-    if config.teacher_embeddings is not None:
-        beside["teacher_image"] = StoredEmbeddings(config.teacher_embeddings, None, field="teacher_image")
+    for field, address in (("teacher_image", config.teacher_embeddings), ("teacher_logits", config.teacher_logits)):
+        if address is not None:
+            beside[field] = StoredEmbeddings(address, None, field=field)
     place = config.texts[0]
     texts = (("text_embedding", config.text_embeddings), ("teacher_text", config.teacher_text_embeddings))
     for field, address in texts if has_texts else ():

@@ -16,14 +16,15 @@ def add_to(commands: Any) -> None:
     embedding = commands.add_parser(
         "embed",
         allow_abbrev=False,
-        usage="lit-het embed --tower RUN|FILE --output DIR [--texts | --tokens] [--data SHARDS ...] [--dtype TYPE] "
-        "[--crops K] [--part I/N] "
+        usage="lit-het embed --tower RUN|FILE --output DIR [--texts | --tokens | --logits] [--data SHARDS ...] "
+        "[--dtype TYPE] [--crops K] [--part I/N] "
         "[--any.field.of-the-configuration VALUE ...]",
         description="Embeds every image of the shards, preprocessed as in evaluation, into one file per shard. "
         "'lit-het train --data.embeddings DIR' and 'lit-het zero-shot --embeddings DIR' then read them in place "
         "of images. With --texts it embeds every caption with the text tower, for 'lit-het train "
-        "--data.text-embeddings DIR'. With --tokens it stores all tokens of a ViT, for a decoder. The same command "
-        "continues an interrupted one.",
+        "--data.text-embeddings DIR'. With --tokens it stores all tokens of a ViT, for a decoder, with --logits the "
+        "logits of a classifier, for 'lit-het train --data.teacher-logits DIR'. The same command continues an "
+        "interrupted one.",
         add_help=False,
     )
     embedding.add_argument(
@@ -36,6 +37,9 @@ def add_to(commands: Any) -> None:
     embedding.add_argument("--texts", action="store_true", help="embed the captions, with a text tower that is locked")
     embedding.add_argument(
         "--tokens", action="store_true", help="store all tokens of the image tower, before pooling, for a decoder"
+    )
+    embedding.add_argument(
+        "--logits", action="store_true", help="store the logits of a classifier, without noise, not calibrated"
     )
     embedding.add_argument(
         "--data", nargs="+", default=(), metavar="SHARDS", help="default: the shards of the tower's run"
@@ -99,7 +103,7 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
     from lit_het.apps.embed import images as embedding
 
     how = embedding.EmbedOptions(
-        tuple(options.data), options.dtype, options.crops, parse_part(options.part), options.tokens
+        tuple(options.data), options.dtype, options.crops, parse_part(options.part), options.tokens, options.logits
     )
     embed = captions.embed_captions if options.texts else embedding.embed
     embed(tower, config, options.output, how)

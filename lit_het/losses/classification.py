@@ -100,6 +100,47 @@ def sigmoid_cross_entropy(
     return _mean(samples, target, counted, log_probabilities, cross_entropy, joint)
 
 
+def softened_divergence(
+    loss: SoftmaxCrossEntropy | SigmoidCrossEntropy,
+    samples: LogitSamples,
+    teacher: Float[Array, "b k"],
+    counted: Counted,
+    temperature: float,
+) -> LossAndTop1:
+    """Returns ``T² Σ_c p_c log(p_c / q_c)``, averaged (Hinton et al. 2015, Sec. 2), and the agreement of best classes.
+
+    The probabilities are p = softmax(t / T) of the teacher's logits and q = 1/S Σ_s softmax(u_s / T); with a sigmoid
+    loss those of each class and of its absence, σ(±t / T) and 1/S Σ_s σ(±u_s / T), and the sum is over both.
+
+    Args:
+        loss: by which the student is trained.
+        samples: of the student's logits, with one prediction of each example.
+        teacher: logits t, without a gradient.
+        counted: see `Counted`.
+        temperature: T.
+    """
+
+    def softened(logits: Float[Array, "*rows k"]) -> Float[Array, "*rows _"]:
+        if loss.has_class_probabilities:
+            logits = logits / temperature
+            return jnp.concatenate([jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)], axis=-1)
+        # Shifted first: the quotient of large logits is rounded by more than their differences.
+        shift = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        return jax.nn.log_softmax((logits - shift) / temperature)
+
+    def log_probabilities(
+        logits: Float[Array, "n t k"], teacher: Float[Array, "n k"]
+    ) -> tuple[Float[Array, "n t _"], Float[Array, "n t"]]:
+        best, theirs = jnp.argmax(logits, axis=-1), jnp.argmax(teacher, axis=-1)
+        return softened(logits), (best == theirs[:, None]).astype(jnp.float32)
+
+    def divergence(log_q: Float[Array, "n _"], teacher: Float[Array, "n k"]) -> Float[Array, " n"]:
+        log_p = softened(teacher)
+        return temperature**2 * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+    return _mean(samples, jax.lax.stop_gradient(teacher), counted, log_probabilities, divergence, joint=False)
+
+
 def mean_log_probabilities(
     samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t _"]]
 ) -> Float[Array, "bm _"]:

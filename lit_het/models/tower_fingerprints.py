@@ -42,6 +42,13 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Toke
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def classifier_fingerprint(config: ExperimentConfig, params: Params) -> str:
+    """Returns a fingerprint of a classifier: of its tower and its head; arguments as those of `tower_fingerprint`."""
+    fields = json.dumps(experiment.fields(config.task.head), sort_keys=True)
+    text = f"{tower_fingerprint(config, params)} {fields} {checksums.digest({'head': params['head']})}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _earlier(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields without later ones that change nothing."""
     return {name: value for name, value in fields.items() if name not in _LATER_FIELDS or value != _LATER_FIELDS[name]}

@@ -53,6 +53,7 @@ class Context:
     """What the term of an objective is computed from.
 
     Attributes:
+        task: configuration of the task.
         model: towers, head and the modules of objectives, with the parameters that are differentiated.
         teacher: the same with the moving average of the parameters; None without one.
         batch: as `Objective.prepare` left it.
@@ -62,6 +63,7 @@ class Context:
         step: number of the step; None where nothing is trained, and no objective begins later.
     """
 
+    task: Any
     model: Any
     teacher: Any
     batch: Batch

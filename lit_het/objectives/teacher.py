@@ -1,5 +1,7 @@
 """Distillation: the embeddings of another model, stored once, teach the towers (CLIP-KD, Yang et al. 2024).
 
+So do the logits of another classifier (Hinton et al. 2015).
+
 Self-distillation, whose teacher is the average of the model itself, is `lit_het.objectives.distillation`.
 """
 
@@ -20,19 +22,25 @@ from lit_het.types import Metrics
 if TYPE_CHECKING:
     from flax import nnx
 
-_READ = {"image": "teacher-embeddings", "text": "teacher-text-embeddings"}
+_SIDES = ("image", "text")
+# What is read of a teacher: what a folder then holds, the flag of `lit-het embed` that writes it, and that of the data.
+_READ = {
+    "image": ("embeddings of images", "", "teacher-embeddings"),
+    "text": ("embeddings of captions", "--texts ", "teacher-text-embeddings"),
+    "logits": ("logits", "--logits ", "teacher-logits"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageTeacherConfig(Objective):
-    """The image embeddings of a teacher, which ``lit-het embed`` has stored (``data.teacher_embeddings``).
+class _StoredTeacher(Objective):
+    """The embeddings of a teacher, which ``lit-het embed`` has stored; of both sides, of which it teaches some.
 
     With unit vectors s of the student and t of the teacher the term is ``weight · mean |s - t|²``, and ``|s - t|²`` is
     ``2 - 2 cos(s, t)`` (feature distillation of CLIP-KD). With a projection W the unit vector of ``W s`` is compared.
 
     Attributes:
         start: when the term begins; until then the projection stays as it was initialized.
-        image_weight: of the distance of image embeddings; 0 leaves it out.
+        image_weight: of the distance of image embeddings (``data.teacher_embeddings``); 0 leaves it out.
         projection: size of the teacher's embeddings, to which a trained linear layer maps the student's; None compares
             embeddings of the same size as they are.
     """
@@ -55,11 +63,11 @@ class ImageTeacherConfig(Objective):
     @property
     def _features(self) -> dict[str, float]:
         """The weights above 0 of the distances of embeddings, by side."""
-        return {side: weight for side, weight in self._weights.items() if side in _READ and weight}
+        return {side: weight for side, weight in self._weights.items() if side in _SIDES and weight}
 
     @property
     def _sides(self) -> list[str]:
-        """The sides whose embeddings are read."""
+        """What is read, of `_READ`."""
         return list(self._features)
 
     @property
@@ -97,31 +105,33 @@ class ImageTeacherConfig(Objective):
     def _check_stored(self, setup: Setup) -> None:
         sizes = dict[str, int]()
         for side in self._sides:
+            held, flag, field = _READ[side]
             stored = setup.loader.beside.get(f"teacher_{side}")
             if stored is None:
-                flag = "--texts " if side == "text" else ""
+                what = "logits" if side == "logits" else f"{side} embeddings"
                 raise UserError(
-                    f"task.teacher needs the {side} embeddings of a teacher: write them with lit-het embed {flag}of "
-                    f"another model, and set --data.{_READ[side]}, or set its weights to 0"
+                    f"task.teacher needs the {what} of a teacher: write them with lit-het embed {flag}of another "
+                    f"model, and set --data.{field}, or set its weights to 0"
                 )
-            recipe = stored.recipe
-            if recipe.num_tokens or ("captions" in recipe.inputs) != (side == "text"):
-                held = "tokens" if recipe.num_tokens else "embeddings of captions"
-                raise UserError(
-                    f"{stored.address} holds {held}; --data.{_READ[side]} needs pooled embeddings of {side}s"
-                )
-            sizes[side] = recipe.size
-            own = self.projection or setup.task.image_tower.embedding_size
-            if side in self._features and sizes[side] != own:
-                what = "the projection" if self.projection else "this model's"
-                raise UserError(
-                    f"the teacher's embeddings in {stored.address} have size {sizes[side]}, {what} {own}: set "
-                    f"--task.teacher.projection {sizes[side]}"
-                )
+            if (found := _held(stored.recipe)) != held:
+                raise UserError(f"{stored.address} holds {found}; --data.{field} needs {held}")
+            self._check_size(setup.task, side, stored)
+            if side in _SIDES:
+                sizes[side] = stored.recipe.size
         if len(set(sizes.values())) > 1:
             raise UserError(
                 f"the teacher's images have size {sizes['image']} and its texts {sizes['text']}: embed both with one "
                 "model"
+            )
+
+    def _check_size(self, task: Any, side: str, stored: Any) -> None:
+        """Checks that what is stored has the size of what it is compared with."""
+        own = self.projection or task.image_tower.embedding_size
+        if side in self._features and stored.recipe.size != own:
+            what = "the projection" if self.projection else "this model's"
+            raise UserError(
+                f"the teacher's embeddings in {stored.address} have size {stored.recipe.size}, {what} {own}: set "
+                f"--task.teacher.projection {stored.recipe.size}"
             )
 
     def term(self, context: Context) -> tuple[Float[Array, ""], Metrics]:
@@ -142,8 +152,7 @@ class ImageTeacherConfig(Objective):
 
     def _teacher(self, context: Context) -> dict[str, Float[Array, "b t"]]:
         """Returns the teacher's unit embeddings."""
-        stored = {side: getattr(context.batch, f"teacher_{side}") for side in self._sides}
-        return {side: _unit(finite(x.astype(jnp.float32), context.batch.valid)) for side, x in stored.items()}
+        return {side: _unit(_read(context, side)) for side in self._sides if side in _SIDES}
 
     def columns(self, task: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the columns of the teacher, see `Objective`."""
@@ -152,11 +161,71 @@ class ImageTeacherConfig(Objective):
 
 
 @dataclasses.dataclass(frozen=True)
-class TeacherConfig(ImageTeacherConfig):
+class ImageTeacherConfig(_StoredTeacher):
+    """The image embeddings of a teacher of a classifier, and the logits of another classifier of the same classes.
+
+    The term of logits is ``logits_weight · T² KL(p || q)`` of softened probabilities, see `softened_divergence`.
+
+    Attributes:
+        logits_weight: of the divergence from the teacher's probabilities (``data.teacher_logits``); 0 leaves it out.
+        temperature: T, which divides the logits of both.
+    """
+
+    logits_weight: float = 0.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_temperature(self)
+
+    @property
+    def _weights(self) -> Mapping[str, float]:
+        return {"image": self.image_weight, "logits": self.logits_weight}
+
+    @property
+    def _sides(self) -> list[str]:
+        return [*super()._sides, *(["logits"] if self.logits_weight else [])]
+
+    def check(self, setup: Setup) -> None:
+        """Checks embeddings, and that there is one prediction of each image."""
+        if self.logits_weight and getattr(setup.task, "num_heads", None) != 1:
+            raise UserError("task.teacher.logits_weight needs a classifier with num_heads = 1; set it to 0")
+        super().check(setup)
+
+    def _check_size(self, task: Any, side: str, stored: Any) -> None:
+        if side == "logits" and stored.recipe.size != task.num_classes:
+            raise UserError(
+                f"{stored.address} holds the logits of {stored.recipe.size} classes, the task has {task.num_classes}; "
+                "the teacher needs the same classes in the same order"
+            )
+        super()._check_size(task, side, stored)
+
+    def term(self, context: Context) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the weighted distance and the weighted divergence, and metrics."""
+        from lit_het.losses.classification import softened_divergence
+
+        loss, metrics = super().term(context)
+        if not self.logits_weight:
+            return loss, metrics
+        samples = context.model.head(context.image, context.keys("noise"))
+        counted = context.batch.valid, context.batch.weight
+        found = softened_divergence(context.task.loss, samples, _read(context, "logits"), counted, self.temperature)
+        metrics = metrics | {"teacher_divergence": found.loss, "teacher_agreement": found.top1}
+        return loss + self.logits_weight * found.loss, metrics
+
+    def columns(self, task: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the columns of the teacher, see `Objective`."""
+        columns = super().columns(task)
+        if self.logits_weight:
+            columns["teacher_logits"] = jax.ShapeDtypeStruct((task.num_classes,), jnp.float32)
+        return columns
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherConfig(_StoredTeacher):
     """The embeddings of images and captions by a teacher, and its similarities of both.
 
-    The distances are those of `ImageTeacherConfig`. The divergence of similarities (`relation_divergence`) trains both
-    towers and the temperature of the head.
+    The divergence of similarities (`relation_divergence`) trains both towers and the temperature of the head.
 
     Attributes:
         text_weight: of the distance of text embeddings (``data.teacher_text_embeddings``); 0 leaves it out.
@@ -170,8 +239,7 @@ class TeacherConfig(ImageTeacherConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature > 0:
-            raise FieldError(self, "temperature", f"{self.temperature} must be above 0")
+        _require_temperature(self)
 
     @property
     def _weights(self) -> Mapping[str, float]:
@@ -179,10 +247,10 @@ class TeacherConfig(ImageTeacherConfig):
 
     @property
     def _sides(self) -> list[str]:
-        return list(_READ) if self.relation_weight else super()._sides
+        return list(_SIDES) if self.relation_weight else super()._sides
 
     def check(self, setup: Setup) -> None:
-        """Checks as `ImageTeacherConfig` does, and that there are captions."""
+        """Checks embeddings, and that there are captions."""
         setup.require_captions("teacher")
         if setup.task.head.text_variances is not None:
             raise UserError("task.teacher compares unit vectors, and the head 'gaussian' has none; leave it out")
@@ -214,6 +282,23 @@ class TeacherConfig(ImageTeacherConfig):
         from lit_het.losses.relations import VECTORS_PER_BLOCK
 
         return min(rows, VECTORS_PER_BLOCK) * batch_size if self.relation_weight else 0
+
+
+def _require_temperature(config: ImageTeacherConfig | TeacherConfig) -> None:
+    if not config.temperature > 0:
+        raise FieldError(config, "temperature", f"{config.temperature} must be above 0")
+
+
+def _held(recipe: Any) -> str:
+    """Returns what a folder holds, as the words of `_READ`, or tokens."""
+    if recipe.kind != "pooled embeddings":
+        return recipe.kind
+    return f"embeddings of {'captions' if 'captions' in recipe.inputs else 'images'}"
+
+
+def _read(context: Context, side: str) -> Float[Array, "b t"]:
+    """Returns what is stored of a teacher in float32, with ones in invalid rows."""
+    return finite(getattr(context.batch, f"teacher_{side}").astype(jnp.float32), context.batch.valid)
 
 
 def _unit(x: Float[Array, "b d"] | None) -> Float[Array, "b d"]:

@@ -169,7 +169,7 @@ class Task(Generic[Config, Model]):
         found = self.forward(model, batch, keys)
         teacher, step = (None, None) if progress is None else (progress.average, progress.step)
         teacher = None if teacher is None else self.model(teacher)
-        context = Context(model, teacher, batch, found.image, found.text, found.outputs, keys, step)
+        context = Context(self.config, model, teacher, batch, found.image, found.text, found.outputs, keys, step)
         loss, metrics = added(found.loss, found.metrics, objectives, context)
         for value in found.auxiliary_losses:
             loss = loss + value

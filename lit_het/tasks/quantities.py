@@ -89,6 +89,12 @@ def scores(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array
     return model.mean_scores(_of_members(by_member, features))
 
 
+def logits(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
+    """Returns the logits without noise, which are their mean over it, divided by τ; the mean over members."""
+    by_member = mean_log_probabilities(_samples(model, features), lambda logits: logits)
+    return _of_members(by_member, features).mean(axis=1)
+
+
 def pair_probabilities(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
     """Returns ``sigmoid(u_k + bias)`` of the logits without noise, independent of other texts; means over members."""
 

@@ -235,17 +235,23 @@ def test_a_damaged_or_truncated_file_is_a_one_line_error_with_its_path(shards, p
     assert_refused(first.name, loader, shards, plain)
 
 
-def test_a_recipe_says_whether_it_is_of_tokens(tmp_path):
+def test_a_recipe_says_whether_it_is_of_tokens_or_logits(tmp_path):
     pooled, tokens = recipe(), recipe(num_tokens=3)
-    assert "num_tokens" not in json.loads(pooled.to_json()), "as in earlier versions"
-    for how in (pooled, tokens):
+    assert not {"num_tokens", "logits"} & json.loads(pooled.to_json()).keys(), "as in earlier versions"
+    for how in (pooled, tokens, recipe(logits=True)):
         assert Recipe.from_json(how.to_json().encode()) == how
     EmbeddingFolder(str(tmp_path / "e"), tokens)
     assert_refused("holds tokens, not pooled embeddings", EmbeddingFolder, str(tmp_path / "e"), pooled)
 
 
 INVALID = {"tower": [3], "images": [[]], "size": [2**40, "3", 0], "num_crops": [2**40, -1, True], "seed": [None]}
-INVALID |= {"dtype": ["float8", [1]], "num_tokens": [-1, 2, None], "version": [1], "more": [1]}
+INVALID |= {
+    "dtype": ["float8", [1]],
+    "num_tokens": [-1, 2, None],
+    "logits": [1, "yes", None],
+    "version": [1],
+    "more": [1],
+}
 WRONG = [json.dumps(json.loads(RECIPE.to_json()) | {name: value}) for name in INVALID for value in INVALID[name]]
 
 

@@ -16,7 +16,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.base import masked_mean, weights
-from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy, softened_divergence
 from lit_het.mixtures import LabelMixture
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
@@ -109,11 +109,45 @@ def reference_sigmoid(logits, target):
     return np.array(losses)
 
 
+def reference_softened(logits, teacher, probabilities):
+    """T² Σ_c p_c log (p_c / q_c), with p of the teacher's logits over T and q the mean over samples of T = 3."""
+    losses = []
+    for u, t in zip(logits, teacher, strict=True):
+        p, q = probabilities(t / 3), np.mean([probabilities(u_s / 3) for u_s in u], axis=0)
+        losses.append(9 * np.sum(p * np.log(p / q)))
+    return np.array(losses)
+
+
+def of_one_class(u):
+    return np.exp(u) / np.exp(u).sum()
+
+
+def of_each_class(u):
+    """Probabilities of the classes, and of their absence."""
+    p = 1 / (1 + np.exp(-u))
+    return np.concatenate([p, 1 - p])
+
+
+def softened(loss):
+    return _compiled(lambda samples, teacher, *counted: softened_divergence(loss, samples, teacher, counted, 3.0))
+
+
+TEACHER = RANDOM.normal(size=(B, K)) * 4
 CASES = {
     "softmax": (softmax, reference_softmax, LABEL),
     "mixed softmax": (softmax, reference_mixed_softmax, MIXED),
     "smoothed softmax": (smoothed, reference_smoothed, MIXED),
     "sigmoid": (sigmoid, reference_sigmoid, TARGET),
+    "softened softmax": (
+        softened(SoftmaxCrossEntropy()),
+        functools.partial(reference_softened, probabilities=of_one_class),
+        TEACHER,
+    ),
+    "softened sigmoid": (
+        softened(SigmoidCrossEntropy()),
+        functools.partial(reference_softened, probabilities=of_each_class),
+        TEACHER,
+    ),
 }
 BOTH = pytest.mark.parametrize(("fast", "slow", "labels"), CASES.values(), ids=CASES)
 IN_BLOCKS = {"examples_per_block": 3, "samples_per_block": 2}  # neither divides four examples or three samples

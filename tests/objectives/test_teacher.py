@@ -14,6 +14,7 @@ from lit_het.data_pipelines.embeddings import Recipe
 from lit_het.errors import UserError
 from lit_het.heads.contrastive_config import GaussianContrastiveConfig
 from lit_het.losses.base import weights
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy, softened_divergence
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.losses.relations import relation_divergence
 from lit_het.objectives.base import Setup, check_objectives
@@ -109,6 +110,63 @@ def test_a_classifier_learns_the_image_embeddings_of_a_teacher():
     assert float(loss - expected) == pytest.approx(float(metrics["teacher_image_distance"]), rel=1e-4)
 
 
+LOGITS = ImageTeacherConfig(image_weight=0.0, logits_weight=2.0, temperature=3.0)
+
+
+@pytest.mark.parametrize("loss", [SoftmaxCrossEntropy(), SigmoidCrossEntropy()], ids=["softmax", "sigmoid"])
+def test_a_classifier_learns_the_logits_of_a_teacher_with_the_noise_of_its_loss(loss):
+    config = dataclasses.replace(test_tasks.CLASSIFIER, teacher=LOGITS, loss=loss)
+    assert {name: x.shape for name, x in LOGITS.columns(config).items()} == {"teacher_logits": (test_tasks.K,)}
+    task, params = start(config)
+    stored = np.random.default_rng(0).normal(size=(test_tasks.B, test_tasks.K)).astype(np.float16)
+    stored[~np.asarray(test_tasks.VALID)] = np.nan
+    batch = Batch(test_tasks.VALID, test_tasks.IMAGE, label=test_tasks.LABEL, teacher_logits=stored)
+    (total, metrics), gradient = compiled(task.loss)(params, batch, KEYS)
+    plain = dataclasses.replace(batch, teacher_logits=None)
+    (own, _), own_gradient = compiled(task_of(dataclasses.replace(config, teacher=None)).loss)(params, plain, KEYS)
+    model: Any = task.model(params)
+    samples = model.head(task.features(params, test_tasks.IMAGE), KEYS("noise"))
+    counted, teacher = (test_tasks.VALID, None), np.nan_to_num(stored.astype(np.float32))
+    expected = softened_divergence(loss, samples, jnp.asarray(teacher), counted, 3.0)
+    assert float(metrics["teacher_divergence"]) == pytest.approx(float(expected.loss), rel=1e-4)
+    assert float(metrics["teacher_agreement"]) == pytest.approx(float(expected.top1))
+    assert float(total - own) == pytest.approx(2 * float(expected.loss), rel=1e-4)
+    for x, y in zip(jax.tree.leaves(gradient["head"]), jax.tree.leaves(own_gradient["head"]), strict=True):
+        assert np.isfinite(x).all()
+        assert np.any(x != y)
+
+
+def logits_of(num_classes, **fields):
+    recipe = Recipe("classifier", {}, num_classes, 0, "float16", 0, **{"logits": True, **fields})
+    return SimpleNamespace(beside={"teacher_logits": SimpleNamespace(address="folder", recipe=recipe)})
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (logits_of(5), r"folder holds the logits of 5 classes, the task has 3; the teacher needs the same classes"),
+        (logits_of(3, logits=False), r"folder holds embeddings of images; --data\.teacher-logits needs logits"),
+        (SimpleNamespace(beside={}), r"needs the logits .* lit-het embed --logits .* set --data\.teacher-logits"),
+    ],
+)
+def test_logits_that_do_not_fit_are_refused(loader, message):
+    with pytest.raises(UserError, match=message):
+        check_objectives(Setup(dataclasses.replace(test_tasks.CLASSIFIER, teacher=LOGITS), loader=loader))
+
+
+def test_logits_in_place_of_embeddings_and_a_student_without_classes_are_refused():
+    stored = SimpleNamespace(beside={"teacher_image": logits_of(SIZE).beside["teacher_logits"]})
+    with pytest.raises(UserError, match=r"folder holds logits; --data\.teacher-embeddings needs embeddings of images"):
+        check_objectives(Setup(CONFIG, loader=stored))
+    for config in (TASK, dataclasses.replace(test_tasks.CLASSIFIER, num_heads=2)):
+        with pytest.raises(UserError, match=r"logits_weight needs a classifier with num_heads = 1; set it to 0"):
+            dataclasses.replace(config, teacher=LOGITS)
+    with pytest.raises(UserError, match="must be above 0"):
+        ImageTeacherConfig(temperature=0.0)
+    with pytest.raises(UserError, match=r"saw no mixed images; leave out task\.mixup"):
+        dataclasses.replace(test_tasks.CLASSIFIER, teacher=LOGITS, mixup=0.2)
+
+
 @pytest.mark.parametrize(
     ("changes", "locked", "message"),
     [
@@ -181,7 +239,7 @@ def test_a_teacher_that_does_not_fit_is_refused_by_both_sizes(teacher, sizes, me
 def test_what_is_no_embedding_of_images_is_refused(num_tokens, held):
     recipe = dataclasses.replace(recipe_of("text", SIZE), num_tokens=num_tokens)
     stored = SimpleNamespace(beside={"teacher_image": SimpleNamespace(address="folder", recipe=recipe)})
-    with pytest.raises(UserError, match=f"folder holds {held}; --data.teacher-embeddings needs pooled embeddings"):
+    with pytest.raises(UserError, match=f"folder holds {held}; --data.teacher-embeddings needs embeddings of images"):
         check_objectives(Setup(CONFIG, loader=stored))
 
 

@@ -86,10 +86,11 @@ class EmbeddedSamples:
         if common := {canonical(shard) for shard in train} & {canonical(shard) for shard in test}:
             raise UserError(f"{min(common)} is also a shard of --against; leave it out of one of them")
         self._stored = stored = StoredEmbeddings(embeddings, None)
-        if stored.recipe.num_tokens or stored.recipe.num_crops or "captions" in stored.recipe.inputs:
+        recipe = stored.recipe
+        if recipe.kind != "pooled embeddings" or recipe.num_crops or "captions" in recipe.inputs:
             raise UserError(
-                f"{embeddings} holds captions, crops or tokens; near-duplicates need one embedding of each image: "
-                "lit-het embed without --texts, --crops and --tokens"
+                f"{embeddings} holds captions, crops, tokens or logits; near-duplicates need one embedding of each "
+                "image: lit-het embed without --texts, --crops, --tokens and --logits"
             )
         with Bar("indexing", len(train) + len(test), "shards") as bar:
             self.index = ShardIndex([*train, *test], [IMAGE], [EMBEDDING], stored.attach, bar.advance)

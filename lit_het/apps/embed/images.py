@@ -24,10 +24,13 @@ from lit_het.data_pipelines.shards.writing import IMAGE
 from lit_het.errors import UserError, pluralize, require_at_least, require_choice
 from lit_het.models.opening import open_run
 from lit_het.models.pretrained import abstract_params, load_pretrained, load_weights
-from lit_het.models.tower_fingerprints import tower_fingerprint
+from lit_het.models.tower_fingerprints import classifier_fingerprint, tower_fingerprint
 from lit_het.programs import shared
 from lit_het.tasks.captioning import CaptioningConfig
+from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.quantities import logits
+from lit_het.tasks.union import TaskConfig
 from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.types import Batch, Params
 
@@ -45,6 +48,7 @@ class EmbedOptions:
         num_crops: K, random crops per image; 0 for the preprocessing of evaluation.
         part: (I, N): embed every N-th shard from the I-th on; other hosts embed the others.
         tokens: whether to store all tokens of the image tower, for decoders, and not its pooled embedding.
+        logits: whether to store the logits of a classifier, without noise and not calibrated, for distillation.
     """
 
     shards: tuple[str, ...] = ()
@@ -52,8 +56,11 @@ class EmbedOptions:
     num_crops: int = 0
     part: tuple[int, int] = (0, 1)
     tokens: bool = False
+    logits: bool = False
 
     def __post_init__(self) -> None:
+        if self.tokens and self.logits:
+            raise UserError("--tokens and --logits are stored in folders of their own; leave out one of them")
         require_at_least(0, self, "num_crops")
         require_choice(self, "dtype")
 
@@ -82,15 +89,17 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     params = tower_params(source, config, "image_tower")
     if options.tokens:
         config, params = _without_pooling(config, params)
+    num_classes = _num_classes(config.task, params) if options.logits else None
     tower = config.task.require_image_tower()
     recipe = Recipe(
-        tower=tower_fingerprint(config, params),
+        tower=(classifier_fingerprint if options.logits else tower_fingerprint)(config, params),
         inputs=describe(data.training, data.image_size, random=options.num_crops > 0),
-        size=FeatureExtractor(tower).size,
+        size=num_classes or FeatureExtractor(tower).size,
         num_crops=options.num_crops,
         dtype=options.dtype,
         seed=data.seed,
         num_tokens=tower.num_tokens if options.tokens else 0,
+        logits=options.logits,
     )
     folder = EmbeddingFolder(output, recipe)
     missing, num_samples = missing_shards(folder, addresses, IMAGE)
@@ -102,7 +111,7 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
     if recipe.num_tokens:
         message(_disk_space(recipe, loader.num_samples))
-    encode = _encoder(config, params, mesh)
+    encode = _encoder(config, params, mesh, logits=options.logits)
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
         unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
@@ -124,6 +133,13 @@ def _check_tower(tower: ImageTowerConfig, options: EmbedOptions) -> None:
             )
     elif tower.without_pooling() is None:
         raise UserError("--tokens needs a ViT without ensembles of experts, uncertainty tokens and max_patches")
+
+
+def _num_classes(task: TaskConfig, params: Params) -> int:
+    """Returns the number of logits that a classifier gives."""
+    if not isinstance(task, ClassificationConfig) or "head" not in params:
+        raise UserError("--logits needs a trained classifier: name its run with --tower, or leave out --logits")
+    return task.num_classes
 
 
 def _without_pooling(config: ExperimentConfig, params: Params) -> tuple[ExperimentConfig, Params]:
@@ -184,16 +200,19 @@ def tower_params(source: Path | None, config: ExperimentConfig, part: str) -> Pa
     return open_run(source).params
 
 
-def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
-    """Returns the compiled tower, with its parameters on the devices of the mesh."""
-    tower = config.task.require_image_tower()
+def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh, *, logits: bool) -> Encode:
+    """Returns the compiled tower, or classifier, with its parameters on the devices of the mesh."""
+    tower, found = config.task.require_image_tower(), None
     weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
+    if logits:
+        assert isinstance(config.task, ClassificationConfig), "checked"
+        weights["head"], found = params["head"], _logits(config.task)
     placed = jax.device_put(weights, sharding.tree_shardings(weights, mesh))
-    features = _features(tower)
+    found = found or _features(tower)
 
     def encode(batch: Batch) -> jax.Array:
         with jax.set_mesh(mesh):
-            return features(placed, jax.device_put(batch.image, sharding.batch_sharding(mesh)))
+            return found(placed, jax.device_put(batch.image, sharding.batch_sharding(mesh)))
 
     return encode
 
@@ -201,6 +220,12 @@ def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
 @shared
 def _features(tower: ImageTowerConfig) -> Callable[[Params, jax.Array], jax.Array]:
     return jax.jit(FeatureExtractor(tower))
+
+
+@shared
+def _logits(config: ClassificationConfig) -> Callable[[Params, jax.Array], jax.Array]:
+    task = config.build()
+    return jax.jit(lambda params, image: logits(task.image_classifier(params), task.features(params, image)))
 
 
 def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Callable[[int], None]) -> int:

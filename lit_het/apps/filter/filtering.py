@@ -146,7 +146,7 @@ def _raise_if_transient(error: BrokenImage | Unreadable) -> None:
 
 
 def _check_sizes(images: StoredEmbeddings, texts: StoredEmbeddings) -> None:
-    if images.recipe.num_tokens or images.recipe.size != texts.recipe.size:
+    if images.recipe.kind != "pooled embeddings" or images.recipe.size != texts.recipe.size:
         raise UserError(
             f"{images.address} holds {images.recipe.kind} of size {images.recipe.size}, {texts.address} of size "
             f"{texts.recipe.size}: the similarity needs pooled embeddings of one model"
