@@ -55,7 +55,7 @@ class Context:
     Attributes:
         task: configuration of the task.
         model: towers, head and the modules of objectives, with the parameters that are differentiated.
-        teacher: the same with the moving average of the parameters; None without one.
+        average: the same with the moving average of the parameters; None without one.
         batch: as `Objective.prepare` left it.
         image, text: embeddings, the inputs of the head, ones in invalid rows; None where the head has no such input.
         outputs: of the towers that have run, by "image" and "text".
@@ -65,7 +65,7 @@ class Context:
 
     task: Any
     model: Any
-    teacher: Any
+    average: Any
     batch: Batch
     image: Float[Array, "n d"] | None
     text: Float[Array, "n d"] | None

@@ -127,8 +127,8 @@ class DistillationConfig(Objective):
 
     def term(self, context: Context) -> tuple[Float[Array, ""], Metrics]:
         """Returns the weighted sum of both losses, and metrics."""
-        assert context.teacher is not None, "checked with the run"
-        student, teacher = ((m.image_tower, m.distillation) for m in (context.model, context.teacher))
+        assert context.average is not None, "checked with the run"
+        student, teacher = ((m.image_tower, m.distillation) for m in (context.model, context.average))
         return distillation_loss(self, student, teacher, context.batch, context.keys)
 
     def largest_array(self, task: Any, rows: int, batch_size: int) -> int:

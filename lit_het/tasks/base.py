@@ -167,9 +167,9 @@ class Task(Generic[Config, Model]):
         model, objectives = self.model(self._begun(params, progress)), self.config.objectives
         batch = prepared(objectives, self.with_targets(batch), keys)
         found = self.forward(model, batch, keys)
-        teacher, step = (None, None) if progress is None else (progress.average, progress.step)
-        teacher = None if teacher is None else self.model(teacher)
-        context = Context(self.config, model, teacher, batch, found.image, found.text, found.outputs, keys, step)
+        average, step = (None, None) if progress is None else (progress.average, progress.step)
+        average = None if average is None else self.model(average)
+        context = Context(self.config, model, average, batch, found.image, found.text, found.outputs, keys, step)
         loss, metrics = added(found.loss, found.metrics, objectives, context)
         for value in found.auxiliary_losses:
             loss = loss + value

@@ -149,4 +149,6 @@ def check_embeddings(
     read = {"text_embedding"}.union(*(objective.inputs for objective in task.config.objectives.values()))
     for field, stored in loader.beside.items():
         if field not in read:
-            raise UserError(f"{stored.address} is of a teacher, and no weight of task.teacher needs it; leave it out")
+            raise UserError(
+                f"no objective of the task reads {stored.address}: give it a weight, or leave the folder out"
+            )

@@ -78,7 +78,7 @@ def test_a_teacher_of_another_size_and_one_that_nothing_needs_are_refused(studen
     with tiny.untrained():
         for changes, message in (
             ({"task__teacher__projection": 5}, "have size .*, the projection 5: set --task.teacher.projection"),
-            ({"task__teacher": None}, "is of a teacher, and no weight of task.teacher needs it; leave it out"),
+            ({"task__teacher": None}, "no objective of the task reads"),
             ({"data": changed(student.data, teacher_text_embeddings=None)}, "needs the text embeddings of a teacher"),
         ):
             with pytest.raises(lit_het.UserError, match=message):
@@ -139,9 +139,9 @@ def test_logits_that_a_student_cannot_use_are_refused(
     with tiny.untrained():
         for config, message in (
             (changed(student_of_classes, data__teacher_logits=stored["teacher_embeddings"]), "holds embeddings of im"),
-            (changed(student_of_classes, data__teacher_embeddings=stored_logits), "no weight of task.teacher needs it"),
+            (changed(student_of_classes, data__teacher_embeddings=stored_logits), "no objective of the task reads"),
             (changed(student, data__teacher_embeddings=stored_logits), "holds logits; --data.teacher-embeddings needs"),
-            (changed(student, data__teacher_logits=stored_logits), "no weight of task.teacher needs it; leave it out"),
+            (changed(student, data__teacher_logits=stored_logits), "give it a weight, or leave the folder out"),
             (changed(student_of_classes, data=changed(of_classes, shards=(str(held_out),))), "has no embeddings in"),
             (
                 changed(trained_lit, run_dir=tmp_path / "l", data__embeddings=stored_logits),
