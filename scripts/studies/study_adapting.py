@@ -21,7 +21,7 @@ import jax
 from lit_het import parameters
 from lit_het.apps.embed.captions import embed_captions
 from lit_het.apps.embed.images import EmbedOptions, embed
-from lit_het.apps.merging import merge
+from lit_het.apps.merging import merge, soup
 from lit_het.apps.quickstart.running import write_data
 from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
@@ -41,21 +41,21 @@ from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
 from scripts.studies import harness
 
-NEW_SCRIPTS, FEW = ("armenian", "georgian"), Portion(0, 40)
+NEW_SCRIPTS, FEW, CHOOSING = ("armenian", "georgian"), Portion(0, 40), Portion(40, 60)
 STEPS, BATCH_SIZE, SEED_OF_RATES = 200, 64, 9
 START, LOCKED, LAST, FULL = "start", "locked image tower", "last block", "full"
 LORA, LORA_ALL, TAUGHT = "LoRA, rank 8", "LoRA of all layers", "full, taught by the start"
-MIXED, SOUP = "full, WiSE-FT 0.5", "full, soup of three rates"
+MIXED, SOUP = "full, WiSE-FT 0.5", "full, greedy soup of three rates"
 # (tuning of the image tower, of the text tower, learning rate)
 WAYS: Mapping[str, tuple[Tuning | None, Tuning | None, float]] = {
-    LOCKED: (None, None, 1e-3),
+    LOCKED: (None, None, 3e-3),
     LAST: (Tuning(last_blocks=1), Tuning(last_blocks=1), 1e-3),
-    LORA: (Tuning(lora=LoRA()), Tuning(lora=LoRA()), 3e-3),
-    LORA_ALL: (Tuning(lora=LoRA(pattern="encoder/.*")), Tuning(lora=LoRA(pattern="encoder/.*")), 3e-3),
-    FULL: (None, None, 3e-4),
-    TAUGHT: (None, None, 3e-4),
+    LORA: (Tuning(lora=LoRA()), Tuning(lora=LoRA()), 1e-2),
+    LORA_ALL: (Tuning(lora=LoRA(pattern="encoder/.*")), Tuning(lora=LoRA(pattern="encoder/.*")), 1e-2),
+    FULL: (None, None, 3e-3),
+    TAUGHT: (None, None, 3e-3),
 }
-RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 # The rates of a soup, times that of the way.
 OF_SOUP = (1 / 3, 1.0, 3.0)
 SETS = ("new_typeface", "new_characters", "old_typeface")
@@ -163,16 +163,20 @@ def measured(way: str, root: Path, seed: int, rate: float | None = None) -> dict
 
 
 def _merged(way: str, root: Path, seed: int) -> dict[str, float]:
-    """Returns the figures of a mean of the start and the full fine-tuning, or of three of these."""
+    """Returns the figures of a mean of the start and the full fine-tuning, or of a greedy soup of three of these."""
     start, old, new = prepare(root, seed)
     rates = [WAYS[FULL][2] * factor for factor in (OF_SOUP if way == SOUP else (1.0,))]
     runs = []
     for rate in rates:
         runs.append(root / f"{FULL}_{rate:g}")
         harness.trained(configuration(FULL, runs[-1], start, old, new, seed, rate))
-    output = root / ("soup" if way == SOUP else "mixed")
-    if not output.exists():
-        merge(runs if way == SOUP else [start, *runs], None, output)
+    output = root / ("greedy_soup" if way == SOUP else "mixed")
+    if way == SOUP and not output.exists():
+        # Of the same typefaces as the pairs that were trained on.
+        held_out = ImageSet("held_out", str(new / "train"), split=".", portion=CHOOSING)
+        soup(runs, ZeroShotConfig(held_out, ClassNamesConfig(candidates=new / "names.txt")), "top1", output)
+    elif not output.exists():
+        merge([start, *runs], None, output)
     return figures_of(output, old, new)
 
 
