@@ -92,9 +92,10 @@ def _searched(samples: EmbeddedSamples, options: argparse.Namespace) -> float:
     """Returns the FLOP/s of the products that a search needs, of all seconds that it takes."""
     clock = _clock()
     began = clock()
-    rows, mesh = range(options.rows), MeshConfig().build(jax.local_devices())
-    Found.of(BlockSearch(samples.read, rows, FLOOR, mesh).pairs(options.samples, lambda _: None), options.samples)
-    return 2 * options.width * options.rows * options.samples / (clock() - began)
+    count, mesh = options.samples, MeshConfig().build(jax.local_devices())
+    blocks = BlockSearch(samples.read, range(options.rows), FLOOR, mesh)
+    Found.of(blocks.pairs(count, count, lambda _: None), count)
+    return 2 * options.width * options.rows * count / (clock() - began)
 
 
 def _multiplied(options: argparse.Namespace) -> float:

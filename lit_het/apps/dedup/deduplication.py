@@ -142,7 +142,7 @@ def _search(samples: EmbeddedSamples, blocks: Sequence[_Block], floor: float) ->
     total = sum(len(block.rows) * (count - block.rows.start) for block in blocks)
     with Bar("searching", total, "pairs") as bar:
         for block in blocks:
-            pairs = BlockSearch(samples.read, block.rows, floor, mesh).pairs(count, bar.advance)
+            pairs = BlockSearch(samples.read, block.rows, floor, mesh).pairs(samples.num_train, count, bar.advance)
             Found.of(pairs, samples.num_train).save(block.path)
 
 

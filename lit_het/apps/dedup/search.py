@@ -88,7 +88,8 @@ class BlockSearch:
     """Searches a block of rows and all samples after them for similar pairs.
 
     Exact copies are not paired one by one: those in a block of columns are paired with its first one only. So a million
-    copies of one image are not 10^12 pairs, and the groups of similar samples are those of all pairs.
+    copies of one image are not 10^12 pairs, and the groups of similar samples are those of all pairs. A block has
+    samples of one set only, so that what is similar to an evaluation set is found beside a copy of it too.
 
     Args:
         read: the embeddings.
@@ -109,25 +110,27 @@ class BlockSearch:
             where = sharding.batch_sharding(mesh)
             self._placed = jax.device_put((padded, np.arange(len(padded), dtype=np.int32)), where)
 
-    def pairs(self, count: int, advance: Callable[[int], None]) -> Iterator[Pairs]:
+    def pairs(self, num_train: int, count: int, advance: Callable[[int], None]) -> Iterator[Pairs]:
         """Yields all pairs of a row and a sample after it whose cosine is at least the floor.
 
         Args:
+            num_train: samples to train on, before those of evaluation sets.
             count: of all samples.
             advance: called with the number of pairs that were compared.
         """
-        blocks = (range(start, min(start + COLUMNS, count)) for start in range(self._rows.start, count, COLUMNS))
+        sets = range(self._rows.start, num_train), range(num_train, count)
+        blocks = (some[start : start + COLUMNS] for some in sets for start in range(0, len(some), COLUMNS))
         running: _Columns | None = None
         for samples, (values, copies) in _ahead(lambda some: (some, _without_copies(self._read(some))), blocks):
             # The next block is given to the devices before this one is waited for, so that they are never idle.
             begun = self._begin(samples, values, copies)
             if running is not None:
                 yield from self._finish(running)
-                advance(len(self._rows) * COLUMNS)
+                advance(len(self._rows) * len(running.values))
             running = begun
         if running is not None:
             yield from self._finish(running)
-            advance(len(self._rows) * (count - running.start))
+            advance(len(self._rows) * len(running.values))
 
     def _begin(self, samples: range, values: np.ndarray, copies: np.ndarray) -> _Columns:
         """Gives a block of columns to the devices, with the places of copies and what they are copies of."""
