@@ -30,7 +30,6 @@ RESAMPLED_FIELDS = ("image_size", "patch_size")
 # Fields of towers, and the layers that each of them adds: a dense one after the pooling, or the blocks before it.
 LAST_LAYERS = (
     ("representation_size", "pre_logits"),
-    ("pooler", "pre_logits"),
     ("projection_size", "projection"),
     ("top", "top"),
 )

@@ -149,8 +149,9 @@ class MaskedTextOptions(TowerOptions):
         return None if self.projection_size is None else "projection"
 
     def file_options(self) -> dict[str, Any]:
-        """Returns its length too, and a pooling that a file may not record."""
-        return {**super().file_options(), "text_length": self.length, "text_pooling": self.pooling}
+        """Returns its length too, and a pooling that a file may not record; one before a pooler is the file's own."""
+        pooling = {} if self.pooler else {"text_pooling": self.pooling}
+        return {**super().file_options(), "text_length": self.length, **pooling}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,11 @@ import safetensors.numpy
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.models.pretrained import abstract_params, load_weights
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.options import check_padding
 from lit_het.towers.encoder_config import EncoderConfig
+from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.t5 import distance_buckets
 from lit_het.towers.text_config import BertConfig, ModernBertConfig, TextConfig
 from lit_het.weights import formats
@@ -78,6 +81,29 @@ def test_a_tower_starts_from_weights_with_the_pooling_that_it_names(edited):
     tower = formats.text_tower(folder, text_length=8, text_pooling="mean")
     assert (tower.pooling, tower.weights) == ("mean", folder)
     assert formats.text_tower(folder, **tower.file_options()) == tower
+
+
+@pytest.mark.parametrize(("name", "pooler"), [("hf_bert", True), ("hf_bert", False), ("hf_dual_encoder", True)])
+def test_a_bert_starts_from_all_of_its_weights_and_from_none_without_a_pooler(edited, name, pooler):
+    folder = edited(name)
+    tower = formats.text_tower(str(folder), text_pooling=None if pooler else "first")
+    assert tower.pooler is pooler
+
+    def started(tower):
+        image = ViTConfig(8, 8, EncoderConfig(8, 1, 8, 2), projection_size=tower.embedding_size)
+        config = ContrastiveConfig(image, tower, locked=())
+        shapes = abstract_params(config.build())
+        found = load_weights(config, shapes)["text_tower"]
+        assert parameters.flatten(found).keys() == parameters.flatten(shapes["text_tower"]).keys()
+        return parameters.flatten(found)
+
+    stored = parameters.flatten(load(folder, text_pooling=None if pooler else "first")[1]["text_tower"])
+    for path, array in started(tower).items():
+        np.testing.assert_array_equal(array, stored[path])
+    if pooler:
+        sentence_model(folder, "cls_token")
+        with pytest.raises(UserError, match="has pooler = False, but this configuration has True; set"):
+            started(tower)
 
 
 @pytest.mark.parametrize(
