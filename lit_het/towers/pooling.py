@@ -33,10 +33,11 @@ class AttentionPooling(nnx.Module):
         return (pooled + _by_rows(self.mlp.down, hidden)).astype(jnp.float32), hidden.astype(jnp.float32)
 
 
-def mean_of_present(tokens: Float[Array, "b n d"], present: Bool[Array, "b n"]) -> Float[Array, "b d"]:
-    """Returns the mean over the tokens that are present; zeros of an example without any."""
-    weights = present.astype(tokens.dtype)
-    return jnp.einsum("bnd,bn->bd", tokens, weights) / jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
+def mean_of_present(tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None) -> Float[Array, "b d"]:
+    """Returns the mean over the tokens that are present, or all with None; zeros of an example without any."""
+    if present is None:
+        return tokens.mean(axis=1)
+    return tokens.sum(axis=1, where=present[:, :, None]) / jnp.maximum(present.sum(axis=1, keepdims=True), 1)
 
 
 def _by_rows(layer: nnx.Linear, x: Float[Array, "b i"]) -> Float[Array, "b o"]:

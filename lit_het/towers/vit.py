@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 from lit_het import patches, sharding
 from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.layers import linear, log_variances
-from lit_het.towers.pooling import AttentionPooling
+from lit_het.towers.pooling import AttentionPooling, mean_of_present
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.resizing import bilinear_rows
 from lit_het.towers.rotary import Rotation, grid_angles
@@ -190,14 +190,9 @@ class ViT(nnx.Module):
             case "class_token":
                 return self.encoder.norm(tokens[:, 0]) if self.config.norm_twice else tokens[:, 0]
             case "mean":
-                # Registers hold no content of the image (DINOv2): they are left out of the mean.
-                first = self.config.num_registers
-                counted = None if present is None else present[:, first:, None]
-                return tokens[:, first:].mean(axis=1, where=counted)
+                return self._mean_of_patches(tokens, present)
             case "class_and_mean":
-                first = 1 + self.config.num_registers
-                counted = None if present is None else present[:, first:, None]
-                return jnp.concatenate([tokens[:, 0], tokens[:, first:].mean(axis=1, where=counted)], axis=1)
+                return jnp.concatenate([tokens[:, 0], self._mean_of_patches(tokens, present)], axis=1)
             case "first":
                 return tokens[:, self.config.num_registers]
             case "attention":
@@ -206,6 +201,13 @@ class ViT(nnx.Module):
                 return self.pooling(tokens, present)
             case "none":
                 return tokens.reshape(tokens.shape[0], -1)
+
+    def _mean_of_patches(
+        self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None
+    ) -> Float[Array, "b d"]:
+        # Registers hold no content of the image (DINOv2): they are left out.
+        first = self.config.has_class_token + self.config.num_registers
+        return mean_of_present(tokens[:, first:], None if present is None else present[:, first:])
 
     def _project(self, embedding: Float[Array, "b _"]) -> Float[Array, "b d"]:
         if self.config.representation_size is not None:
