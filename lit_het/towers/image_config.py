@@ -159,9 +159,8 @@ class ViTConfig(ImageTowerOptions):
     def _check_rotary(self) -> None:
         if self.encoder.experts is not None:
             raise UserError("image_tower.rotary needs image_tower.encoder.experts = None")
-        head_size = self.encoder.width // self.encoder.num_heads
-        if head_size % 4:
-            raise UserError(f"image_tower.rotary needs heads whose size is a multiple of 4, not {head_size}")
+        if (size := self.encoder.size_of_head) % 4:
+            raise UserError(f"image_tower.rotary needs heads whose size is a multiple of 4, not {size}")
 
     def _check_max_patches(self) -> None:
         experts = self.encoder.experts

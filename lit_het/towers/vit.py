@@ -168,8 +168,7 @@ class ViT(nnx.Module):
         config = self.config
         if config.rotary is None:
             return None
-        head_size = config.encoder.width // config.encoder.num_heads
-        angles = jnp.asarray(grid_angles(config.rotary, rows, columns, head_size))
+        angles = jnp.asarray(grid_angles(config.rotary, rows, columns, config.encoder.size_of_head))
         num_first = config.uncertainty_token + config.has_class_token + config.num_registers
         return Rotation.by(angles[None] if kept is None else angles[kept], num_first)
 

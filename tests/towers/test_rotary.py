@@ -51,12 +51,13 @@ def test_patches_have_the_angles_of_their_rows_and_columns():
     np.testing.assert_allclose(of_eva[:, 1], [0, 4, 8, 12])
 
 
-def test_a_subset_of_patches_keeps_its_places():
-    params = like_initial(shapes(VIT))
+@pytest.mark.parametrize("config", [VIT, with_encoder(VIT, head_size=12)], ids=["8 per head", "12 per head"])
+def test_a_subset_of_patches_keeps_its_places(config):
+    params = like_initial(shapes(config))
     every = np.tile(np.arange(9), (2, 1))
-    whole, same = run(VIT, params, IMAGES), apply(VIT, params, IMAGES, kept=jnp.asarray(every))
+    whole, same = run(config, params, IMAGES), apply(config, params, IMAGES, kept=jnp.asarray(every))
     np.testing.assert_allclose(same.tokens, whole.tokens, atol=1e-5)
-    swapped = apply(VIT, params, IMAGES, kept=jnp.asarray(every[:, ::-1]))
+    swapped = apply(config, params, IMAGES, kept=jnp.asarray(every[:, ::-1]))
     np.testing.assert_allclose(swapped.tokens[:, :2:-1], whole.tokens[:, 3:], atol=1e-5)
 
 
@@ -70,6 +71,8 @@ def test_blocks_that_are_run_otherwise_compute_the_same():
 def test_heads_and_experts_without_rotary_positions_are_refused():
     with pytest.raises(UserError, match="a multiple of 4, not 2"):
         with_encoder(VIT, num_heads=8)
+    with pytest.raises(UserError, match="a multiple of 4, not 6"):
+        with_encoder(VIT, head_size=6)
     with pytest.raises(UserError, match="experts = None"):
         with_encoder(VIT, experts=ExpertsConfig(num_experts=2, num_blocks=1))
     with pytest.raises(UserError, match="base = 0"):
