@@ -81,6 +81,8 @@ class EncoderConfig:
             raise UserError(f"encoder.width = {self.width} is not a multiple of encoder.num_heads = {self.num_heads}")
         if self.experts is not None:
             self.experts.block_numbers(self.depth)
+        if not self.first_norm and (self.experts is not None or self.norm_placement == "after"):
+            raise UserError("encoder.first_norm = False needs norm_placement = 'before' and no experts; leave it out")
 
     @property
     def num_members(self) -> int:

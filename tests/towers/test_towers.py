@@ -10,6 +10,7 @@ import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig, EncoderOutput
@@ -177,6 +178,9 @@ def test_masked_patches_have_the_mask_token_and_their_own_positions():
 def test_impossible_shapes_are_refused_by_name():
     with pytest.raises(UserError, match=r"encoder.width = 10 is not a multiple of encoder.num_heads = 4"):
         EncoderConfig(width=10, num_heads=4)
+    for changes in ({"experts": ExpertsConfig(num_experts=2, num_blocks=1)}, {"norm_placement": "after"}):
+        with pytest.raises(UserError, match=r"encoder.first_norm = False needs norm_placement = 'before' and no exp"):
+            EncoderConfig(first_norm=False, **changes)
     with pytest.raises(UserError, match="image_size = 15 is less than patch_size = 16"):
         ViTConfig(image_size=15)
     with pytest.raises(UserError, match="representation_size = 0 must be at least 1"):
