@@ -65,6 +65,9 @@ def weights_of(places: str) -> Mapping[str, float]:
                 f"captions = {places!r} must be a place, or several with weights above 0, such as "
                 "'json/caption=0.7,json/alt_text=0.3'"
             )
+        if number and part == places:
+            # What reads one place takes it as it is written.
+            raise UserError(f"captions = {places!r}: a place alone has no weight; name it as {place!r}")
         found[place] = weight
     return found
 

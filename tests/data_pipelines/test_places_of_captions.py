@@ -59,6 +59,9 @@ def test_places_that_are_none_are_refused(places):
 def test_where_one_place_is_read_several_are_refused():
     with pytest.raises(UserError, match="are several places of captions, and one is read here; name one"):
         member_of(BOTH)
+    for place in ("json/questions", "json/caption", "cls/data/pets"):
+        with pytest.raises(UserError, match=f"'{place}=1': a place alone has no weight; name it as '{place}'"):
+            TextPlace(f"{place}=1")
     with pytest.raises(UserError, match="questions are read alone; name one place"):
         TextPlace("json/questions,txt")
 
