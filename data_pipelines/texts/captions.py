@@ -294,7 +294,9 @@ class Captions:
 
     def __init__(self, places: Sequence[TextPlace], tokenizer: Tokenizer | DecoderTokenizer):
         self.places, self._tokenizer = tuple(places), tokenizer
-        # Before training, rather than in a thread at the first sample.
+        # Before training, rather than in a thread at the first sample, and as the files are now.
+        _classes.cache_clear()
+        _class_captions.cache_clear()
         for one in {one for place in self.places for one in place.weights if classes_of(one)}:
             _classes(one)
         self._is_prompted = self.places[0].prompt is not None

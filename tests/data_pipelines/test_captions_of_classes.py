@@ -114,3 +114,13 @@ def test_what_is_missing_is_told_before_the_first_sample(config, tmp_path):
     (tmp_path / TEMPLATES_FILE).write_text("a photo\n")
     with pytest.raises(UserError, match=r"template 'a photo' lacks the placeholder \{c\}"):
         load(f"cls/{tmp_path}")
+
+
+def test_names_are_those_of_the_files_when_a_loader_is_made(tmp_path, make_shards):
+    shards = make_shards(tmp_path)
+    config = LoaderConfig((str(shards),), image_size=IMAGE_SIZE, batch_size=NUM_SAMPLES, threads=0, seed=5)
+    config = dataclasses.replace(config, captions=f"cls/{shards}")
+    for article in ("a", "the"):
+        (shards / TEMPLATES_FILE).write_text(f"{article} {{c}}")
+        (batch,) = Loader(config, as_bytes).epoch()
+        assert texts(batch)[0] == f"{article} class 0"
