@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -44,20 +45,28 @@ def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
     Raises:
         Unreadable: there is no caption, or it is not text.
     """
+    if written := [caption for caption in _with_blanks(text, place, unit) if caption]:
+        return written
+    raise _blank(text)
+
+
+def _blank(text: str) -> Unreadable:
+    return Unreadable("empty caption", repr(text[:100]))
+
+
+def _with_blanks(text: str, place: str, unit: CaptionUnit) -> list[str]:
+    """Returns the captions in the text of a member, "" for each blank one, otherwise as `captions_in`."""
     found: Any
     if classes_of(place):
         found = list(_class_captions(place, _classes(place)[0].encode(text.encode())))
     else:
-        found = _json_field(text, place) if "/" in place else text.split("\n") if unit == "line" else text
-    written: list[str] = []
+        found = _json_field(text, place) if "/" in place else text.strip().split("\n") if unit == "line" else text
+    captions: list[str] = []
     for caption in found if isinstance(found, list) and unit == "line" else [found]:
         if not isinstance(caption, str):
             raise Unreadable("empty caption", f"it is not text, but of type {type(caption).__name__}")
-        if caption.strip():
-            written.append(caption.strip() if unit == "line" else caption)
-    if not written:
-        raise Unreadable("empty caption", repr(text[:100]))
-    return written
+        captions.append(caption if caption.strip() and unit == "text" else caption.strip())
+    return captions
 
 
 @functools.lru_cache(maxsize=2048)
@@ -171,23 +180,26 @@ def captions_of_sample(place: TextPlace, members: Mapping[str, bytes | Unreadabl
     Raises:
         Unreadable: no place has a caption, none is in these languages, or a store failed.
     """
-    found, problem = list[tuple[str, str]](), None
+    found, problem = list[tuple[str | None, str]](), None
     for one in place.weights:
+        texts: Sequence[str | None] = [None]  # where a sample lacks a place, there may still be a language for it
         try:
-            texts = captions_in(text_of(content_or_raise(members[member_of(one)])), one, place.unit)
+            content = text_of(content_or_raise(members[member_of(one)]))
+            if not any(texts := _with_blanks(content, one, place.unit)):
+                raise _blank(content)
         except Unreadable as error:
             if error.cause in TRANSIENT_CAUSES:
                 raise
             problem = problem or error
-            continue
         found += [(text, one) for text in texts]
-    if not found:
+    written = [(text, one) for text, one in found if text]
+    if not written:
         assert problem is not None
         raise problem
     if place.language is None:
-        return [Caption(text, one, None) for text, one in found]
-    languages = _languages(place.language, members, len(found))
-    captions = [Caption(*one, language) for one, language in zip(found, languages, strict=True)]
+        return [Caption(text, one, None) for text, one in written]
+    languages = _languages(place.language, members, [text for text, _ in found])
+    captions = [Caption(*one, language) for one, language in zip(written, languages, strict=True)]
     if (only := place.language.only) and not (captions := [one for one in captions if one.language in only]):
         raise Unreadable(
             OTHER_LANGUAGE, f"{', '.join(map(str, dict.fromkeys(languages)))} instead of {', '.join(only)}"
@@ -202,19 +214,27 @@ def tagged(caption: Caption, language: Language | None) -> str:
     return language.tag.replace(LANGUAGE, caption.language) + caption.text
 
 
-def _languages(language: Language, members: Mapping[str, bytes | Unreadable], count: int) -> list[str | None]:
-    """Returns the language of each of so many captions; None where there is none."""
+def _languages(
+    language: Language, members: Mapping[str, bytes | Unreadable], texts: Sequence[str | None]
+) -> list[str | None]:
+    """Returns the language of each caption that is written; None where there is none.
+
+    A list has a language for each of these, or blank captions have one too, or also places that the sample lacks.
+    """
+    written = [text for text in texts if text]
     try:
         content = text_of(content_or_raise(members[member_of(language.place)]))
         found: Any = _json_field(content, language.place) if "/" in language.place else content
     except Unreadable as error:
         if error.cause in TRANSIENT_CAUSES:
             raise
-        return [None] * count
-    languages = found if isinstance(found, list) else [found] * count
-    if len(languages) != count or not all(one is None or isinstance(one, str) for one in languages):
-        raise Unreadable("not the languages", f".{language.place} has {str(found)[:100]!r} for {count} captions")
-    return [(one or "").strip() or None for one in languages]
+        return [None] * len(written)
+    languages = found if isinstance(found, list) else [found] * len(written)
+    ways = written, [text for text in texts if text is not None], texts
+    of_each = next((some for some in ways if len(some) == len(languages)), None)
+    if of_each is None or not all(one is None or isinstance(one, str) for one in languages):
+        raise Unreadable("not the languages", f".{language.place} has {str(found)[:100]!r} for {len(written)} captions")
+    return [(one or "").strip() or None for one in itertools.compress(languages, of_each)]
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -159,6 +160,33 @@ def test_a_tag_stands_before_captions_whose_language_is_known():
         )
     ]
     assert texts == [["<en> a cat", "<de> eine Katze"], ["<en> a cat", "<en> un chat"], ["a cat"], ["a cat"]]
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        ({"a": ["1", " ", "2"], "lang": ["en", "de", "fr"]}, ["<en> 1", "<fr> 2"]),
+        ({"a": ["1", " ", "2"], "lang": ["en", "fr"]}, ["<en> 1", "<fr> 2"]),
+        ({"a": "1", "b": "2", "lang": ["en", "fr"]}, ["<en> 1", "<fr> 2"]),
+        ({"a": "1", "lang": ["en", "fr"]}, ["<en> 1"]),
+        ({"b": "2", "lang": ["en", "fr"]}, ["<fr> 2"]),
+        ({"a": None, "b": ["2", "3"], "lang": [None, "fr", "en"]}, ["<fr> 2", "<en> 3"]),
+        ({"a": ["", ""], "b": "2", "lang": ["en", "en", "fr"]}, ["<fr> 2"]),
+        ({"b": "2", "lang": ["fr"]}, ["<fr> 2"]),
+        ({"b": ["2", ""], "lang": "fr"}, ["<fr> 2"]),
+    ],
+    ids=str,
+)
+def test_each_caption_has_its_language_where_others_are_blank_or_lacking(sample, expected):
+    place = TextPlace("json/a,json/b", language=Language("json/lang", tag="<{language}> "))
+    assert [text.text for text in place.read({"json": json.dumps(sample).encode()})] == expected
+
+
+def test_languages_of_lines_are_those_of_written_ones_or_of_all():
+    place = TextPlace("txt", language=Language("json/lang", tag="<{language}> "))
+    for languages in (b'["en", "fr"]', b'["en", "de", "fr"]'):
+        texts = place.read({"txt": b"1\n\n2\n", "json": b'{"lang": ' + languages + b"}"})
+        assert [text.text for text in texts] == ["<en> 1", "<fr> 2"]
 
 
 @pytest.mark.parametrize("languages", [b'["en"]', b"3", b'{"a": 1}', b'["en", 3]'])
