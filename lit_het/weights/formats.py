@@ -77,8 +77,8 @@ def open_weights(
         return read_big_vision(path, match[2] or "", image_pooling=image_pooling or "mean", **options, **sizes)
     # Before Hugging Face: a V-MoE address has no suffix that would distinguish it from a folder.
     if (prefix := _vmoe_prefix(address, advance)) is not None:
-        pooling: Any = {"image_pooling": image_pooling or "mean", "text_pooling": text_pooling or "last"}
-        found = read_vmoe(prefix, experts=experts, **pooling, **sizes)
+        options = {"image_pooling": image_pooling or "mean", "text_pooling": text_pooling or "last"}
+        found = read_vmoe(prefix, experts=experts, text_length=text_length, **options, **sizes)
         if patch_size not in (None, found.image_tower and found.image_tower.patch_size):
             raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
         return found

@@ -130,6 +130,8 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
             experts=experts,
             advance=download,
         )
+    if options.text_length is not None and found.text_tower is None:
+        raise UserError(f"{source} holds no text tower; leave out --text-length {options.text_length}")
     if options.text_pooling not in (None, found.text_tower and found.text_tower.pooling):
         raise UserError(f"{source} stores its text pooling; leave out --text-pooling {options.text_pooling}")
     pooling = found.image_tower and found.image_tower.pooling

@@ -1,5 +1,8 @@
 """Resamples positions of a trained tower for another image, patch or text size, and the first layer of a ViT."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 import scipy
 from jaxtyping import Float
@@ -7,6 +10,7 @@ from jaxtyping import Float
 from lit_het.errors import UserError
 from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.resizing import bilinear, patch_resize
+from lit_het.weights.rename import ParameterSource
 
 
 def resample(
@@ -62,6 +66,16 @@ def with_length(positions: Float[np.ndarray, "n d"], length: int) -> Float[np.nd
     if length <= len(positions):
         return positions[:length]
     return (bilinear(len(positions), length) @ positions).astype(np.float32)
+
+
+def texts_of_length(sources: Sequence[ParameterSource], length: int) -> list[ParameterSource]:
+    """Returns sources of which those of a text tower's positions give ``length`` of them, see `with_length`."""
+    return [
+        dataclasses.replace(source, combine=lambda *arrays, read=source.combine: with_length(read(*arrays), length))
+        if source.target == "text_tower/positions"
+        else source
+        for source in sources
+    ]
 
 
 def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[np.ndarray, "q q c d"]:

@@ -274,7 +274,9 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
         read_huggingface(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["hf_bert", "hf_clip", "hf_siglip"])
+@pytest.mark.parametrize(
+    "name", ["hf_bert", "hf_clip", "hf_siglip", "hf_prolip", "open_clip", "open_clip_eos", "open_clip_siglip"]
+)
 def test_positions_of_texts_longer_than_the_stored_ones_are_interpolated_as_jax_does(name):
     positions = published(name)["text_tower"]["positions"]
     imported, params = load(GOLDEN / name, text_length=29)

@@ -109,7 +109,7 @@ def test_texts_are_shorter_where_padding_is_not_seen():
     text = run(imported.text_tower, params["text_tower"], io["in/input_ids"][:2, :5]).embedding
     assert_close(unit(text), io["out/text"][:2])
     for name in ("open_clip_eos", "open_clip_siglip"):
-        with pytest.raises(UserError, match="8 positions; leave out text_length = 5"):
+        with pytest.raises(UserError, match="8 positions; it cannot be read with fewer: text_length = 5"):
             load(GOLDEN / name, text_length=5)
 
 

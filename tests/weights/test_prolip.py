@@ -149,7 +149,7 @@ def test_a_model_without_uncertainty_is_refused(edited):
 
 
 def test_shorter_texts_are_refused_as_padding_counts():
-    with pytest.raises(UserError, match="leave out text_length = 4"):
+    with pytest.raises(UserError, match="cannot be read with fewer: text_length = 4"):
         load(FOLDER, text_length=4)
 
 

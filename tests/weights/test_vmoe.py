@@ -17,6 +17,7 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.towers import routing
 from lit_het.towers.positions import sine_cosine_positions
+from lit_het.weights import formats
 from lit_het.weights.rename import load
 from lit_het.weights.sources import StoredArray
 from lit_het.weights.vmoe.importing import describe_two_towers, describe_vmoe, read_vmoe
@@ -197,7 +198,8 @@ def write_checkpoint(prefix, tree, num_shards=2):
         parts = [(0, array)] if half is None else [(i, array[i * half : (i + 1) * half]) for i in range(num_shards)]
         places = []
         for shard, part in parts:
-            place = [(shard * (half or 0), shard * (half or 0) + part.shape[0]), *((0, n) for n in part.shape[1:])]
+            starts = [shard * (half or 0), *[0] * part.ndim]
+            place = [(start, start + length) for start, length in zip(starts, part.shape, strict=False)]
             places.append(slices(place))
             runs = np.array_split(part.reshape(-1), 2) if part.size > 1 else [part.reshape(-1)]
             entry = [
@@ -367,6 +369,19 @@ def test_two_towers_with_experts_in_the_text_tower_give_the_recorded_logits():
     assert image_tower(found).experts is None
     assert experts_of_texts is not None
     assert experts_of_texts.num_experts == 4
+
+
+def test_longer_texts_of_two_towers_interpolate_positions_and_shorter_ones_are_refused(tmp_path):
+    tree = {name: array for name, array in golden("vmoe_two_towers").items() if name.startswith("params/")}
+    write_checkpoint(tmp_path / "two_1", tree)
+    found = formats.open_weights(str(tmp_path / "two_1"), text_length=14)
+    assert text_tower(found).length == 14
+    (positions,) = (one for one in found.parameter_sources if one.target == "text_tower/positions")
+    (own,) = tree[f"params/{positions.array_names[0]}"]
+    resized = jax.image.resize(own, (14, own.shape[1]), "linear")
+    np.testing.assert_allclose(positions.combine(own[None]), resized, atol=1e-6)
+    with pytest.raises(UserError, match=f"{len(own)} positions; it cannot be read with fewer: text_length = 2"):
+        formats.open_weights(str(tmp_path / "two_1"), text_length=2)
 
 
 def test_two_towers_need_both_of_them():

@@ -27,7 +27,7 @@ from lit_het.weights.big_vision.names import (
 )
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, depth_of, translate
-from lit_het.weights.resample import resample_patches, resample_positions, with_length
+from lit_het.weights.resample import resample_patches, resample_positions, texts_of_length
 from lit_het.weights.sources import Arrays, open_npz
 
 # Prefixes of the parameters in files that also hold optimizer state.
@@ -86,7 +86,7 @@ def read_big_vision(
     elif text is not None:
         text_tower = _text_tower(shapes, text_length, text_pooling, compute_type)
     if text_tower is not None:
-        sources = _with_length(sources, text_tower.length)
+        sources = texts_of_length(sources, text_tower.length)
     return Imported(
         arrays,
         sources,
@@ -329,13 +329,3 @@ def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType, 
     )
     length = most if length is None else length
     return BertConfig(vocabulary_size, length, size, encoder, num_segments=segments, mean_pooling=is_mean)
-
-
-def _with_length(sources: Sequence[ParameterSource], length: int) -> list[ParameterSource]:
-    """Returns sources of a text tower with ``length`` positions, see `resample.with_length`."""
-    return [
-        dataclasses.replace(source, combine=lambda *arrays, read=source.combine: with_length(read(*arrays), length))
-        if source.target == "text_tower/positions"
-        else source
-        for source in sources
-    ]

@@ -25,6 +25,7 @@ from lit_het.weights.huggingface.tokenizer import find_tokenizer
 from lit_het.weights.huggingface.tower import Family, Tower, number, section, shape_of
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, translate
+from lit_het.weights.resample import with_length
 from lit_het.weights.sources import open_safetensors
 
 _IMAGE = Family(names.PROLIP_IMAGE, "visual.", "gelu", 1e-5)
@@ -94,13 +95,15 @@ def _text_tower(tower: Tower, length: int | None) -> tuple[TextConfig, list[Para
     """Returns the text tower; its tokens are the words, [UNC] and the class token, all with positions."""
     positions = tower.require("positional_embedding")
     stored = shape_of(tower.arrays, positions, 2)[0] - 2
-    if length not in (None, stored):
+    length = stored if length is None else length
+    if length < stored:
         raise UserError(
-            f"{positions} holds {stored} positions, and padding counts as words; leave out text_length = {length}"
+            f"{positions} holds {stored} positions, and padding counts as words; it cannot be read with fewer: "
+            f"text_length = {length}"
         )
     config = TextConfig(
         vocabulary_size=tower.shape("tokens/embedding", 2)[0],
-        length=stored,
+        length=length,
         embedding_size=2 * tower.shape("projection/kernel", 2)[0],
         encoder=tower.encoder(),
         pooling="class_token",
@@ -109,7 +112,7 @@ def _text_tower(tower: Tower, length: int | None) -> tuple[TextConfig, list[Para
     )
     return config, [
         *tower.sources,
-        ParameterSource("text_tower/positions", (positions,), lambda rows: rows[:-2]),
+        ParameterSource("text_tower/positions", (positions,), lambda rows: with_length(rows[:-2], length)),
         token(tower, "unc_emb", "uncertainty_token", "positional_embedding", -2),
         token(tower, "cls_emb", "class_token", "positional_embedding", -1),
     ]

@@ -19,7 +19,7 @@ from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.text_config import TextConfig
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, depth_of, translate
-from lit_het.weights.resample import resample_positions
+from lit_het.weights.resample import resample_positions, texts_of_length
 from lit_het.weights.sources import Arrays
 from lit_het.weights.vmoe.files import open_vmoe
 
@@ -39,6 +39,7 @@ def read_vmoe(
     image_size: int | None = None,
     image_pooling: Literal["mean", "first"] = "mean",
     text_pooling: Literal["last", "first", "mean", "max"] = "last",
+    text_length: int | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
     """Imports a checkpoint ``NAME.index``.
@@ -49,12 +50,14 @@ def read_vmoe(
         image_size: as for `describe_vmoe`.
         image_pooling: as for `describe_vmoe`.
         text_pooling: of a text tower without attention pooling, which the file does not record.
+        text_length: in tokens; beyond those of the file, positions are interpolated. None for the file's.
         compute_type: as for `describe_vmoe`.
     """
     arrays = _parameters(open_vmoe(prefix))
     options: Any = {"experts": experts, "image_size": image_size, "image_pooling": image_pooling}
     if any(name.startswith(("img/", "txt/")) for name in arrays):
-        return describe_two_towers(arrays, text_pooling=text_pooling, compute_type=compute_type, **options)
+        of_texts: Any = {"text_pooling": text_pooling, "text_length": text_length}
+        return describe_two_towers(arrays, compute_type=compute_type, **of_texts, **options)
     return describe_vmoe(arrays, compute_type=compute_type, **options)
 
 
@@ -62,6 +65,7 @@ def describe_two_towers(
     arrays: Arrays,
     *,
     text_pooling: Literal["last", "first", "mean", "max"] = "last",
+    text_length: int | None = None,
     experts: Mapping[str, Any] = MappingProxyType({}),
     compute_type: ComputeType = "float32",
     **image_options: Any,
@@ -71,13 +75,14 @@ def describe_two_towers(
     Args:
         arrays: by name.
         text_pooling: as for `read_vmoe`.
+        text_length: as for `read_vmoe`.
         experts: as for `describe_vmoe`, of both towers.
         compute_type: of the towers.
         **image_options: as for `describe_vmoe`.
     """
     image = describe_vmoe(_below(arrays, "img/"), experts=experts, compute_type=compute_type, **image_options)
     assert image.image_tower is not None
-    text_tower, text = _text_tower(_below(arrays, "txt/"), experts, text_pooling, compute_type)
+    text_tower, text = _text_tower(_below(arrays, "txt/"), experts, text_length, text_pooling, compute_type)
     others = {name: array for name, array in arrays.items() if not name.startswith(("img/", "txt/"))}
     sources = [*_above(image.parameter_sources, "img/"), *_above(text, "txt/"), *translate(others, _HEAD_RULES)]
     image_tower = dataclasses.replace(image.image_tower, projection_size=image.num_classes)
@@ -153,18 +158,23 @@ def describe_vmoe(
 def _text_tower(
     arrays: Arrays,
     experts: Mapping[str, Any],
+    length: int | None,
     pooling: Literal["last", "first", "mean", "max"],
     compute_type: ComputeType,
 ) -> tuple[TextConfig, list[ParameterSource]]:
     _require(arrays, _TEXT_RANKS)
+    stored = arrays[_POSITIONS].shape[1]
+    length = stored if length is None else length
+    if length < stored:
+        raise UserError(f"{_POSITIONS} holds {stored} positions; it cannot be read with fewer: text_length = {length}")
     tower = TextConfig(
         vocabulary_size=arrays["Embed_0/embedding"].shape[0],
-        length=arrays[_POSITIONS].shape[1],
+        length=length,
         embedding_size=arrays["head/kernel"].shape[1],
         encoder=_encoder(arrays, experts, compute_type),
         pooling="attention" if "MapHead/probe" in arrays else pooling,
     )
-    return tower, translate(arrays, _TEXT_RULES)
+    return tower, texts_of_length(translate(arrays, _TEXT_RULES), length)
 
 
 def _require(arrays: Arrays, ranks: Mapping[str, int]) -> None:
