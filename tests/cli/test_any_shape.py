@@ -164,7 +164,7 @@ def test_a_fixed_resolution_and_what_needs_squares_is_refused_by_one_line(run_di
     data = ("zero-shot", "--checkpoint", run_dir, "--data", f"shapes={any_shape / 'any'}", "--split", ".")
     line = refusal(capsys, *data, "--image-size", "32")
     assert "takes at most 20 patches of 8 pixels, of images of any shape; set --max-patches instead" in line
-    for format, reason in (("onnx", "ONNX models read squares"), ("npz", "max_patches = 20")):
+    for format, reason in (("onnx", "read squares; export with --to lit-het"), ("npz", "max_patches = 20")):
         line = refusal(capsys, "export", "--checkpoint", run_dir, "--to", format, "--output", tmp_path / "exported")
         assert reason in line
     config = contrastive(any_shape, tmp_path / "run")

@@ -95,7 +95,7 @@ def _in_float32(task: AnyTask) -> Any:
             raise UserError(f"experts in {name} cannot be exported to ONNX; export with --to lit-het")
         towers[name] = tower.in_float32()
     if (patches := task.config.require_image_tower().patches) is not None:
-        raise UserError(f"image_tower takes {patches}, and ONNX models read squares; export with --to huggingface")
+        raise UserError(f"image_tower takes {patches}, and ONNX models read squares; export with --to lit-het")
     return dataclasses.replace(task.config, **towers).build()
 
 
