@@ -148,7 +148,7 @@ def test_parts_joined_are_the_whole_and_another_threshold_searches_nothing(plant
         where = ("--embeddings", planted / "embeddings", "--against", planted / "test", "--floor", 0.8)
         run_command("data", "dedup", planted / "train", *where, "--output", tmp_path / "parts", "--part", f"{number}/3")
         assert not (tmp_path / "parts" / "exclude.csv").exists()
-    assert "part 1/3 is searched; after all parts the same command without --part" in capsys.readouterr().err
+    assert "part 1/3 is searched (4 of 12 blocks); after all parts the same command" in capsys.readouterr().err
     with mock.patch.object(deduplication, "BlockSearch", side_effect=AssertionError("searches again")):
         searched(planted, tmp_path / "parts")
         assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")

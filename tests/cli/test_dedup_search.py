@@ -161,7 +161,7 @@ def test_what_is_left_out_is_that_of_union_find_at_every_threshold(pairs, thresh
             num_train,
         )
     )
-    found = Found.joined(parts)
+    found = Found.joined(parts, num_train)
     within = {pair: similarity for pair, similarity in pairs.items() if pair[1] < num_train}
     tests = {pair: similarity for pair, similarity in pairs.items() if pair[1] >= num_train}
     assert len(found.forest.first) <= num_train - 1

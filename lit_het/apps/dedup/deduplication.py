@@ -52,9 +52,12 @@ def dedup(shards: Sequence[str], output: Path, options: DedupOptions) -> None:
     ]
     _search(samples, [block for block in own if not block.path.exists()], options.floor)
     if options.part is not None:
-        message(f"part {number}/{parts} is searched; after all parts the same command without --part writes the table")
+        message(
+            f"part {number}/{parts} is searched ({len(own)} of {pluralize(len(blocks), 'block')}); after all parts the "
+            "same command without --part writes the table"
+        )
         return
-    found = Found.joined(Found.load(block.path) for block in blocks)
+    found = Found.joined((Found.load(block.path) for block in blocks), samples.num_train)
     chosen = left_out(found, options.threshold)
     _write_table(output / TABLE, samples, chosen)
     write_page(output / PAGE, samples.index, samples.num_train, found, options)

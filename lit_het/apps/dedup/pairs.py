@@ -6,6 +6,7 @@ linkage cluster analysis"), the greatest similarity of every sample, and fewer p
 forests is that of all their pairs, so that it is made part by part.
 """
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from lit_het.apps.dedup.search import Pairs
 from lit_het.errors import UserError
 from lit_het.files import write_safetensors
 
-# So many pairs are collected before their forest is made.
+# So many pairs, and as many as the forest has, are collected before the next one is made.
 _PAIRS = 2**22
 
 
@@ -41,7 +42,7 @@ class Found(NamedTuple):
         for part in parts:
             waiting.append(part)
             size += len(part.first)
-            if size > _PAIRS:
+            if size > max(_PAIRS, len(found.forest.first)):
                 found, waiting, size = found.and_pairs(Pairs.joined(waiting), num_train), [], 0
         return found.and_pairs(Pairs.joined(waiting), num_train)
 
@@ -72,10 +73,9 @@ class Found(NamedTuple):
             raise UserError(f"{path} cannot be read ({error}); remove it and run the same command again") from error
 
     @staticmethod
-    def joined(parts: Iterable["Found"]) -> "Found":
-        """Returns what all parts found."""
-        forests, tests = zip(*parts, strict=True)
-        return Found(_forest(Pairs.joined(forests)), _nearest(Pairs.joined(tests)))
+    def joined(parts: Iterable["Found"], num_train: int) -> "Found":
+        """Returns what all parts found, read one after the other."""
+        return Found.of(itertools.chain.from_iterable(parts), num_train)
 
     def nearest(self) -> Float[np.ndarray, " n"]:
         """Returns the greatest similarity of each sample that reaches the floor, to another one to train on."""
