@@ -27,8 +27,8 @@ _DEDUP = "lit-het data dedup"
 csv.field_size_limit(MAX_TEXT_BYTES)
 
 
-def read_rows(table: Path, command: str, columns: Sequence[str] = (SHARD, KEY)) -> list[tuple[Any, ...]]:
-    """Returns columns of every row of a .parquet file or, by any other ending, of a CSV, whose values are texts.
+def read_rows(table: Path, command: str, columns: Sequence[str] = (SHARD, KEY)) -> Iterator[tuple[Any, ...]]:
+    """Yields columns of every row of a .parquet file or, by any other ending, of a CSV, whose values are texts.
 
     Args:
         table: the file.
@@ -37,14 +37,14 @@ def read_rows(table: Path, command: str, columns: Sequence[str] = (SHARD, KEY)) 
     """
     try:
         read = _rows_of_parquet if table.suffix == ".parquet" else _rows_of_csv
-        rows = read(table, command, columns)
+        for row in read(table, command, columns):
+            if not all(isinstance(value, str) for value in row[:2]):
+                raise UserError(f"{table} has rows without a shard and a key; write it with {command}")
+            yield row
     except KeyError as error:
         raise UserError(f"{table} has no column {error}; take a table of {command}") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table} cannot be read ({error}); write it with {command}") from error
-    if not all(isinstance(value, str) for row in rows for value in row[:2]):
-        raise UserError(f"{table} has rows without a shard and a key; write it with {command}")
-    return rows
 
 
 def names_any(table: Path, shards: Collection[str]) -> bool:
@@ -107,12 +107,13 @@ def keys_of_shards(rows: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]
     return {shard: frozenset(found) for shard, found in keys.items()}
 
 
-def _rows_of_csv(table: Path, command: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+def _rows_of_csv(table: Path, command: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     with open_regular(table) as file:
         reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
         if missing := set(columns) - set(reader.fieldnames or ()):
             raise KeyError(max(missing))
-        return [tuple(text_of(row[name]) for name in columns) for row in _complete(table, reader, command)]
+        for row in _complete(table, reader, command):
+            yield tuple(text_of(row[name]) for name in columns)
 
 
 def _complete(table: Path, reader: "csv.DictReader[str]", command: str) -> Iterator[Mapping[str, str]]:
@@ -122,7 +123,7 @@ def _complete(table: Path, reader: "csv.DictReader[str]", command: str) -> Itera
         yield row
 
 
-def _rows_of_parquet(path: Path, command: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+def _rows_of_parquet(path: Path, command: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -131,8 +132,11 @@ def _rows_of_parquet(path: Path, command: str, columns: Sequence[str]) -> list[t
     try:
         with open_regular(path) as file, parquet.ParquetFile(file) as table:
             if table.metadata.num_rows > MAX_ROWS:
-                raise UserError(f"{path} has more than {MAX_ROWS:,} rows; write it with {command}")
-            found = table.read(list(columns)).to_pydict()
-            return list(zip(*(found[name] for name in columns), strict=True))
+                raise UserError(f"{path} has more than {MAX_ROWS:,} rows; write it as .csv")
+            if missing := set(columns) - set(table.schema_arrow.names):
+                raise KeyError(max(missing))
+            for batch in table.iter_batches(columns=list(columns)):
+                found = batch.to_pydict()
+                yield from zip(*(found[name] for name in columns), strict=True)
     except arrow.ArrowException as error:
         raise UserError(f"{path} cannot be read ({error}); write it with {command}") from error

@@ -25,7 +25,7 @@ class ScoreTable(NamedTuple):
 
 def read(config: Suspects) -> ScoreTable:
     """Returns what `Suspects.read` does."""
-    rows = read_rows(config.table, "lit-het data score")
+    rows = list(read_rows(config.table, "lit-het data score"))
     if not rows:
         raise UserError(f"{config.table} has no rows; write it with lit-het data score")
     # Exact decimal arithmetic, as for portions: as floats, 7 % of 100 rows would be more than 7.

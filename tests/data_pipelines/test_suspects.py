@@ -198,4 +198,4 @@ def test_a_table_that_is_a_pipe_or_too_long_is_refused(tmp_path, name, monkeypat
     assert_refused("cannot be read .*not a regular file", Suspects(tmp_path / name).read)
     monkeypatch.setattr("lit_het.data_pipelines.shards.sample_tables.MAX_ROWS", 2)
     write_columns(tmp_path / "long.parquet", {"shard": ["a"] * 3, "key": ["b"] * 3})
-    assert_refused("has more than 2 rows", Suspects(tmp_path / "long.parquet").read)
+    assert_refused("has more than 2 rows; write it as .csv", Suspects(tmp_path / "long.parquet").read)
