@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
-def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes columns of equal length to a .parquet file or, by any other ending, as CSV."""
+def write_columns(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:
+    """Writes columns of equal length to a .parquet file or, by any other ending, as CSV, row by row."""
     with completed(path) as partial:
         if path.suffix == ".parquet":
             try:
@@ -47,7 +47,7 @@ def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
                 import pyarrow.parquet as pq
             except ImportError as error:
                 raise UserError(f"--output {path} needs pyarrow: pip install 'lit-het[parquet]'") from error
-            pq.write_table(pa.table(dict(columns)), partial)
+            pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), partial)
         else:
             with partial.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)

@@ -151,12 +151,13 @@ def _search(samples: EmbeddedSamples, blocks: Sequence[_Block], floor: float) ->
 
 def _write_table(path: Path, samples: EmbeddedSamples, chosen: LeftOut) -> None:
     index = samples.index
+    # Row by row: there may be many million.
     columns = {
-        "shard": [canonical(index.shard(number)) for number in chosen.sample.tolist()],
-        "key": list(map(index.key, chosen.sample.tolist())),
-        "reason": ["test" if is_test else "duplicate" for is_test in chosen.is_test.tolist()],
-        "similarity": [f"{similarity:.4f}" for similarity in chosen.similarity.tolist()],
-        "twin_shard": [canonical(index.shard(number)) for number in chosen.twin.tolist()],
-        "twin_key": list(map(index.key, chosen.twin.tolist())),
+        "shard": (canonical(index.shard(int(number))) for number in chosen.sample),
+        "key": (index.key(int(number)) for number in chosen.sample),
+        "reason": ("test" if is_test else "duplicate" for is_test in chosen.is_test),
+        "similarity": (f"{similarity:.4f}" for similarity in chosen.similarity),
+        "twin_shard": (canonical(index.shard(int(number))) for number in chosen.twin),
+        "twin_key": (index.key(int(number)) for number in chosen.twin),
     }
     write_columns(path, columns)
