@@ -52,8 +52,7 @@ class LoRALinear(nnx.Linear):
             return products + change
         kernel = _changed(self.kernel[...], self.lora.down.kernel[...], self.lora.up.kernel[...], self.scale)
         # Without a gradient through the norm (DoRA, Sec. 4.3): no product of the size of the kernel's gradient.
-        norm = jax.lax.stop_gradient(jnp.linalg.norm(kernel, axis=-2))
-        factor = (self.lora.magnitude[...] / norm).astype(products.dtype)[None]
+        factor = _factor(self.lora.magnitude[...], jax.lax.stop_gradient(kernel)).astype(products.dtype)[None]
         bias = 0.0 if self.bias is None else self.bias[...].astype(products.dtype)[None]
         return (products - bias + change) * factor + bias
 
@@ -111,7 +110,7 @@ def with_changes(params: Mapping[str, Any], config: LoRA) -> dict[str, Any]:
             layer = path.removesuffix("/lora/down/kernel")
             kernel = _changed(found[f"{layer}/kernel"], params[path], params[f"{layer}/lora/up/kernel"], config.scale)
             if (magnitude := params.get(f"{layer}/lora/magnitude")) is not None:
-                kernel = kernel * (magnitude / jnp.linalg.norm(kernel, axis=-2))[..., None, :]
+                kernel = kernel * _factor(magnitude, kernel)[..., None, :]
             found[f"{layer}/kernel"] = kernel
     return found
 
@@ -160,3 +159,10 @@ def _rows(blocks: nnx.Module, rows: slice) -> nnx.Module:
 
 def _changed(kernel: Array, down: Array, up: Array, scale: float) -> Array:
     return kernel.astype(jnp.float32) + scale * (down @ up)
+
+
+def _factor(magnitude: Array, kernel: Array) -> Array:
+    """Returns ``m / |v|`` of each column v of a kernel; 1 of a column of zeros, which A B can then change."""
+    norm = jnp.linalg.norm(kernel, axis=-2)
+    # The gradient of m / |v| would be NaN there, too.
+    return jnp.where(norm > 0, magnitude / jnp.where(norm > 0, norm, 1), 1)

@@ -20,7 +20,7 @@ from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.tuning import LoRALinear, divided
+from lit_het.towers.tuning import LoRALinear, divided, with_changes
 from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.durations import Duration, RunLength
@@ -67,7 +67,8 @@ def layer(rank=2, *, dora, seed=0):
 def by_numpy(params, x, dora):
     kernel = params["kernel"] + 0.7 * params["lora"]["down"]["kernel"] @ params["lora"]["up"]["kernel"]
     if dora:
-        kernel = params["lora"]["magnitude"] * kernel / np.sqrt((kernel**2).sum(axis=0))
+        norm = np.sqrt((kernel**2).sum(axis=0))
+        kernel = kernel * np.divide(params["lora"]["magnitude"], norm, out=np.ones_like(norm), where=norm > 0)
     return x @ kernel + params["bias"]
 
 
@@ -100,6 +101,26 @@ def test_gradients_are_those_of_the_formula_where_the_norm_of_dora_is_a_constant
 def test_a_fresh_change_changes_nothing(dora):
     plain, x = nnx.Linear(5, 4, rngs=nnx.Rngs(0)), jnp.asarray(X)
     np.testing.assert_allclose(LoRALinear(plain, LoRA(dora=dora), nnx.Rngs(1))(x), plain(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_column_of_zeros_stays_so_at_first_and_has_a_finite_gradient():
+    plain, config = nnx.Linear(5, 4, rngs=nnx.Rngs(0)), LoRA(2, scale=0.7, dora=True)
+    plain.kernel[...] = plain.kernel[...].at[:, 1].set(0)
+    graph, state = nnx.split(LoRALinear(plain, config, nnx.Rngs(1)))
+    params = nnx.to_pure_dict(state)
+    on_host, x, target = (
+        jax.tree.map(np.asarray, params),
+        jnp.asarray(X),
+        np.random.default_rng(2).normal(size=(7, 4)).astype(np.float32),
+    )
+    np.testing.assert_allclose(nnx.merge(graph, params)(x), by_numpy(on_host, X, dora=True), rtol=1e-5, atol=1e-6)
+    flat = parameters.flatten({"layer": params})
+    np.testing.assert_allclose(with_changes(flat, config)["layer/kernel"], plain.kernel[...], rtol=1e-6)
+    found = jax.grad(lambda params: jnp.sum(nnx.merge(graph, params)(x) * target))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    # The change can make it another column: s Aᵀ xᵀ t.
+    expected = 0.7 * on_host["lora"]["down"]["kernel"].T @ X.T @ target
+    np.testing.assert_allclose(found["lora"]["up"]["kernel"][:, 1], expected[:, 1], rtol=2e-5, atol=1e-5)
 
 
 def test_the_first_matrix_is_uniform_with_the_variance_of_loras_code():
