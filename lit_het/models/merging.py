@@ -3,6 +3,7 @@
 Wortsman et al. 2022a, "Model soups", and 2022b, "Robust fine-tuning of zero-shot models" (WiSE-FT).
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,14 +85,19 @@ class Try(NamedTuple):
 def greedy_soup(models: Sequence[_One], score: Callable[[Sequence[_One]], float]) -> list[Try]:
     """Returns the tries of a greedy soup in order (Wortsman et al. 2022a, Recipe 1).
 
-    Models are tried from the best on, and stay where the mean of all that stay is no worse.
+    Models are tried from the best on, and stay where the mean of all that stay is no worse. NaN is worse than all.
 
     Args:
         models: the candidates.
         score: of the mean of some models, on held-out data; higher is better.
+
+    Raises:
+        UserError: all models score NaN.
     """
     alone = [score([model]) for model in models]
-    order = sorted(range(len(models)), key=lambda number: -alone[number])
+    if all(map(math.isnan, alone)):
+        raise UserError("the figure of every run is NaN on this set: no soup; give another set, or --by another figure")
+    order = sorted(range(len(models)), key=lambda number: (math.isnan(alone[number]), -alone[number]))
     best, kept = alone[order[0]], [order[0]]
     tries = [Try(order[0], best, best, kept=True)]
     for number in order[1:]:

@@ -1,8 +1,12 @@
 """Means of weights and greedy soups."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from lit_het.errors import UserError
 from lit_het.models.merging import greedy_soup, mean
 
 
@@ -27,3 +31,19 @@ def test_a_model_stays_where_the_mean_with_it_is_no_worse():
 
 def test_equal_models_all_stay():
     assert all(one.kept for one in greedy_soup([2.0, 2.0, 2.0], lambda kept: sum(kept) / len(kept)))
+
+
+@pytest.mark.parametrize("models", [[math.nan, 1.0, 3.0, math.nan, 2.0], [1.0, math.nan, 3.0, 2.0, math.nan]])
+def test_models_that_score_nan_are_tried_last_and_left_out(models):
+    tries = greedy_soup(models, max_or_nan)
+    assert [models[one.number] for one in tries[:3]] == [3.0, 2.0, 1.0]
+    assert [one.kept for one in tries] == [True, True, True, False, False]
+
+
+def test_there_is_no_soup_where_all_score_nan():
+    with pytest.raises(UserError, match="the figure of every run is NaN"):
+        greedy_soup([math.nan, math.nan], max_or_nan)
+
+
+def max_or_nan(kept):
+    return math.nan if any(map(math.isnan, kept)) else max(kept)
