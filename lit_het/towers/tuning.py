@@ -61,7 +61,7 @@ def add_lora(tower: nnx.Module, config: LoRA, rngs: nnx.Rngs) -> None:
     """Replaces the dense layers whose paths match by layers with low-rank changes.
 
     Raises:
-        UserError: no path matches.
+        UserError: no path matches, or the rank is more than a kernel can have.
     """
     layers = {
         path: module
@@ -73,6 +73,11 @@ def add_lora(tower: nnx.Module, config: LoRA, rngs: nnx.Rngs) -> None:
         known = ", ".join(sorted("/".join(map(str, path)) for path in layers))
         raise UserError(f"tuning.lora.pattern = {config.pattern!r} matches no dense layer of the tower: it has {known}")
     for (*parents, name), layer in sorted(matching.items()):
+        if config.rank > (most := min(layer.kernel.shape[-2:])):
+            where = "/".join(map(str, (*parents, name)))
+            raise UserError(
+                f"tuning.lora.rank = {config.rank} is more than the {most} of the kernel of {where}; lower it"
+            )
         holder: Any = tower
         for parent in parents:
             holder = getattr(holder, str(parent))

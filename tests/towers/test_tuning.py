@@ -269,6 +269,10 @@ REFUSED = {
         lambda: task(Tuning(lora=LoRA(pattern="blocks/.*"))).build(),
         "tuning.lora.pattern = 'blocks/.*' matches no dense layer of the tower: it has encoder/blocks/attention/key",
     ),
+    "a rank that no kernel has": (
+        lambda: task(Tuning(lora=LoRA(rank=17))).build(),
+        "tuning.lora.rank = 17 is more than the 16 of the kernel of encoder/blocks/attention/query; lower it",
+    ),
     "too many blocks": (
         lambda: task(Tuning(last_blocks=5)).build(),
         "tuning.last_blocks = 5 is more than the 4 blocks",
