@@ -81,7 +81,9 @@ def _loaded(
         if pattern and (both := wanted.keys() & loaded.keys()):
             raise UserError(f"both `pretrained` and `weights` set {min(both)}; leave out one of them")
         paths = wanted.keys() - loaded.keys()
-        loaded |= parameters.flatten(load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
+        wanted = parameters.unflatten({path: like[path] for path in paths})
+        with jax.set_mesh(None):  # those of a tuned run are put together on one device
+            loaded |= parameters.flatten(load_pretrained(config, wanted))
     return loaded
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,9 +11,11 @@ from lit_het import parameters
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.models.opening import open_run
+from lit_het.sharding import MeshConfig
 from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.training.directory import checkpoint_dir
 from lit_het.training.durations import Duration
+from lit_het.training.initialization import initial_params
 from lit_het.training.train import train
 from lit_het.weights.native.saving import Checkpoints
 from tests import tiny
@@ -149,3 +152,19 @@ def test_what_cannot_be_trained_is_refused_in_one_line(capsys, data, start, tmp_
     file = write_config_file(config(data, start, tmp_path / "run", Tuning()), tmp_path / "config.py")
     assert problem in last_line(capsys, "train", "--config", file, *flags)
     assert not (tmp_path / "run/config.json").exists()
+
+
+@slow
+@pytest.mark.devices
+@pytest.mark.parametrize("name", ["dora", "last"])
+def test_a_run_on_eight_devices_starts_from_a_tuned_one(data, start, once, name):
+    source = tuned_run(data, start, once, name)
+    following = config(data, source, source.with_name("following"), Tuning(last_blocks=0))
+    following = dataclasses.replace(following, mesh=MeshConfig(fsdp=2))
+    mesh = following.mesh.build()
+    with jax.set_mesh(mesh):  # as a training does
+        found = parameters.merge(*initial_params(following, following.task.build(), mesh))
+    expected, found = params(source), parameters.flatten(following.task.untuned_params(jax.device_get(found)))
+    assert found.keys() == expected.keys()
+    for path, array in expected.items():
+        np.testing.assert_allclose(found[path], array, rtol=1e-6, atol=1e-7, err_msg=path)
