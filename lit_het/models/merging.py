@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def open_mergeable(run_dirs: Sequence[Path]) -> list[Run]:
     runs = [open_run(run_dir) for run_dir in run_dirs]
     first = runs[0]
     for run in runs[1:]:
-        _check_same_model(first, run)
+        check_same_model(first, run)
     origins = [origin(run_dir) for run_dir in run_dirs]
     if len({place.resolve() for place in origins}) > 1:
         towers = [checksums.digest(_towers(_params(place, runs, run_dirs))) for place in origins]
@@ -127,7 +127,8 @@ def _params(place: Path, runs: Sequence[Run], run_dirs: Sequence[Path]) -> Param
     return (opened[place] if place in opened else open_run(place)).params
 
 
-def _check_same_model(one: Run, other: Run) -> None:
+def check_same_model(one: Run, other: Run) -> None:
+    """Raises a `UserError` if two runs are models of other forms, or read images or texts differently."""
     for field, (before, now) in experiment.differences(one.config.task, other.config.task).items():
         part, _, rest = field.partition(".")
         if part in _PARTS and not (part.endswith("_tower") and rest.startswith(FIELDS_WITHOUT_PARAMETERS)):
@@ -141,6 +142,18 @@ def _check_same_model(one: Run, other: Run) -> None:
     for name in ("image_size", "preprocessing"):
         if getattr(one.config.data, name) != getattr(other.config.data, name):
             raise UserError(f"{one.run_dir} and {other.run_dir} have another data.{name}; give runs that agree")
-    vocabularies = [None if run.tokenizer is None else run.tokenizer.model_bytes for run in (one, other)]
-    if vocabularies[0] != vocabularies[1]:
-        raise UserError(f"{one.run_dir} and {other.run_dir} have different tokenizers; give runs that agree")
+    before, now = (_tokenizer(run) for run in (one, other))
+    if differing := [name for name in before | now if before.get(name) != now.get(name)]:
+        raise UserError(
+            f"{one.run_dir} and {other.run_dir} have different tokenizers ({differing[0]}); give runs that agree"
+        )
+
+
+def _tokenizer(run: Run) -> dict[str, Any]:
+    """Returns all that decides what a run reads of a text."""
+    if run.config.tokenizer is None or run.tokenizer is None:
+        return {}
+    fields = {"type": type(run.config.tokenizer), **vars(run.config.tokenizer)}
+    # The bytes, with folded case, are those of the run, and an id of padding may be that of the file.
+    fields.pop("fold_case", None)
+    return {**fields, "model": run.tokenizer.model_bytes, "padding_id": run.tokenizer.padding_id}

@@ -1,13 +1,26 @@
 """Means of weights and greedy soups."""
 
 import math
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig
 from lit_het.errors import UserError
-from lit_het.models.merging import greedy_soup, mean
+from lit_het.heads.contrastive import HetXLContrastiveConfig
+from lit_het.models.merging import check_same_model, greedy_soup, mean
+from lit_het.models.opening import Run
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.durations import Duration
 
 
 def test_a_mean_is_the_weighted_sum_of_each_parameter_in_its_own_type():
@@ -31,6 +44,42 @@ def test_a_model_stays_where_the_mean_with_it_is_no_worse():
 
 def test_equal_models_all_stay():
     assert all(one.kept for one in greedy_soup([2.0, 2.0, 2.0], lambda kept: sum(kept) / len(kept)))
+
+
+TOKENIZER = SimpleNamespace(model_bytes=b"x", padding_id=1)
+
+
+def run(run_dir="one", tokenizer=SentencePieceConfig(Path("a")), built=TOKENIZER, **of_head):
+    """Returns a run without parameters, for the comparison with another."""
+    encoder = EncoderConfig(width=16, depth=1, mlp_width=16, num_heads=2)
+    task = ContrastiveConfig(
+        ViTConfig(8, 4, encoder), TextConfig(20, 4, 16, encoder), HetXLContrastiveConfig(**of_head), locked=()
+    )
+    config = ExperimentConfig(Path(run_dir), task, LoaderConfig((), 8), Duration(0), tokenizer=tokenizer)
+    return Run(Path(run_dir), config, task.build(), {}, built, step=0)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "field"),
+    [
+        (SentencePieceConfig(Path("b")), None),
+        (SentencePieceConfig(Path("a"), padding_id=1), None),
+        (SentencePieceConfig(Path("a"), lowercase=False), "lowercase"),
+        (SentencePieceConfig(Path("a"), remove_punctuation=True), "remove_punctuation"),
+        (SentencePieceConfig(Path("a"), split_underscores=True), "split_underscores"),
+        (HuggingFaceTokenizerConfig(Path("a")), "type"),
+    ],
+)
+def test_only_runs_that_read_texts_alike_are_of_one_model(tokenizer, field):
+    with pytest.raises(UserError, match=rf"different tokenizers \({field}\)") if field else nullcontext():
+        check_same_model(run(), run("two", tokenizer))
+
+
+def test_only_runs_that_pad_and_number_texts_alike_are_of_one_model():
+    for name, built in {"padding_id": (b"x", 0), "model": (b"y", 1)}.items():
+        other = run("two", built=SimpleNamespace(model_bytes=built[0], padding_id=built[1]))
+        with pytest.raises(UserError, match=rf"different tokenizers \({name}\)"):
+            check_same_model(run(), other)
 
 
 @pytest.mark.parametrize("models", [[math.nan, 1.0, 3.0, math.nan, 2.0], [1.0, math.nan, 3.0, 2.0, math.nan]])
