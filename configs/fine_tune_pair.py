@@ -86,11 +86,11 @@ def _siglip(start: Path, *, second: bool) -> tuple[ContrastiveConfig, TokenizerC
     )
     model = start / "tokenizer.model"
     if second:
-        return task, HuggingFaceTokenizerConfig(model, length), Preprocessing()
+        return task, HuggingFaceTokenizerConfig(model, length), Preprocessing(filter="bilinear", transparency="dropped")
     return (
         task,
         SentencePieceConfig(model, length, padding_id=1, remove_punctuation=True),
-        Preprocessing(filter="bicubic"),
+        Preprocessing(filter="bicubic", transparency="dropped"),
     )
 
 
@@ -105,4 +105,4 @@ def _clip(start: Path) -> tuple[ContrastiveConfig, TokenizerConfig, Preprocessin
         locked=(),
     )
     tokenizer = HuggingFaceTokenizerConfig(start / "tokenizer.model", 77)
-    return task, tokenizer, Preprocessing(fit="crop", filter="bicubic")
+    return task, tokenizer, Preprocessing(fit="crop", filter="bicubic", transparency="dropped")

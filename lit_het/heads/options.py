@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from lit_het.heads.base import ClassificationHead, ContrastiveHead
 
 
+TRAINING_FIELDS = (
+    "initial",
+    "initial_bias",
+    "initial_noise_norm",
+    "zero_kernel",
+    "learning_rate_factor",
+    "num_samples",
+    "bottleneck",
+    "inclusion",
+    "cross_modal",
+)
+"""Last names of the fields of heads that change how they are trained, but not what a trained one predicts."""
+
+
 class HeadOptions:
     """What the configuration of any head says of it; here, of a head without noise.
 

@@ -16,14 +16,16 @@ from lit_het import parameters
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
+from lit_het.heads import options as heads
 from lit_het.models.opening import Run, open_run
-from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS
+from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS, TRAINING_FIELDS
 from lit_het.training.directory import find_pretrained, load_config
 from lit_het.types import Params
 from lit_het.weights.native import checksums
 
 _One = TypeVar("_One")
 _PARTS = ("image_tower", "text_tower", "decoder", "head", "num_classes", "text_members")
+_FREE_FIELDS = (*FIELDS_WITHOUT_PARAMETERS, *TRAINING_FIELDS)
 
 
 def open_mergeable(run_dirs: Sequence[Path]) -> list[Run]:
@@ -128,10 +130,12 @@ def _params(place: Path, runs: Sequence[Run], run_dirs: Sequence[Path]) -> Param
 
 
 def check_same_model(one: Run, other: Run) -> None:
-    """Raises a `UserError` if two runs are models of other forms, or read images or texts differently."""
+    """Raises a `UserError` if two trained models compute otherwise, or read images or texts differently."""
     for field, (before, now) in experiment.differences(one.config.task, other.config.task).items():
         part, _, rest = field.partition(".")
-        if part in _PARTS and not (part.endswith("_tower") and rest.startswith(FIELDS_WITHOUT_PARAMETERS)):
+        is_head = part == "head" and rest.rpartition(".")[2] in heads.TRAINING_FIELDS
+        is_stack = part.endswith(("_tower", "decoder")) and rest.startswith(_FREE_FIELDS)
+        if part in _PARTS and not (is_head or is_stack):
             raise UserError(
                 f"{one.run_dir} has task.{field} = {before} and {other.run_dir} has {now}: only models of one form "
                 "have a mean; use lit-het ensemble for these"

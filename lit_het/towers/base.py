@@ -29,6 +29,14 @@ EXECUTION_FIELDS = (
 FIELDS_WITHOUT_PARAMETERS = (*EXECUTION_FIELDS, "layer_input")
 """Fields by which towers with the same parameters may differ."""
 
+TRAINING_FIELDS = (
+    "dropout",
+    "encoder.experts.capacity_factor",
+    "encoder.experts.noise_scale",
+    "encoder.experts.auxiliary_weight",
+)
+"""Beginnings of the fields that change how a tower is trained, but not the output of a trained one."""
+
 LATER_FIELDS: Mapping[str, Any] = {
     "uncertainty_token": False,
     "uncertainty_from": "token",

@@ -1,5 +1,6 @@
 """Means of weights and greedy soups."""
 
+import dataclasses
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lit_het.configs import fine_tune_pair, flyp_imagenet
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import HetXLContrastiveConfig
+from lit_het.heads.noise_config import CovarianceConfig
+from lit_het.heads.temperature_config import FixedTemperature, LogTemperature
 from lit_het.models.merging import check_same_model, greedy_soup, mean
 from lit_het.models.opening import Run
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -21,6 +25,8 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.durations import Duration
+from lit_het.weights.huggingface import image_processors
+from lit_het.weights.importing import open_imported
 
 
 def test_a_mean_is_the_weighted_sum_of_each_parameter_in_its_own_type():
@@ -46,6 +52,7 @@ def test_equal_models_all_stay():
     assert all(one.kept for one in greedy_soup([2.0, 2.0, 2.0], lambda kept: sum(kept) / len(kept)))
 
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 TOKENIZER = SimpleNamespace(model_bytes=b"x", padding_id=1)
 
 
@@ -80,6 +87,40 @@ def test_only_runs_that_pad_and_number_texts_alike_are_of_one_model():
         other = run("two", built=SimpleNamespace(model_bytes=built[0], padding_id=built[1]))
         with pytest.raises(UserError, match=rf"different tokenizers \({name}\)"):
             check_same_model(run(), other)
+
+
+@pytest.mark.parametrize(
+    ("of_head", "field"),
+    [
+        ({"temperature": LogTemperature(0.01, learning_rate_factor=1.0), "num_samples": 4}, None),
+        ({"covariance": CovarianceConfig(15, initial_noise_norm=0.2, learning_rate_factor=0.5)}, None),
+        ({"covariance": CovarianceConfig(15, second_term="diagonal")}, "covariance.second_term"),
+        ({"temperature": FixedTemperature()}, "temperature"),
+        ({"normalize_after_noise": True}, "normalize_after_noise"),
+    ],
+)
+def test_heads_may_be_trained_but_not_computed_otherwise(of_head, field):
+    with pytest.raises(UserError, match=rf"has task.head.{field}") if field else nullcontext():
+        check_same_model(run(), run("two", **of_head))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "folder"),
+    [("siglip_b16", "hf_siglip"), ("clip_b16", "hf_clip"), ("flyp", "hf_clip")],
+)
+def test_a_shipped_recipe_trains_the_model_that_the_import_evaluates(recipe, folder):
+    imported = open_imported(str(GOLDEN / folder))
+    config = flyp_imagenet.get_config() if recipe == "flyp" else fine_tune_pair.get_config(recipe, "lora")
+    task = dataclasses.replace(config.task, **imported.config.task.towers)
+    data = dataclasses.replace(config.data, image_size=imported.config.data.image_size)
+    trained = dataclasses.replace(config, task=task, data=data)
+    check_same_model(imported, dataclasses.replace(imported, run_dir=config.run_dir, config=trained))
+
+
+def test_the_recipe_of_siglip_2_reads_images_as_its_file_says():
+    processor = {"resample": 2, "size": {"height": 224, "width": 224}}  # google/siglip2-base-patch16-224
+    expected = image_processors.read(processor, 224).preprocessing
+    assert fine_tune_pair.get_config("siglip2_b16").data.preprocessing == expected
 
 
 @pytest.mark.parametrize("models", [[math.nan, 1.0, 3.0, math.nan, 2.0], [1.0, math.nan, 3.0, 2.0, math.nan]])
