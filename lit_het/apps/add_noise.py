@@ -247,8 +247,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
         embeddings=str((output / "embeddings" / "images").resolve()),
         text_embeddings=str((output / "embeddings" / "texts").resolve()),
     )
-    of_towers: Any = dict.fromkeys(model.task.objectives)
-    task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1, **of_towers)
+    task = dataclasses.replace(model.task.bare(), head=head, locked=(_TOWERS,), microbatches=1)
     return ExperimentConfig(
         run_dir=output,
         task=task,

@@ -132,12 +132,8 @@ def _write(output: Path, runs: Sequence[Run], shares: Sequence[float]) -> None:
 
 def _config(config: ExperimentConfig, output: Path) -> ExperimentConfig:
     """Returns the configuration of a run that holds all of its parameters itself."""
-    own: dict[str, Any] = {part: tower for part, tower in config.task.towers.items() if tower.weights}
-    towers = {part: dataclasses.replace(tower, weights=None) for part, tower in own.items()}
-    task = dataclasses.replace(config.task, **towers, locked=())
-    return dataclasses.replace(
-        config, run_dir=output, task=task, pretrained=None, length=Duration(0), calibration=None, evaluations=()
-    )
+    nothing: dict[str, Any] = {"pretrained": None, "calibration": None, "evaluations": ()}
+    return dataclasses.replace(config, run_dir=output, length=Duration(0), **nothing)
 
 
 def _lines(shares: Sequence[float], found: Sequence[Sequence[Evaluation]], figure: str) -> dict[str, Line]:

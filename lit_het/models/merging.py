@@ -3,6 +3,7 @@
 Wortsman et al. 2022a, "Model soups", and 2022b, "Robust fine-tuning of zero-shot models" (WiSE-FT).
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -29,12 +30,12 @@ _FREE_FIELDS = (*FIELDS_WITHOUT_PARAMETERS, *TRAINING_FIELDS)
 
 
 def open_mergeable(run_dirs: Sequence[Path]) -> list[Run]:
-    """Opens runs whose weights can be averaged.
+    """Opens runs whose weights can be averaged, as models alone: without what was trained beside them.
 
     Raises:
         UserError: they are models of other shapes, read images or texts differently, or started from other weights.
     """
-    runs = [open_run(run_dir) for run_dir in run_dirs]
+    runs = [_bare(open_run(run_dir)) for run_dir in run_dirs]
     first = runs[0]
     for run in runs[1:]:
         check_same_model(first, run)
@@ -109,6 +110,18 @@ def greedy_soup(models: Sequence[_One], score: Callable[[Sequence[_One]], float]
             best, kept = found, [*kept, number]
         tries.append(Try(number, alone[number], found, is_kept))
     return tries
+
+
+def _bare(run: Run) -> Run:
+    """Returns the model of a run alone, with the parameters and the configuration of it."""
+    task = run.config.task.bare()
+    built = task.build()
+    mixture = tuple(one for one in run.config.data.mixture if not one.held_out)
+    data = dataclasses.replace(run.config.data.without_embeddings(), mixture=mixture)
+    params = {part: tree for part, tree in run.params.items() if part in built.shapes}
+    return dataclasses.replace(
+        run, config=dataclasses.replace(run.config, task=task, data=data), task=built, params=params
+    )
 
 
 def _takes_all(config: ExperimentConfig) -> bool:

@@ -54,6 +54,7 @@ def locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Para
 def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
 
+    The modules of objectives that the source does not have are no part of it, and not loaded.
     If images or patches have another size, positions and the first layer are resampled. The last dense layer may exist
     only in the source or only in the tower; it is then not loaded.
     """
@@ -65,6 +66,8 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     origin = config.pretrained.run
     source = load_config(origin)
     check_chain(origin)
+    beside = config.task.objectives.keys() - source.task.build().shapes.keys()
+    like = {part: tree for part, tree in like.items() if part not in beside}
     theirs, ours = source.task.require_image_tower(), config.task.require_image_tower()
     if "image_tower" not in like or not adapting.is_adapted(theirs, ours):
         return _load_run(config, source, ours, like)

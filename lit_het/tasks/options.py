@@ -85,6 +85,14 @@ class TaskOptions:
         """Returns the parameters of the task that is `untuned`."""
         return params | {part: tuning.plain(params[part]) for part, tuning in self.tunings.items() if part in params}
 
+    def bare(self) -> Any:
+        """Returns the task of the trained model alone: with whole towers, nothing locked, and nothing trained beside."""
+        plain = self.untuned()
+        towers = {part: dataclasses.replace(one, weights=None) for part, one in plain.towers.items() if one.weights}
+        beside = {*self.objectives, "temperature_gradient"}
+        absent = {field.name: field.default for field in dataclasses.fields(plain) if field.name in beside}
+        return dataclasses.replace(plain, **towers, **absent, locked=())
+
     @property
     def reads(self) -> Literal["image", "text"]:
         """What the model is given; so begin the names of its tower and of metrics."""

@@ -8,10 +8,16 @@ import pytest
 
 from lit_het import parameters
 from lit_het.models.opening import open_run
+from lit_het.objectives.teacher import TeacherConfig
+from lit_het.sharding import MeshConfig
 from lit_het.towers.tuning_config import LoRA, Tuning
-from lit_het.training.directory import load_config
+from lit_het.training import directory
+from lit_het.training.directory import checkpoint_dir, load_config
 from lit_het.training.durations import Duration
+from lit_het.training.initialization import initial_params
 from lit_het.training.train import train
+from lit_het.weights.native import checksums
+from lit_het.weights.native.saving import save_imported
 from tests.cli.conftest import last_line, refusal, run_command, write_splits
 from tests.cli.test_tuning import config
 from tests.cli.test_tuning import start as start
@@ -94,6 +100,24 @@ def test_runs_without_a_common_start_or_form_have_no_mean(start, tuned, data, tr
     problem = last_line(capsys, "merge", tuned[0], trained_lit.run_dir, *arguments)
     assert "has task.image_tower.encoder.depth = 2" in problem
     assert not (tmp_path / "mean").exists()
+
+
+def test_what_is_trained_beside_a_model_is_no_part_of_its_start_and_its_mean(data, start, tmp_path):
+    taught = config(data, start, tmp_path / "taught", Tuning())
+    task = dataclasses.replace(taught.task, teacher=TeacherConfig(projection=8))
+    embeddings = {"teacher_embeddings": "images", "teacher_text_embeddings": "texts"}
+    taught = dataclasses.replace(taught, task=task, data=dataclasses.replace(taught.data, **embeddings))
+    # Its towers and head are those of the start, which has no projection.
+    locked, trainable = initial_params(taught, task.build(), MeshConfig().build())
+    assert set(trainable) == {"image_tower", "text_tower", "head", "teacher"}
+    taught.run_dir.mkdir()
+    directory.write(taught.run_dir, taught, (start / "tokenizer.model").read_bytes())
+    save_imported(checkpoint_dir(taught.run_dir), trainable, {"locked_checksum": checksums.digest(locked)})
+    run_command("merge", taught.run_dir, start, "--output", tmp_path / "mean")
+    for path, array in params(start).items():
+        np.testing.assert_allclose(params(tmp_path / "mean")[path], array, rtol=1e-6, err_msg=path)
+    merged = load_config(tmp_path / "mean")
+    assert (merged.task.teacher, merged.data.teacher_embeddings) == (None, None)
 
 
 @pytest.mark.parametrize(

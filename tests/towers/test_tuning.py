@@ -13,9 +13,12 @@ from flax import nnx
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.objectives.teacher import TeacherConfig
 from lit_het.planning.costs import product_flops, tree_bytes
 from lit_het.random import keys_at
+from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.temperature_gradient_config import TemperatureGradient
 from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
@@ -207,6 +210,14 @@ def test_the_experts_keep_their_kernels():
 def task(tuning, text_tuning=None, locked=(), **fields):
     text = TextConfig(20, 4, 16, ENCODER, tuning=text_tuning)
     return ContrastiveConfig(dataclasses.replace(VIT, tuning=tuning, **fields), text, locked=locked)
+
+
+def test_a_bare_task_is_that_of_the_model_alone():
+    trained = task(Tuning(lora=LoRA(2)), Tuning(last_blocks=1), ("head/.*",), weights="a.npz")
+    beside = {"teacher": TeacherConfig(), "temperature_gradient": TemperatureGradient(held_out=0.5)}
+    assert dataclasses.replace(trained, **beside).bare() == task(None)
+    classifier = ClassificationConfig(ResNetConfig(50), num_classes=3, mixup=0.2)
+    assert classifier.bare() == dataclasses.replace(classifier, mixup=0.0)
 
 
 def cost(config):
