@@ -5,7 +5,8 @@
 
 Batch, decays, warm-up and the rate of whole towers are those of FLYP (Goyal et al. 2023, App. D), which trains CLIP so;
 the layer decay is SoViT Table 8's, and the rates of `lora` and `last_4` are larger, as less is trained. No paper gives
-those of SigLIP. ``lit-het new --adapt`` writes the same for any model, with what its files say of it.
+those of SigLIP. ``lit-het new --adapt`` writes a run of any model with the same rank, rates and decays; batch, length
+and warm-up are those of one's own data there, and there is no average, which such short runs would leave at the start.
 """
 
 import dataclasses
@@ -37,13 +38,15 @@ from lit_het.training.schedules import Schedule
 Model = Literal["siglip_b16", "siglip2_b16", "clip_b16"]
 Adapt = Literal["full", "lora", "last_4"]
 
-TUNINGS = {"full": None, "lora": Tuning(lora=LoRA(rank=8)), "last_4": Tuning(last_blocks=4)}
-RATES = {"full": 1e-5, "lora": 1e-4, "last_4": 3e-5}
+# Also those of `lit_het.apps.new.adapted`: the learning rates of whole towers, low-rank changes and last blocks.
+RATES = {"full": 1e-5, "lora": 1e-4, "last": 3e-5}
+RANK, LAYER_DECAY = 8, 0.85
+TUNINGS = {"full": None, "lora": Tuning(lora=LoRA(RANK)), "last_4": Tuning(last_blocks=4)}
 
 
 def get_config(model: Model = "siglip_b16", adapt: Adapt = "full") -> ExperimentConfig:
     """Returns the run; set ``--data.shards``. The model is the run that ``lit-het import`` makes."""
-    start, tuning, rate = Path(f"runs/{model}"), TUNINGS[adapt], RATES[adapt]
+    start, tuning, rate = Path(f"runs/{model}"), TUNINGS[adapt], RATES[adapt.partition("_")[0]]
     task, tokenizer, preprocessing = (
         _clip(start) if model == "clip_b16" else _siglip(start, second=model != "siglip_b16")
     )
@@ -62,7 +65,7 @@ def get_config(model: Model = "siglip_b16", adapt: Adapt = "full") -> Experiment
         pretrained=PretrainedConfig(start, ".*"),  # head, temperature and bias, too
         length=Duration(10, "epochs"),
         optimizer=Optimizer(
-            AdamW(second_decay=0.98), weight_decay=0.1 * rate, layer_decay=0.85 if adapt == "full" else 1.0
+            AdamW(second_decay=0.98), weight_decay=0.1 * rate, layer_decay=LAYER_DECAY if adapt == "full" else 1.0
         ),
         average_decay=0.999 if adapt == "full" else None,
         schedule=Schedule(learning_rate=rate, warmup=Duration(500)),

@@ -1,5 +1,6 @@
 """`lit-het new`: from a tower and shards to a trained, calibrated model that classifies."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from lit_het import parameters
+from lit_het.configs import fine_tune_pair
 from lit_het.configs.experiment import load_module_config
 from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
@@ -16,11 +18,14 @@ from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntro
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.opening import open_run
+from lit_het.objectives.teacher import TeacherConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.directory import load_config
+from lit_het.training import directory
+from lit_het.training.directory import checkpoint_dir, load_config
 from lit_het.training.log import read_metrics
 from tests import tiny
 from tests.cli.conftest import changed, last_line, printed, refusal, run_command
@@ -229,6 +234,7 @@ def test_both_towers_of_a_model_are_adapted(way, trained_lit, tmp_path, monkeypa
     run_command("new", project, "--tower", start, "--data", data / "train", "--adapt", way)
     text = (project / "config.py").read_text()
     assert [line for line in text.splitlines() if len(line) > 120 and "START = " not in line] == []
+    assert ("tuning" in text) == (way != "full")
     config = load_module_config(project / "config.py")
     expected = {"lora": Tuning(lora=LoRA(rank=8)), "last-1": Tuning(last_blocks=1), "full": None}[way]
     assert {tower.tuning for tower in config.task.towers.values()} == {expected}
@@ -237,6 +243,8 @@ def test_both_towers_of_a_model_are_adapted(way, trained_lit, tmp_path, monkeypa
         trained_lit.task.loss,
         (),
     )
+    recipe = fine_tune_pair.get_config("siglip_b16", {"last-1": "last_4"}.get(way, way))
+    assert (config.schedule.learning_rate, config.optimizer) == (recipe.schedule.learning_rate, recipe.optimizer)
     flags = ("--length", "2 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
     run_command("train", "--config", project / "config.py", *flags)
     before, after = (parameters.flatten(open_run(path).params) for path in (start, project / "run"))
@@ -245,6 +253,24 @@ def test_both_towers_of_a_model_are_adapted(way, trained_lit, tmp_path, monkeypa
     for path in kernels:
         np.testing.assert_allclose(after[path], before[path], atol=1e-3)
         assert not np.array_equal(after[path], before[path])
+
+
+def test_a_model_with_a_resnet_and_a_teacher_is_adapted_whole_and_without_its_teacher(
+    trained_lit, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lit_het.apps.new.project.Step", lambda *_: SimpleNamespace(memory=dict))
+    data, tower = tiny.write_data(tmp_path / "few", num_samples=64), ResNetConfig(50, image_size=32)
+    text = dataclasses.replace(trained_lit.task.text_tower, embedding_size=tower.embedding_size)
+    task = changed(trained_lit.task, image_tower=tower, text_tower=text, locked=(), teacher=TeacherConfig(projection=8))
+    start = changed(trained_lit, run_dir=tmp_path / "start", task=task, pretrained=None)
+    checkpoint_dir(start.run_dir).mkdir(parents=True)
+    directory.write(start.run_dir, start, (trained_lit.run_dir / "tokenizer.model").read_bytes())
+    flags = ("--tower", start.run_dir, "--data", data / "train", "--adapt")
+    assert "has a ResNet, of which --adapt lora cannot" in refusal(capsys, "new", tmp_path / "part", *flags, "lora")
+    run_command("new", tmp_path / "mine", *flags, "full")
+    config = load_module_config(tmp_path / "mine" / "config.py")
+    assert config.task == dataclasses.replace(task, teacher=None)
+    assert config.optimizer.layer_decay == 1
 
 
 def test_what_cannot_be_adapted_is_refused(capsys, upstream, trained_lit, data, tmp_path):

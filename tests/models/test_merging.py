@@ -53,10 +53,11 @@ def test_equal_models_all_stay():
 
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+PIECES = SentencePieceConfig(Path("a"))
 TOKENIZER = SimpleNamespace(model_bytes=b"x", padding_id=1)
 
 
-def run(run_dir="one", tokenizer=SentencePieceConfig(Path("a")), built=TOKENIZER, **of_head):
+def run(run_dir="one", tokenizer=PIECES, built=TOKENIZER, **of_head):
     """Returns a run without parameters, for the comparison with another."""
     encoder = EncoderConfig(width=16, depth=1, mlp_width=16, num_heads=2)
     task = ContrastiveConfig(

@@ -4,15 +4,14 @@ import re
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.configs.fine_tune_pair import LAYER_DECAY, RANK, RATES
 from lit_het.errors import UserError
 
-# The tuning of both towers, as Python, and the learning rate. Both towers whole: that of FLYP (Goyal et al. 2023,
-# App. D); the more parameters stay, the larger.
-_WAYS = {
-    "lora": ("Tuning(lora=LoRA(rank=8))", "1e-4"),
-    "last": ("Tuning(last_blocks={blocks})", "3e-5"),
-    "full": ("None", "1e-5"),
-}
+_TUNED = """dataclasses.replace(
+            model,
+            image_tower=dataclasses.replace(model.image_tower, tuning=tuning),
+            text_tower=dataclasses.replace(model.text_tower, tuning=tuning),
+        )"""
 # What `lit_het.apps.new.project` puts into its configuration.
 PARTS = {
     "summary": """{name}: both towers of a trained model, adapted ({adapt}) to {count:,} image-text pairs.
@@ -23,14 +22,9 @@ Afterwards lit-het merge takes means of its weights and those it started from, a
     "constants": "START = {tower}\n",
     "before": """\
     start = load_config(START)  # its images and captions were preprocessed in the same way
-    tuning = {tuning}  # what is trained of each tower; None for all of it
-""",
-    "task": """dataclasses.replace(
-            start.task,
-            image_tower=dataclasses.replace(start.task.image_tower, tuning=tuning, weights=None),
-            text_tower=dataclasses.replace(start.task.text_tower, tuning=tuning, weights=None),
-            locked=(),
-        )""",
+    model = start.task.bare()  # without what was trained beside it
+{tuning}""",
+    "task": "{task}",
     "images": "image_size=start.data.image_size",
     "texts": "captions={captions},\n            preprocessing=start.data.preprocessing",
     "fields": """tokenizer=dataclasses.replace(start.tokenizer, model=tokenizer_path(START)),
@@ -60,11 +54,21 @@ def adapted_fields(way: str, start: Path, source: ExperimentConfig) -> dict[str,
         raise UserError(f"{start} is no image-text model: leave out --adapt to train a text tower on its image tower")
     if source.tokenizer is None:
         raise UserError(f"{start} has no tokenizer: import the model with lit-het import --tokenizer FILE")
+    if source.task.text_members > 1:
+        raise UserError(f"{start} has {source.task.text_members} text towers; --adapt takes a model with one")
     kind, _, blocks = way.partition("-")
-    most = min(tower.encoder.depth for tower in source.task.towers.values() if tower.encoder is not None)
-    if blocks and int(blocks) > most:
-        raise UserError(f"--adapt {way} is more than the {most} blocks of a tower of {start}; take full")
-    tuning, rate = _WAYS[kind]
-    # Of whole towers the lowest layers change least.
-    decay = 0.8 if kind == "full" else 1.0
-    return {"adapt": way, "tuning": tuning.format(blocks=blocks), "rate": rate, "layer_decay": decay}
+    has_blocks = all(tower.encoder is not None for tower in source.task.towers.values())
+    if kind == "full":
+        tuning, task = "", "model"
+    elif not has_blocks:
+        raise UserError(f"{start} has a ResNet, of which --adapt {way} cannot train a part; take full")
+    else:
+        most = min(tower.encoder.depth for tower in source.task.towers.values())
+        if blocks and int(blocks) > most:
+            raise UserError(f"--adapt {way} is more than the {most} blocks of a tower of {start}; take full")
+        shown = f"lora=LoRA(rank={RANK})" if kind == "lora" else f"last_blocks={blocks}"
+        tuning, task = f"    tuning = Tuning({shown})  # what is trained of each tower\n", _TUNED
+    # No paper has a layer decay for a ResNet.
+    decay = LAYER_DECAY if kind == "full" and has_blocks else 1.0
+    rate = f"{RATES[kind]:.0e}".replace("e-0", "e-")
+    return {"adapt": way, "tuning": tuning, "task": task, "rate": rate, "layer_decay": decay}

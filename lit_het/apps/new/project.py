@@ -235,7 +235,7 @@ def _fields(
 ) -> dict[str, Any]:
     """Returns the parts of the configuration that depend on the tower and the data; trains a tokenizer for it."""
     source = load_config(tower)
-    image_tower, taken = "tower.task.image_tower", source.tokenizer
+    image_tower, taken = "tower.task.bare().image_tower", source.tokenizer
     if source.task.require_image_tower().members == "apart":
         # A classifier's ensemble has an embedding of each member; a text is compared with one.
         image_tower = f'dataclasses.replace({image_tower}, members="mean")'
