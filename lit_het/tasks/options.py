@@ -86,7 +86,7 @@ class TaskOptions:
         return params | {part: tuning.plain(params[part]) for part, tuning in self.tunings.items() if part in params}
 
     def bare(self) -> Any:
-        """Returns the task of the trained model alone: with whole towers, nothing locked, and nothing trained beside."""
+        """Returns the task of the trained model alone: with whole towers, nothing locked, nothing trained beside."""
         plain = self.untuned()
         towers = {part: dataclasses.replace(one, weights=None) for part, one in plain.towers.items() if one.weights}
         beside = {*self.objectives, "temperature_gradient"}

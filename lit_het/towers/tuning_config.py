@@ -50,8 +50,8 @@ class Tuning:
         norms: scales and biases of all LayerNorms.
         biases: of all layers (BitFit, Ben Zaken et al. 2022).
         lora: low-rank changes of dense layers; None for none.
-        start: when the training of the tower begins; until then its parameters stay as they are, and it drops and routes
-            by chance as in training.
+        start: when the training of the tower begins; until then its parameters stay as they are, and it already drops
+            and routes by chance.
     """
 
     last_blocks: int | None = None
