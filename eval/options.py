@@ -11,8 +11,10 @@ class EvaluationOptions:
         takes_several_models: whether several models are evaluated together.
         has_means: whether evaluations of several sets are followed by means over them.
         classes_are_captions: whether the captions of the images are the candidate classes.
+        main_figure: by which models are compared where none is named; None where one must be.
     """
 
     data: ImageSet
+    main_figure: str | None = None
 
     takes_several_models = has_means = classes_are_captions = False

@@ -102,6 +102,8 @@ class ZeroShotConfig(EvaluationOptions):
     relabels: Path | None = None
     captions: str | None = None
 
+    main_figure = "top1"
+
     @property
     def classes_are_captions(self) -> bool:
         """Whether the captions of the images are the candidate classes."""
@@ -149,6 +151,8 @@ class RetrievalConfig(EvaluationOptions):
 
     data: ImageSet
     captions: str = "txt"
+
+    main_figure = "image_to_text_recall1"
 
     def build(self, sets: "Sets") -> "Retrieval":
         """Opens the set and reads all captions."""

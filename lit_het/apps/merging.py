@@ -15,7 +15,7 @@ from lit_het.errors import UserError, pluralize
 from lit_het.eval.evaluation import Evaluation, cell, opened_evaluations
 from lit_het.eval.report import figures
 from lit_het.eval.report.figures import Line
-from lit_het.eval.report.naming import style_of
+from lit_het.eval.report.naming import split, style_of
 from lit_het.eval.report.page import Html, Section, render_page, side_by_side
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results, write_benchmark, write_files
@@ -48,19 +48,21 @@ def merge(run_dirs: Sequence[Path], shares: Sequence[float] | None, output: Path
     _write(output, open_mergeable(run_dirs), shares)
 
 
-def soup(run_dirs: Sequence[Path], config: EvaluationConfig, figure: str, output: Path) -> None:
+def soup(run_dirs: Sequence[Path], config: EvaluationConfig, by: str | None, output: Path) -> None:
     """Writes a greedy soup: the mean of the runs that make it no worse on a held-out set, tried from the best on.
 
     Args:
         run_dirs: the runs, which started from the same weights.
         config: the evaluation of the held-out set.
-        figure: of the evaluation, such as ``top1``.
+        by: the figure, such as ``nll``; None for the main one of the evaluation.
         output: the run to write.
     """
     check_free(output)
+    figure = by or config.main_figure
+    if figure is None or (sign := _sign(figure)) is None:
+        raise UserError(f"--by {figure} names no figure of which high or low is better: give one, such as --by nll")
     runs = open_mergeable(run_dirs)
     evaluated = _Evaluated(runs[0], [config])
-    sign = 1 if style_of(figure).higher_is_better else -1
     with Bar(f"soups by {figure} of {config.data.name}", 2 * len(runs) - 1, "models") as bar:
 
         def score(models: Sequence[Run]) -> float:
@@ -136,6 +138,12 @@ def _config(config: ExperimentConfig, output: Path) -> ExperimentConfig:
     return dataclasses.replace(config, run_dir=output, length=Duration(0), **nothing)
 
 
+def _sign(figure: str) -> int | None:
+    """Returns 1 if high values of a figure are better, -1 if low ones are; None if that is not known."""
+    is_better_high = style_of(split(figure)[1]).higher_is_better
+    return None if is_better_high is None else 1 if is_better_high else -1
+
+
 def _lines(shares: Sequence[float], found: Sequence[Sequence[Evaluation]], figure: str) -> dict[str, Line]:
     lines = {}
     for number, first in enumerate(found[0]):
@@ -168,7 +176,7 @@ def _verdict(names: Sequence[str], shares: Sequence[float], found: Sequence[Sequ
     figure = next((name for name in _SHOWN if all(name in one.figures for one in found[0])), None)
     if figure is None:
         return f"Mixtures of {names[0]} and {names[1]}"
-    sign = 1 if style_of(figure).higher_is_better else -1
+    sign = _sign(figure) or 1
     means = [float(np.mean([one.figures[figure] for one in of_share])) for of_share in found]
     best = int(np.argmax([sign * value for value in means]))
     style, of = style_of(figure), "mean over the sets" if len(found[0]) > 1 else found[0][0].name

@@ -35,7 +35,9 @@ def add_to(commands: Any) -> None:
     merge.add_argument(
         "--greedy", action="store_true", help="keep the runs, from the best on, that make the mean no worse on --data"
     )
-    merge.add_argument("--by", default="top1", metavar="FIGURE", help="of --greedy, such as nll; default: %(default)s")
+    merge.add_argument(
+        "--by", metavar="FIGURE", help="of --greedy, such as nll; default: top1, of retrieval image_to_text_recall1"
+    )
     merge.add_argument("--points", type=int, default=11, metavar="N", help="mixtures of --curve; default: %(default)s")
     merge.add_argument(
         "--data",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -86,6 +87,16 @@ def test_a_greedy_soup_is_no_worse_than_its_best_run(start, tuned, data, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_soup_for_retrieval_is_by_its_own_figure(start, tuned, shapes, tmp_path, capsys):
+    flags = ("--greedy", "--evaluation", "retrieval", "--data", shapes, "--output", tmp_path / "soup")
+    run_command("merge", start, *tuned, *flags)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("image_to_text_recall1 of" in line for line in lines)
+    recalls = [float(number) for line in lines for number in re.findall(r" (\d\.\d{4}) .*kept", line)]
+    assert recalls[0] == max(recalls) > 0
+
+
+@pytest.mark.slow
 def test_runs_without_a_common_start_or_form_have_no_mean(start, tuned, data, trained_lit, tmp_path, capsys):
     other = config(data, None, tmp_path / "other", Tuning())
     train(
@@ -128,8 +139,10 @@ def test_what_is_trained_beside_a_model_is_no_part_of_its_start_and_its_mean(dat
         (("--greedy",), "--data DIR belongs to --curve"),
         (("--data", "{data}", "--greedy", "--weights", "1", "0"), "--greedy finds the weights"),
         pytest.param(
-            ("--data", "{data}", "--greedy", "--by", "nothing"), "--by nothing is not one of", marks=pytest.mark.slow
+            ("--data", "{data}", "--greedy", "--by", "ausuc"), "--by ausuc is not one of", marks=pytest.mark.slow
         ),
+        (("--data", "{data}", "--greedy", "--by", "nothing"), "--by nothing names no figure of which high or low"),
+        (("--data", "{data}", "--greedy", "--evaluation", "few-shot"), "--by None names no figure"),
         (("--data", "{data}"), "belongs to --curve FILE.html and to --greedy"),
     ],
 )
