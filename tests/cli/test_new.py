@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,7 +244,8 @@ def test_both_towers_of_a_model_are_adapted(way, trained_lit, tmp_path, monkeypa
         trained_lit.task.loss,
         (),
     )
-    recipe = fine_tune_pair.get_config("siglip_b16", {"last-1": "last_4"}.get(way, way))
+    of_recipe: Any = {"last-1": "last_4"}.get(way, way)
+    recipe = fine_tune_pair.get_config("siglip_b16", of_recipe)
     assert (config.schedule.learning_rate, config.optimizer) == (recipe.schedule.learning_rate, recipe.optimizer)
     flags = ("--length", "2 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
     run_command("train", "--config", project / "config.py", *flags)
