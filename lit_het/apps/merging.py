@@ -45,7 +45,7 @@ def merge(run_dirs: Sequence[Path], shares: Sequence[float] | None, output: Path
             f"--weights {' '.join(map(str, shares))} must be one number for each of {pluralize(len(run_dirs), 'run')}, "
             "and sum to 1"
         )
-    _write(output, open_mergeable(run_dirs), shares)
+    _write(output, *open_mergeable(run_dirs), shares)
 
 
 def soup(run_dirs: Sequence[Path], config: EvaluationConfig, by: str | None, output: Path) -> None:
@@ -61,7 +61,7 @@ def soup(run_dirs: Sequence[Path], config: EvaluationConfig, by: str | None, out
     figure = by or config.main_figure
     if figure is None or (sign := _sign(figure)) is None:
         raise UserError(f"--by {figure} names no figure of which high or low is better: give one, such as --by nll")
-    runs = open_mergeable(run_dirs)
+    runs, origin = open_mergeable(run_dirs)
     evaluated = _Evaluated(runs[0], [config])
     with Bar(f"soups by {figure} of {config.data.name}", 2 * len(runs) - 1, "models") as bar:
 
@@ -79,7 +79,7 @@ def soup(run_dirs: Sequence[Path], config: EvaluationConfig, by: str | None, out
     ]
     print_results(plain_table(f"{figure} of {config.data.name}", ("alone", "of the soup with it", ""), rows))
     kept = [one.number for one in tries if one.kept]
-    _write(output, [runs[number] for number in kept], [1 / len(kept)] * len(kept))
+    _write(output, [runs[number] for number in kept], origin, [1 / len(kept)] * len(kept))
 
 
 def curve(run_dirs: Sequence[Path], configs: Sequence[EvaluationConfig], points: int, output: Path) -> None:
@@ -95,7 +95,7 @@ def curve(run_dirs: Sequence[Path], configs: Sequence[EvaluationConfig], points:
         raise UserError(f"--curve is between two runs, not {len(run_dirs)}: the start, and what was made of it")
     if output.suffix != ".html":
         raise UserError(f"--curve {output} must be a file that ends in .html")
-    runs = open_mergeable(run_dirs)
+    runs, _ = open_mergeable(run_dirs)
     evaluated, shares = _Evaluated(runs[0], configs), np.linspace(0, 1, points)
     found: list[list[Evaluation]] = []
     with Bar("mixtures", points, "models") as bar:
@@ -123,12 +123,11 @@ class _Evaluated:
         return [found for _, found in self._evaluations(model)]
 
 
-def _write(output: Path, runs: Sequence[Run], shares: Sequence[float]) -> None:
+def _write(output: Path, runs: Sequence[Run], origin: str, shares: Sequence[float]) -> None:
     first, sources = runs[0], [str(run.run_dir) for run in runs]
     described = " + ".join(f"{share:.4g} {source}" for share, source in zip(shares, sources, strict=True))
-    write_run(
-        output, _config(first.config, output), mean([run.params for run in runs], shares), first.tokenizer, described
-    )
+    params = mean([run.params for run in runs], shares)
+    write_run(output, _config(first.config, output), params, first.tokenizer, described, origin)
     message(f"{output}: {described}; lit-het calibrate fits its temperature")
 
 

@@ -5,32 +5,31 @@ Wortsman et al. 2022a, "Model soups", and 2022b, "Robust fine-tuning of zero-sho
 
 import dataclasses
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from lit_het import parameters
 from lit_het.configs import experiment
-from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
 from lit_het.heads import options as heads
+from lit_het.models import origins
 from lit_het.models.opening import Run, open_run
 from lit_het.towers.base import FIELDS_WITHOUT_PARAMETERS, TRAINING_FIELDS
-from lit_het.training.directory import find_pretrained, load_config
 from lit_het.types import Params
-from lit_het.weights.native import checksums
 
 _One = TypeVar("_One")
 _PARTS = ("image_tower", "text_tower", "decoder", "head", "num_classes", "text_members")
 _FREE_FIELDS = (*FIELDS_WITHOUT_PARAMETERS, *TRAINING_FIELDS)
 
 
-def open_mergeable(run_dirs: Sequence[Path]) -> list[Run]:
+def open_mergeable(run_dirs: Sequence[Path]) -> tuple[list[Run], str]:
     """Opens runs whose weights can be averaged, as models alone: without what was trained beside them.
+
+    Returns:
+        The runs, and the digest of the towers that all started from.
 
     Raises:
         UserError: they are models of other shapes, read images or texts differently, or started from other weights.
@@ -39,24 +38,16 @@ def open_mergeable(run_dirs: Sequence[Path]) -> list[Run]:
     first = runs[0]
     for run in runs[1:]:
         check_same_model(first, run)
-    origins = [origin(run_dir) for run_dir in run_dirs]
-    if len({place.resolve() for place in origins}) > 1:
-        towers = [checksums.digest(_towers(_params(place, runs, run_dirs))) for place in origins]
-        for place, digest in zip(origins, towers, strict=True):
-            if digest != towers[0]:
-                raise UserError(
-                    f"{run_dirs[0]} started from {origins[0]} and another run from {place}, which has other weights: "
-                    "means of weights need runs that started from the same ones; use lit-het ensemble for these"
-                )
-    return runs
-
-
-def origin(run_dir: Path) -> Path:
-    """Returns the run whose towers a run started from, or the run that this one started from, and so on."""
-    config = load_config(run_dir)
-    if config.pretrained is None or not _takes_all(config):
-        return run_dir
-    return origin(find_pretrained(config.pretrained.run, run_dir))
+    opened = {run.run_dir: run for run in runs}
+    places = [origins.origin(run_dir) for run_dir in run_dirs]
+    known = {place: place if isinstance(place, str) else origins.digest(_params(place, opened)) for place in places}
+    for run_dir, place in zip(run_dirs, places, strict=True):
+        if known[place] != known[places[0]]:
+            raise UserError(
+                f"{run_dirs[0]} and {run_dir} started from towers with other weights: means of weights need runs that "
+                "started from the same ones; use lit-het ensemble for these"
+            )
+    return runs, known[places[0]]
 
 
 def mean(params: Sequence[Params], shares: Sequence[float]) -> Params:
@@ -124,21 +115,7 @@ def _bare(run: Run) -> Run:
     )
 
 
-def _takes_all(config: ExperimentConfig) -> bool:
-    """Returns whether all parameters of the towers of a run come from its ``pretrained`` run."""
-    assert config.pretrained is not None
-    shapes = config.task.untuned().build().shapes
-    paths = parameters.flatten(_towers(shapes))
-    patterns = (config.pretrained.pattern or "", *config.task.locked)
-    return all(any(re.fullmatch(pattern, path) for pattern in patterns) for path in paths)
-
-
-def _towers(params: Params) -> Params:
-    return {part: tree for part, tree in params.items() if part.endswith("_tower")}
-
-
-def _params(place: Path, runs: Sequence[Run], run_dirs: Sequence[Path]) -> Params:
-    opened = dict(zip(run_dirs, runs, strict=True))
+def _params(place: Path, opened: Mapping[Path, Run]) -> Params:
     return (opened[place] if place in opened else open_run(place)).params
 
 

@@ -46,7 +46,10 @@ def find_pretrained(recorded: Path, run_dir: Path) -> Path:
     for place in (recorded, here / recorded.name, here.parent / recorded.name):
         if config_path(place).is_file() and (place is recorded or place != here):
             return place
-    raise UserError(f"the run with the locked parameters, {recorded}, is missing; give its path with --pretrained DIR")
+    raise UserError(
+        f"the run with the locked parameters, {recorded}, is missing; put it beside {run_dir}, or where a command has "
+        "the flag, give its path with --pretrained DIR"
+    )
 
 
 def check_chain(run_dir: Path) -> None:

@@ -23,6 +23,7 @@ from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.watchdog import watched as reads_watched
 from lit_het.errors import DoesNotFit, Unwritable, UserError, pluralize
 from lit_het.files import cache_folder
+from lit_het.models import origins
 from lit_het.models.calibration.split import Split, split, split_samples
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.programs import shared
@@ -128,9 +129,10 @@ def _train_on(
         max_failed_saves=config.cadence.max_failed_saves,
         warn=message,
     ) as checkpoints:
-        position = 0
         if resume and checkpoints.latest_step is not None:
-            state, position = _resumed(checkpoints, state, config, loader, checksum)
+            state, position, origin = _resumed(checkpoints, state, config, loader, checksum)
+        else:
+            position, origin = 0, origins.of_start(config, parameters.merge(locked, trainable))
         try:
             write_run_files(config, tokenizer)
             tracker = None
@@ -154,7 +156,7 @@ def _train_on(
                     num_steps=run.num_steps,
                     cadence=config.cadence,
                     log=log,
-                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, identity(loader, checksum)),
+                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, identity(loader, checksum, origin)),
                     evaluate=evaluate,
                     description=config.run_dir.name,
                     evaluate_first=lacks_evaluation(config, int(state.step), run.num_steps),
@@ -270,8 +272,8 @@ def _run_length(config: ExperimentConfig, loader: "Loader | Stream | None") -> R
 
 def _resumed(
     checkpoints: Checkpoints, state: TrainState, config: ExperimentConfig, loader: "Loader | Stream", checksum: str
-) -> tuple[TrainState, int]:
-    """Returns the newest intact state, and the position of the next sample."""
+) -> tuple[TrainState, int, str | None]:
+    """Returns the newest intact state, the position of the next sample, and the recorded digest of the start."""
     state, info = checkpoints.restore(state)
     # Runs of earlier versions have no data_digest.
     if info.get("data_digest", loader.digest) != loader.digest:
@@ -290,14 +292,20 @@ def _resumed(
     position = info.get("position")
     if not isinstance(position, int) or not 0 <= position < 2**63:
         raise UserError(f"the checkpoint in {config.run_dir} has no position in the data; choose another run directory")
-    return state, position
+    return state, position, info.get("origin")
 
 
-def identity(loader: "Loader | Stream", checksum: str) -> dict[str, str]:
-    """Returns by what a checkpoint knows the locked parameters and the samples that it was trained with."""
+def identity(loader: "Loader | Stream", checksum: str, origin: str | None) -> dict[str, str | None]:
+    """Returns by what a checkpoint knows the locked parameters and the samples that it was trained with, and its start.
+
+    Args:
+        loader: of the samples.
+        checksum: of the locked parameters.
+        origin: the digest of the towers that it started from; None if it is a start itself.
+    """
     # The digest of the data includes what is left out; that of the shards alone is what copies of them are known by.
     shards = {"shards_digest": loader.index.digest} if isinstance(loader, Loader) else {}
-    return {"locked_checksum": checksum, "data_digest": loader.digest, **shards}
+    return {"locked_checksum": checksum, "data_digest": loader.digest, "origin": origin, **shards}
 
 
 @contextlib.contextmanager
@@ -350,7 +358,7 @@ class _Saver:
     checkpoints: Checkpoints
     check_lock: Callable[[], None]
     batch_size: int
-    identity: Mapping[str, str]
+    identity: Mapping[str, str | None]
 
     def save(self, state: TrainState) -> None:
         """Implements `loop.Saver`."""

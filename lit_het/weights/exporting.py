@@ -16,6 +16,7 @@ from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, Senten
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.losses.classification_config import SigmoidCrossEntropy
+from lit_het.models import origins
 from lit_het.models.opening import Run, open_run
 from lit_het.models.writer import writable_tokens
 from lit_het.towers.decoder_config import START_TOKEN
@@ -127,7 +128,9 @@ def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> No
     """
     arguments.instance(licence, "licence", str | None, "a text or None")
     tokenizer = None if run.tokenizer is None else run.tokenizer.model_bytes
-    portable.write(folder, run.config, run.params, run.step, run.run_dir, tokenizer, run.data_digest)
+    portable.write(
+        folder, run.config, run.params, run.step, run.run_dir, tokenizer, run.data_digest, origins.recorded(run.run_dir)
+    )
     write_atomically(folder / "README.md", write_card(run, name, licence=licence, library="lit-het"))
 
 

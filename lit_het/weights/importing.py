@@ -87,7 +87,12 @@ def check_free(run_dir: Path, flag: str = "--output") -> None:
 
 
 def write_run(
-    run_dir: Path, config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None, source: str
+    run_dir: Path,
+    config: ExperimentConfig,
+    params: Params,
+    tokenizer: Tokenizer | None,
+    source: str,
+    origin: str | None = None,
 ) -> None:
     """Writes a run that holds all of its parameters and was not trained here.
 
@@ -97,9 +102,10 @@ def write_run(
         params: of all parts.
         tokenizer: of captions; None without.
         source: where the parameters come from.
+        origin: the digest of the towers that they started from; None of a model that is a start itself.
     """
     with _partial(run_dir) as partial:
-        info = {"locked_checksum": checksums.digest({}), "source": source}
+        info = {"locked_checksum": checksums.digest({}), "source": source, "origin": origin}
         with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
             save_imported(checkpoint_dir(partial), params, info, bar.advance)
         directory.write(partial, config, None if tokenizer is None else tokenizer.model_bytes)
@@ -173,7 +179,7 @@ def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> Non
     require_no_options(folder, options)
     run = open_run(folder)
     with _partial(run_dir) as partial:
-        info = {"locked_checksum": checksums.digest({}), "source": str(folder)}
+        info = {"locked_checksum": checksums.digest({}), "source": str(folder), "origin": portable.origin(folder)}
         save_imported(checkpoint_dir(partial), run.params, info)
         config = dataclasses.replace(run.config, run_dir=run_dir)
         directory.write(partial, config, None if run.tokenizer is None else run.tokenizer.model_bytes)

@@ -6,6 +6,7 @@ every tower, head and tokenizer of this program can be written. Nothing is unpic
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from lit_het.weights import sources
 FILES = ("config.json", "manifest.json", "tokenizer.model", "calibration.json", FAMILIARITY, "model.safetensors")
 """The files that are downloaded from an address; without the model card."""
 
-_STEP = "step"
+_STEP, _ORIGIN = "step", "origin"
 
 
 def is_portable(folder: Path) -> bool:
@@ -71,6 +72,7 @@ def write(
     run_dir: Path,
     tokenizer: bytes | None,
     data_digest: str | None,
+    origin: str | None = None,
 ) -> None:
     """Writes a model to an empty folder, which `read` opens again with equal outputs.
 
@@ -82,11 +84,13 @@ def write(
         run_dir: of the run, whose calibration and table of captions are copied.
         tokenizer: content of its file; None without one.
         data_digest: of the data that it was trained on; None if that is unknown.
+        origin: the digest of the towers that it started from; None if that is unknown.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # float32 holds every value of a locked tower's bfloat16.
     flat = {path: np.asarray(array, np.float32, order="C") for path, array in parameters.flatten(params).items()}
-    write_safetensors(folder / "model.safetensors", flat, {"format": "lit-het", _STEP: str(step)})
+    started = {} if origin is None else {_ORIGIN: origin}
+    write_safetensors(folder / "model.safetensors", flat, {"format": "lit-het", _STEP: str(step), **started})
     copy_calibration(run_dir, folder, step)
     copy_familiarity(run_dir, folder, data_digest)
     directory.write(folder, _without_training(config), tokenizer)
@@ -130,9 +134,18 @@ def read(folder: Path, task: AnyTask) -> tuple[Params, int]:
     return params, _step(folder)
 
 
-def _step(folder: Path) -> int:
+def origin(folder: Path) -> str | None:
+    """Returns the digest of the towers that a model started from; None if it is not recorded."""
+    return _metadata(folder).get(_ORIGIN)
+
+
+def _metadata(folder: Path) -> Mapping[str, str]:
     with safetensors.safe_open(folder / "model.safetensors", "numpy") as file:
-        text = (file.metadata() or {}).get(_STEP, "0")
+        return file.metadata() or {}
+
+
+def _step(folder: Path) -> int:
+    text = _metadata(folder).get(_STEP, "0")
     if not text.isdecimal() or len(text) > 15:
         raise UserError(f"{folder}/model.safetensors: step = {text!r:.50} is not a number; export the folder again")
     return int(text)

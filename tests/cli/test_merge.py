@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from lit_het import parameters
+from lit_het.configs.experiment import PretrainedConfig
+from lit_het.models import origins
 from lit_het.models.opening import open_run
 from lit_het.objectives.teacher import TeacherConfig
 from lit_het.sharding import MeshConfig
@@ -19,6 +22,7 @@ from lit_het.training.initialization import initial_params
 from lit_het.training.train import train
 from lit_het.weights.native import checksums
 from lit_het.weights.native.saving import save_imported
+from tests import tiny
 from tests.cli.conftest import last_line, refusal, run_command, write_splits
 from tests.cli.test_tuning import config
 from tests.cli.test_tuning import start as start
@@ -51,6 +55,37 @@ def test_a_mean_of_two_runs_is_a_run_of_its_own(start, tuned, tmp_path, capsys):
     assert load_config(output).pretrained is None
     assert "0.5" in capsys.readouterr().err
     assert "already holds a run" in refusal(capsys, "merge", *tuned, "--output", output)
+
+
+def test_means_and_copies_of_runs_are_known_by_their_start(data, start, tuned, tmp_path, capsys):
+    mean, copies = tmp_path / "mean", [tmp_path / "copy", tmp_path / "tuned_copy"]
+    run_command("merge", *tuned, "--output", mean)
+    run_command("merge", start, mean, "--output", tmp_path / "mixed")
+    run_command("merge", tmp_path / "mixed", tuned[0], "--output", tmp_path / "again")
+    for run_dir, copy in zip((start, tuned[0]), copies, strict=True):
+        run_command("export", "--checkpoint", run_dir, "--to", "lit-het", "--output", copy)
+    run_command("import", "--from", copies[1], "--to", tmp_path / "imported")
+    run_command("merge", copies[0], tmp_path / "imported", mean, "--output", tmp_path / "of_copies")
+    assert len({origins.recorded(path) for path in (*tuned, mean, copies[1], tmp_path / "of_copies")}) == 1
+    # Another model of that form.
+    untrained = config(data, None, tmp_path / "other", Tuning())
+    tiny.finish_untrained(dataclasses.replace(untrained, seed=5))
+    refused = refusal(capsys, "merge", mean, tmp_path / "other", "--output", tmp_path / "none")
+    assert f"{mean} and {tmp_path / 'other'} started from towers with other weights" in refused
+
+
+def test_a_run_with_all_of_its_own_parameters_needs_its_start_no_more(start, tuned, tmp_path):
+    run_dir = shutil.copytree(tuned[1], tmp_path / "whole")
+    of_run = load_config(run_dir)
+    tiny.edit_config(run_dir, dataclasses.replace(of_run, pretrained=PretrainedConfig(tmp_path / "gone", ".*")))
+    run_command("merge", start, run_dir, "--output", tmp_path / "mean")
+
+
+@pytest.mark.slow
+def test_runs_of_earlier_versions_are_known_by_their_chain(start, tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(origins, "recorded", lambda run_dir: None)
+    assert origins.origin(tuned[0]) == start
+    run_command("merge", *tuned, start, "--output", tmp_path / "mean")
 
 
 @pytest.mark.slow
@@ -106,7 +141,7 @@ def test_runs_without_a_common_start_or_form_have_no_mean(start, tuned, data, tr
     )
     arguments = ("--output", tmp_path / "mean")
     problem = last_line(capsys, "merge", tuned[0], tmp_path / "other", *arguments)
-    assert "which has other weights" in problem
+    assert "started from towers with other weights" in problem
     assert str(tmp_path / "other") in problem
     problem = last_line(capsys, "merge", tuned[0], trained_lit.run_dir, *arguments)
     assert "has task.image_tower.encoder.depth = 2" in problem
@@ -128,7 +163,7 @@ def test_what_is_trained_beside_a_model_is_no_part_of_its_start_and_its_mean(dat
     for path, array in params(start).items():
         np.testing.assert_allclose(params(tmp_path / "mean")[path], array, rtol=1e-6, err_msg=path)
     merged = load_config(tmp_path / "mean")
-    assert (merged.task.teacher, merged.data.teacher_embeddings) == (None, None)
+    assert (merged.task.objectives, merged.data.teacher_embeddings) == ({}, None)
 
 
 @pytest.mark.parametrize(

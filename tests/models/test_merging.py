@@ -5,6 +5,7 @@ import math
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +58,7 @@ PIECES = SentencePieceConfig(Path("a"))
 TOKENIZER = SimpleNamespace(model_bytes=b"x", padding_id=1)
 
 
-def run(run_dir="one", tokenizer=PIECES, built=TOKENIZER, **of_head):
+def run(run_dir="one", tokenizer: Any = PIECES, built: Any = TOKENIZER, **of_head: Any):
     """Returns a run without parameters, for the comparison with another."""
     encoder = EncoderConfig(width=16, depth=1, mlp_width=16, num_heads=2)
     task = ContrastiveConfig(

@@ -15,6 +15,7 @@ from lit_het.console import message
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.errors import UserError
 from lit_het.heads.base import Pairs
+from lit_het.models import origins
 from lit_het.models.calibration.saved import read_calibration
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.two_towers import ContrastiveTask
@@ -76,7 +77,7 @@ def _fit(config: ExperimentConfig) -> None:
     )
     fitted = task.model({**frozen, **head}).head.fitted(pairs)
     write_run_files(config, tokenizer)
-    info = {"position": 0, **identity(loader, checksums.digest(frozen))}
+    info = {"position": 0, **identity(loader, checksums.digest(frozen), origins.of_start(config, frozen))}
     save_imported(checkpoint_dir(config.run_dir), {"head": {**head["head"], **fitted}}, info)
 
 
