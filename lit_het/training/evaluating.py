@@ -40,13 +40,16 @@ def evaluated_in_training(
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
-    programs = Programs(task, mesh, tokenizer, config.data.prompts)
+    # Evaluated as it is when it is opened: without tuning of towers.
+    plain = config.task.untuned()
+    whole = (lambda params: params) if plain is config.task else jax.jit(config.task.untuned_params)
+    programs = Programs(plain.build(), mesh, tokenizer, config.data.prompts)
     versions = itertools.count()
 
     def model_of(trainable: Params) -> EvaluatedModel:
         # The features of a locked tower do not change and are cached under one version.
         version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
-        return programs.model(parameters.merge(locked, trainable), version)
+        return programs.model(whole(parameters.merge(locked, trainable)), version)
 
     data = config.data
     sets = Sets(data.image_size, data.preprocessing, tower, data.source, tokenizer)

@@ -10,12 +10,16 @@ from PIL import Image
 from lit_het import parameters
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import PretrainedConfig
+from lit_het.eval.evaluation import opened_evaluations
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.models.opening import open_run
 from lit_het.sharding import MeshConfig
 from lit_het.towers.tuning_config import LoRA, Tuning
 from lit_het.training.directory import checkpoint_dir
 from lit_het.training.durations import Duration
 from lit_het.training.initialization import initial_params
+from lit_het.training.log import read_metrics
 from lit_het.training.train import train
 from lit_het.weights.native.saving import Checkpoints
 from tests import tiny
@@ -81,6 +85,19 @@ def test_a_run_opens_as_a_plain_model_that_differs_from_its_start_in_what_was_tr
             assert path in same
     assert open_run(run_dir).config.task.require_image_tower().tuning is None
     assert any("image_tower/encoder" in path for path in before.keys() - same)
+
+
+@pytest.mark.parametrize("name", ["lora", pytest.param("last", marks=slow), pytest.param("late", marks=slow)])
+def test_an_evaluation_in_training_is_that_of_the_opened_run(data, shapes, start, name, tmp_path):
+    tuned = config(data, start, tmp_path / "run", TUNINGS[name])
+    evaluation = ZeroShotConfig(ImageSet("shapes", str(shapes)))
+    train(dataclasses.replace(tuned, evaluations=(evaluation,)))
+    run = open_run(tuned.run_dir)
+    ((_, found),) = opened_evaluations([evaluation], run.sets(), run.model(calibrated=False))(
+        run.model(calibrated=False)
+    )
+    recorded = read_metrics(tuned.run_dir / "metrics.jsonl")[-1]
+    assert recorded["zero_shot/shapes/nll"] == pytest.approx(found.figures["nll"], rel=1e-4)
 
 
 def test_a_checkpoint_holds_only_what_is_trained(data, start, once):
