@@ -53,6 +53,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "encoder.norm": "layer",
     "encoder.head_size": None,
     "encoder.first_norm": True,
+    "encoder.initial_layer_scale": 1.0,
     "max_patches": None,
     "top": None,
     "encoder.experts.tiled": True,
