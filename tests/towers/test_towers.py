@@ -178,9 +178,10 @@ def test_masked_patches_have_the_mask_token_and_their_own_positions():
 def test_impossible_shapes_are_refused_by_name():
     with pytest.raises(UserError, match=r"encoder.width = 10 is not a multiple of encoder.num_heads = 4"):
         EncoderConfig(width=10, num_heads=4)
-    for changes in ({"experts": ExpertsConfig(num_experts=2, num_blocks=1)}, {"norm_placement": "after"}):
+    experts = ExpertsConfig(num_experts=2, num_blocks=1)
+    for encoder in (EncoderConfig(experts=experts), EncoderConfig(norm_placement="after")):
         with pytest.raises(UserError, match=r"encoder.first_norm = False needs norm_placement = 'before' and no exp"):
-            EncoderConfig(first_norm=False, **changes)
+            dataclasses.replace(encoder, first_norm=False)
     with pytest.raises(UserError, match="image_size = 15 is less than patch_size = 16"):
         ViTConfig(image_size=15)
     with pytest.raises(UserError, match="representation_size = 0 must be at least 1"):
