@@ -68,6 +68,23 @@ def with_length(positions: Float[np.ndarray, "n d"], length: int) -> Float[np.nd
     return (bilinear(len(positions), length) @ positions).astype(np.float32)
 
 
+def length_of_texts(positions: str, stored: int, length: int | None, why: str = "") -> int:
+    """Returns the length of texts that padding is part of: that of the file, or a larger one.
+
+    Args:
+        positions: name of their array.
+        stored: its length.
+        length: the length that is asked for; None for that of the file.
+        why: why there cannot be fewer, after the number of positions.
+    """
+    length = stored if length is None else length
+    if length < stored:
+        raise UserError(
+            f"{positions} holds {stored} positions{why}; it cannot be read with fewer: text_length = {length}"
+        )
+    return length
+
+
 def texts_of_length(sources: Sequence[ParameterSource], length: int) -> list[ParameterSource]:
     """Returns sources of which those of a text tower's positions give ``length`` of them, see `with_length`."""
     return [

@@ -28,7 +28,7 @@ from lit_het.weights.huggingface.tokenizer import find_tokenizer
 from lit_het.weights.huggingface.tower import Family, Tower, number, section, shape_of, zero_bias
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, translate
-from lit_het.weights.resample import with_length
+from lit_het.weights.resample import length_of_texts, with_length
 from lit_het.weights.sources import Arrays, open_safetensors
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -116,8 +116,8 @@ def _text_tower(
     stored = shape_of(arrays, positions, 2)[0]
     is_causal = not text.get("no_causal_mask", False)
     # Without a mask, or with the last token, an embedding depends on the padding.
-    if length is not None and length < stored and not (is_causal and pool_type != "last"):
-        raise UserError(f"{positions} holds {stored} positions; it cannot be read with fewer: text_length = {length}")
+    if not is_causal or pool_type == "last":
+        length = length_of_texts(positions, stored, length)
     if "projection/kernel" not in tower.array_names:
         if text.get("proj_type") != "none":
             raise UserError(f"the source has no array {tower.prefix}text_projection; is the file complete?")

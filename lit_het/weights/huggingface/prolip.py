@@ -25,7 +25,7 @@ from lit_het.weights.huggingface.tokenizer import find_tokenizer
 from lit_het.weights.huggingface.tower import Family, Tower, number, section, shape_of
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, translate
-from lit_het.weights.resample import with_length
+from lit_het.weights.resample import length_of_texts, with_length
 from lit_het.weights.sources import open_safetensors
 
 _IMAGE = Family(names.PROLIP_IMAGE, "visual.", "gelu", 1e-5)
@@ -95,12 +95,7 @@ def _text_tower(tower: Tower, length: int | None) -> tuple[TextConfig, list[Para
     """Returns the text tower; its tokens are the words, [UNC] and the class token, all with positions."""
     positions = tower.require("positional_embedding")
     stored = shape_of(tower.arrays, positions, 2)[0] - 2
-    length = stored if length is None else length
-    if length < stored:
-        raise UserError(
-            f"{positions} holds {stored} positions, and padding counts as words; it cannot be read with fewer: "
-            f"text_length = {length}"
-        )
+    length = length_of_texts(positions, stored, length, ", and padding counts as words")
     config = TextConfig(
         vocabulary_size=tower.shape("tokens/embedding", 2)[0],
         length=length,

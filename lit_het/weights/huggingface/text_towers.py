@@ -12,7 +12,7 @@ from lit_het.weights.huggingface.processor import Json
 from lit_het.weights.huggingface.sentence_models import Pooling
 from lit_het.weights.huggingface.tower import Family, Tower, number, section, shape_of, without_bias
 from lit_het.weights.rename import ParameterSource, Rule
-from lit_het.weights.resample import with_length
+from lit_het.weights.resample import length_of_texts, with_length
 from lit_het.weights.sources import Arrays
 
 # Where it is not part of the embedding, and the end of a language model.
@@ -107,11 +107,7 @@ def read_text_tower(
 
 def _siglip(tower: Tower, length: int | None) -> tuple[TextConfig, list[ParameterSource]]:
     name = tower.require("embeddings.position_embedding.weight")
-    if length is not None and length < (stored := shape_of(tower.arrays, name, 2)[0]):
-        raise UserError(
-            f"{name} holds {stored} positions, of which the last is pooled; it cannot be read with fewer: "
-            f"text_length = {length}"
-        )
+    length = length_of_texts(name, shape_of(tower.arrays, name, 2)[0], length, ", of which the last is pooled")
     positions, length = _positions(tower, "embeddings.position_embedding.weight", length)
     vocabulary_size, size = tower.shape("tokens/embedding", 2)[0], tower.shape("projection/kernel", 2)[0]
     return TextConfig(vocabulary_size, length, size, tower.encoder()), [*tower.sources, positions]

@@ -19,7 +19,7 @@ from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.text_config import TextConfig
 from lit_het.weights.imported import Imported
 from lit_het.weights.rename import ParameterSource, Rule, depth_of, translate
-from lit_het.weights.resample import resample_positions, texts_of_length
+from lit_het.weights.resample import length_of_texts, resample_positions, texts_of_length
 from lit_het.weights.sources import Arrays
 from lit_het.weights.vmoe.files import open_vmoe
 
@@ -163,10 +163,7 @@ def _text_tower(
     compute_type: ComputeType,
 ) -> tuple[TextConfig, list[ParameterSource]]:
     _require(arrays, _TEXT_RANKS)
-    stored = arrays[_POSITIONS].shape[1]
-    length = stored if length is None else length
-    if length < stored:
-        raise UserError(f"{_POSITIONS} holds {stored} positions; it cannot be read with fewer: text_length = {length}")
+    length = length_of_texts(_POSITIONS, arrays[_POSITIONS].shape[1], length)
     tower = TextConfig(
         vocabulary_size=arrays["Embed_0/embedding"].shape[0],
         length=length,
