@@ -16,12 +16,14 @@ import jax
 import numpy as np
 import pytest
 
+from lit_het import parameters
 from lit_het.apps import add_noise
 from lit_het.apps.data import index
 from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.models.opening import open_run
 from lit_het.training.cadence import Cadence
 from lit_het.training.directory import checkpoint_dir
 from lit_het.training.durations import Duration
@@ -245,6 +247,16 @@ def changed(config: Any, **fields: Any) -> Any:
     return dataclasses.replace(
         config, **given, **{outer: changed(getattr(config, outer), **values) for outer, values in inner.items()}
     )
+
+
+def assert_resumes_to_the_same_parameters(config: Any, folder: Path) -> None:
+    """Continues a copy of a finished run from the step that was saved before its last one."""
+    again = changed(config, run_dir=shutil.copytree(config.run_dir, folder / "again"))
+    shutil.rmtree(checkpoint_dir(again.run_dir) / str(config.length.amount))
+    assert int(train(again, resume=True).step) == config.length.amount
+    expected, found = (parameters.flatten(open_run(one.run_dir).params) for one in (config, again))
+    for path, x in expected.items():
+        np.testing.assert_array_equal(found[path], x, err_msg=path)
 
 
 def stop_and_resume(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

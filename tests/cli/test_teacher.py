@@ -1,23 +1,20 @@
 """A run that learns from the stored embeddings of another model."""
 
-import shutil
-
 import numpy as np
 import pytest
 
 import lit_het
-from lit_het import parameters
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.models.opening import open_run
 from lit_het.objectives.teacher import ImageTeacherConfig, TeacherConfig
 from lit_het.training.cadence import Cadence
-from lit_het.training.directory import checkpoint_dir, load_config
+from lit_het.training.directory import load_config
 from lit_het.training.durations import Duration
 from lit_het.training.log import read_metrics
 from lit_het.training.train import train
 from tests import tiny
-from tests.cli.conftest import changed, refusal
+from tests.cli.conftest import assert_resumes_to_the_same_parameters, changed, refusal
 
 pytestmark = pytest.mark.slow  # the losses and the loader have tests of their own
 STEPS = 6
@@ -57,12 +54,7 @@ def test_a_student_comes_closer_to_its_teacher_and_goes_on_after_a_stop(student,
     for values in found:
         assert values[:2] == [0, 0]
         assert values[-1] < values[2]
-    again = changed(student, run_dir=shutil.copytree(student.run_dir, tmp_path / "again"))
-    shutil.rmtree(checkpoint_dir(again.run_dir) / str(STEPS))
-    train(again, resume=True)
-    expected, resumed = (parameters.flatten(open_run(c.run_dir).params) for c in (student, again))
-    for path, x in expected.items():
-        np.testing.assert_array_equal(resumed[path], x, err_msg=path)
+    assert_resumes_to_the_same_parameters(student, tmp_path)
 
 
 def test_the_teacher_itself_has_no_distance_from_its_embeddings(student, trained_lit):
@@ -124,12 +116,7 @@ def test_a_classifier_comes_closer_to_its_teacher_and_goes_on_after_a_stop(stude
     found = [record["train/teacher_divergence"] for record in records if "train/loss" in record]
     assert found[:2] == [0, 0]
     assert 0 < found[-1] < found[2]
-    again = changed(student_of_classes, run_dir=shutil.copytree(student_of_classes.run_dir, tmp_path / "again"))
-    shutil.rmtree(checkpoint_dir(again.run_dir) / str(STEPS))
-    train(again, resume=True)
-    expected, resumed = (parameters.flatten(open_run(c.run_dir).params) for c in (student_of_classes, again))
-    for path, x in expected.items():
-        np.testing.assert_array_equal(resumed[path], x, err_msg=path)
+    assert_resumes_to_the_same_parameters(student_of_classes, tmp_path)
 
 
 def test_logits_that_a_student_cannot_use_are_refused(
