@@ -21,7 +21,7 @@ from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.training.cadence import Cadence
 from lit_het.training.optimizers_config import AdamW, Optimizer
 
-SHARDS, PROMPTS, RATE = "data/imagenet", "clip80", 1e-5
+SHARDS, PROMPTS = "data/imagenet", "clip80"
 
 
 def get_config() -> ExperimentConfig:
@@ -38,7 +38,7 @@ def get_config() -> ExperimentConfig:
             captions=f"cls/{SHARDS}:{PROMPTS}",
             crop=InceptionCrop(min_area=0.9),
         ),
-        optimizer=Optimizer(AdamW(), weight_decay=0.1 * RATE, clip_norm=None),
+        optimizer=Optimizer(AdamW(), weight_decay=0.1 * fine_tune_pair.RATES["full"], clip_norm=None),
         average_decay=None,
         calibration=None,  # all samples of the recipe are trained on
         cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=2500),

@@ -47,8 +47,8 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
             f"--texts embeds the captions of one text tower, and the model has task.text_members = "
             f"{config.task.text_members}; name another model"
         )
-    if options.num_crops or options.tokens or options.logits:
-        flag = "--crops" if options.num_crops else "--tokens" if options.tokens else "--logits"
+    of_images = {"--crops": options.num_crops, "--tokens": options.tokens, "--logits": options.logits}
+    if flag := next((name for name, given in of_images.items() if given), None):
         raise UserError(f"{flag} are of images; leave out {flag} or --texts")
     data = whole_data(config, options)
     tokenizer, place, addresses = config.tokenizer.build(), data.texts[0], addresses_of(data, options)
