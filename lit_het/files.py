@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,18 @@ def completed(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def completed_folder(path: Path) -> Iterator[Path]:
+    """Yields a new temporary folder, which is renamed to ``path`` at the end, and removed after an error."""
+    temporary = path.with_name(f"{path.name}.partial-{secrets.token_hex(8)}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

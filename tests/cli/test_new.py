@@ -35,8 +35,11 @@ from tests.cli.conftest import changed, last_line, printed, refusal, run_command
 @pytest.mark.slow
 def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tmp_path):
     project, pairs = tmp_path / "mine", tiny.write_data(tmp_path / "pairs", num_samples=1000) / "train"
+    foreign = tmp_path / "mine.partial"  # by the name of no folder of ours
+    foreign.mkdir()
     run_command("new", project, "--tower", upstream, "--data", pairs)
     assert f"lit-het train --config {project}/config.py" in capsys.readouterr().err
+    assert sorted(path.name for path in project.parent.glob("*.partial*")) == [foreign.name]
     assert sorted(path.name for path in project.glob("*.*")) == ["config.py", "tokenizer.model"]
     text = (project / "config.py").read_text()
     assert max(map(len, text.splitlines())) <= 120
@@ -58,6 +61,7 @@ def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, tm
     (found,) = printed(capsys, *command, "--json")
     assert {label["label"] for label in found["labels"]} == {"red bar", "blue square"}
     assert "already exists" in refusal(capsys, "new", project, "--tower", upstream, "--data", pairs)
+    assert foreign.is_dir()
 
 
 def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_lit, tmp_path, monkeypatch):

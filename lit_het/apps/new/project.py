@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -26,6 +25,7 @@ from lit_het.data_pipelines.shards.urls import absolute, canonical
 from lit_het.data_pipelines.shards.writing import IMAGE, expand
 from lit_het.data_pipelines.texts.captions_config import TextPlace, member_of
 from lit_het.errors import UserError
+from lit_het.files import completed_folder
 from lit_het.models.calibration.by_names import LEAST_NAMES
 from lit_het.models.calibration.seen_names import MOST_SAMPLES
 from lit_het.models.calibration.split import EXPECTED_IMAGES
@@ -159,27 +159,22 @@ def new_project(
     member = member_of(captions) if tower else first_tower.labels_member(shards)
     index = _index(shards, member)
     count = len(index)
-    partial = project.with_name(f"{project.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        parts, fields = _ON_A_TOWER, {"name": project.name, **_shared_fields(shards, count)}
-        if tower is None:
-            parts = first_tower.PARTS
-            fields |= first_tower.classifier_fields(partial, shards, member, image_size, fields["portions"])
-        else:
-            run = _tower(partial, tower, image_size)
-            if adapt:
-                parts, fields = adapted.PARTS, fields | adapted.adapted_fields(adapt, Path(tower), load_config(run))
-            fields |= _fields(partial, run, shards, index, captions, fields)
-        if fields["portions"] is None:
-            message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
-        config = _fitting(partial / "config.py", _CONFIGURATION.substitute(parts), fields, count)
-        partial.rename(project)
+        with completed_folder(project) as partial:
+            parts, fields = _ON_A_TOWER, {"name": project.name, **_shared_fields(shards, count)}
+            if tower is None:
+                parts = first_tower.PARTS
+                fields |= first_tower.classifier_fields(partial, shards, member, image_size, fields["portions"])
+            else:
+                run = _tower(partial, tower, image_size)
+                if adapt:
+                    parts, fields = adapted.PARTS, fields | adapted.adapted_fields(adapt, Path(tower), load_config(run))
+                fields |= _fields(partial, run, shards, index, captions, fields)
+            if fields["portions"] is None:
+                message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
+            config = _fitting(partial / "config.py", _CONFIGURATION.substitute(parts), fields, count)
     except OSError as error:
         raise UserError(f"{project} cannot be written ({error.strerror}); choose another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     what = "pairs" if tower else "images"
     message(f"{count:,} {what}, batches of {config.data.batch_size}; next: lit-het train --config {project}/config.py")
 
