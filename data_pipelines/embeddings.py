@@ -83,6 +83,11 @@ class Recipe:
         """What is stored, in words."""
         return "tokens" if self.num_tokens else "logits" if self.logits else "pooled embeddings"
 
+    @property
+    def is_of_texts(self) -> bool:
+        """Whether captions were embedded."""
+        return "captions" in self.inputs
+
     def to_json(self) -> str:
         """Returns the text of ``embeddings.json``."""
         fields = dataclasses.asdict(self)
@@ -215,6 +220,12 @@ class StoredEmbeddings:
         self.is_of_texts, self._of = of != IMAGE, of
         self._dtype = np.dtype(self.recipe.dtype)
         self._reader = Reader()
+        if self.recipe.is_of_texts != self.is_of_texts:
+            held, wanted, flag = ("images", "captions", " --texts") if self.is_of_texts else ("captions", "images", "")
+            raise UserError(
+                f"{address} holds embeddings of {held}, and those of {wanted} are read here; write them to another "
+                f"folder with lit-het embed{flag}"
+            )
         changed = _differences(self.recipe.inputs, self.recipe.inputs if inputs is None else inputs)
         if changed:
             field, (theirs, ours) = next(iter(changed.items()))

@@ -152,8 +152,9 @@ class ShardIndex:
         if self._pool is not None:
             for _ in self._pool.map(self._table, {self._locate(sample)[0] for sample in samples}):
                 pass
-        spans = [self.span(sample, kind) for sample in samples for kind in kinds]
-        flat = [_unreadable(span) for span in spans]
+        wanted = [(sample, kind) for sample in samples for kind in kinds]
+        spans = [self.span(*one) for one in wanted]
+        flat = [_unreadable(span, kind) for span, (_, kind) in zip(spans, wanted, strict=True)]
         requested = [span for span, reason in zip(spans, flat, strict=True) if span is not None and reason is None]
         found = iter(self._reader.read(requested))
         flat = [reason or next(found) for reason in flat]
@@ -175,10 +176,10 @@ class ShardIndex:
         return table.only(table.has(required), (*required, *self._optional))
 
 
-def _unreadable(span: Span | None) -> Unreadable | None:
+def _unreadable(span: Span | None, kind: str) -> Unreadable | None:
     """Returns why a member is not requested, or None if it is."""
     if span is None:
-        return Unreadable("missing member", "the sample lacks one of the requested kinds")
+        return Unreadable("missing member", f"the sample has no .{kind}")
     return too_large(span.size) if span.size > MAX_MEMBER_BYTES else None
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +24,8 @@ LANGUAGE = "{language}"
 
 SET_PROMPTS = "set"
 """Selects the templates in the folder of a data set."""
+
+_MEMBER = re.compile(r"[\w.-]+(/|$)")
 
 _CLASS = "cls"  # the member with the number of a class
 
@@ -60,7 +63,8 @@ def weights_of(places: str) -> Mapping[str, float]:
             weight = float(number or 1)
         except ValueError:
             weight = math.nan
-        if not place or place in found or not 0 < weight < math.inf:
+        # A member is the end of a file's name: `txt*3` is a weight in another notation.
+        if not _MEMBER.match(place) or place in found or not 0 < weight < math.inf:
             raise UserError(
                 f"captions = {places!r} must be a place, or several with weights above 0, such as "
                 "'json/caption=0.7,json/alt_text=0.3'"

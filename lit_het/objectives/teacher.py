@@ -293,7 +293,7 @@ def _held(recipe: Any) -> str:
     """Returns what a folder holds, as the words of `_READ`, or tokens."""
     if recipe.kind != "pooled embeddings":
         return recipe.kind
-    return f"embeddings of {'captions' if 'captions' in recipe.inputs else 'images'}"
+    return f"embeddings of {'captions' if recipe.is_of_texts else 'images'}"
 
 
 def _read(context: Context, side: str) -> Float[Array, "b t"]:

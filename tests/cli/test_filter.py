@@ -19,7 +19,7 @@ from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.data_pipelines.texts.captions import Caption
 from lit_het.data_pipelines.texts.captions_config import Language
 from lit_het.files import write_columns
-from tests.cli.conftest import refusal
+from tests.cli.conftest import last_line, refusal
 
 
 def jpeg(height=32, width=32):
@@ -146,7 +146,7 @@ def test_scores_of_a_table_are_limits_and_samples_without_one_are_kept(shards, t
 
 
 @pytest.mark.slow
-def test_the_similarity_of_stored_embeddings_is_that_of_the_scores(trained_lit, data, tmp_path):
+def test_the_similarity_of_stored_embeddings_is_that_of_the_scores(trained_lit, data, tmp_path, capsys):
     shards, scores = data / "train", tmp_path / "scores.csv"
     assert main(["data", "score", str(trained_lit.run_dir), str(shards), "--output", str(scores)]) == 0
     similarity = {row["key"]: float(row["similarity"]) for row in rows_of(scores)}
@@ -163,6 +163,13 @@ def test_the_similarity_of_stored_embeddings_is_that_of_the_scores(trained_lit, 
     assert found[0].keys() == found[1].keys()
     for key, value in found[0].items():
         assert found[1][key] == pytest.approx(value, abs=1e-4) == pytest.approx(similarity[key], abs=1e-4)
+    # The same folder twice, or each in the place of the other.
+    for images, texts, held in (("texts", "texts", "captions"), ("images", "images", "images")):
+        flags = ("--embeddings", tmp_path / images, "--text-embeddings", tmp_path / texts)
+        refused = refusal(
+            capsys, "data", "filter", shards, "--output", tmp_path / "o.csv", "--min-similarity", 0, *flags
+        )
+        assert f"{tmp_path / images} holds embeddings of {held}" in refused
 
 
 @pytest.mark.parametrize(
@@ -185,6 +192,15 @@ def test_the_similarity_of_stored_embeddings_is_that_of_the_scores(trained_lit, 
 def test_what_makes_no_sense_is_refused(shards, tmp_path, capsys, arguments, message):
     assert message in refusal(capsys, "data", "filter", shards, "--output", tmp_path / "out.csv", *arguments)
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_places_that_no_sample_has_are_refused_rather_than_leave_out_all(shards, tmp_path, capsys):
+    command, output = ("data", "filter", shards, "--output"), tmp_path / "out.csv"
+    found = last_line(capsys, *command, output, "--min-words", 2, "--captions", "json/nothing")
+    assert "no sample has a caption in .json/nothing; name the place with --captions" in found
+    found = last_line(capsys, *command, output, "--languages", "en", "--language-place", "json/nothing")
+    assert "no caption has a language in .json/nothing; name the place with --language-place" in found
+    assert not output.exists()
 
 
 def test_tables_without_these_samples_or_columns_are_refused(shards, tmp_path, capsys):

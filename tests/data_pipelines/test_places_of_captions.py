@@ -51,7 +51,9 @@ def test_places_have_weights_and_one_alone_needs_none():
     assert TextPlace("txt,json/a").member is None
 
 
-@pytest.mark.parametrize("places", ["", "txt,", "txt=0", "txt=-1", "txt=nan", "txt=inf", "txt=x", "txt,txt=2"])
+@pytest.mark.parametrize(
+    "places", ["", "txt,", "txt=0", "txt=-1", "txt=nan", "txt=inf", "txt=x", "txt,txt=2", "txt*3,json/a*1"]
+)
 def test_places_that_are_none_are_refused(places):
     with pytest.raises(UserError, match="must be a place, or several with weights above 0"):
         LoaderConfig(("x",), captions=places)

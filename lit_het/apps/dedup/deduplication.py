@@ -90,10 +90,10 @@ class EmbeddedSamples:
             raise UserError(f"{min(common)} is also a shard of --against; leave it out of one of them")
         self._stored = stored = StoredEmbeddings(embeddings, None)
         recipe = stored.recipe
-        if recipe.kind != "pooled embeddings" or recipe.num_crops or "captions" in recipe.inputs:
+        if recipe.kind != "pooled embeddings" or recipe.num_crops:
             raise UserError(
-                f"{embeddings} holds captions, crops, tokens or logits; near-duplicates need one embedding of each "
-                "image: lit-het embed without --texts, --crops, --tokens and --logits"
+                f"{embeddings} holds crops, tokens or logits; near-duplicates need one embedding of each image: "
+                "lit-het embed without --crops, --tokens and --logits"
             )
         with Bar("indexing", len(train) + len(test), "shards") as bar:
             self.index = ShardIndex([*train, *test], [IMAGE], [EMBEDDING], stored.attach, bar.advance)

@@ -7,7 +7,7 @@ import numpy as np
 
 from lit_het.apps.filter.options import OF_IMAGES, OF_SCORES, FilterOptions
 from lit_het.apps.filter.page import counts_table, write_page
-from lit_het.apps.filter.rules import Broken, Rule, Sample, Value, rules_of
+from lit_het.apps.filter.rules import Broken, Rule, Sample, Value, judges_captions, rules_of
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe_captions
 from lit_het.data_pipelines.images.decoding import sides_of
@@ -44,6 +44,7 @@ def filter_samples(shards: Sequence[str], output: Path, options: FilterOptions) 
             if values := _values(rules, sample):
                 broken.append(Broken(number, sample.captions[0].text if sample.captions else "", values))
             bar.advance(1)
+    reader.check_places()
     if reader.unscored:
         message(f"{reader.unscored:,} of {len(reader.index):,} samples have no score, and are not judged by it")
     _write_table(output, reader.index, broken)
@@ -70,7 +71,7 @@ class _Reader:
     """
 
     def __init__(self, addresses: Sequence[str], options: FilterOptions):
-        self._place = options.place
+        self._options, self._place = options, options.place
         self._reads_images = any(name in options.limits for name in OF_IMAGES)
         self._images = self._texts = None
         if options.embeddings is not None and options.text_embeddings is not None:
@@ -90,6 +91,16 @@ class _Reader:
         self._wanted = [name for name in OF_SCORES if name in options.limits]
         self._scores = None if options.scores is None else _read_scores(options.scores, self._wanted, addresses)
         self.unscored = 0
+        self._captioned, self._languages = 0, set[str | None]()
+
+    def check_places(self) -> None:
+        """Checks, after all samples, that some had what a rule of captions or languages judges."""
+        options = self._options
+        if judges_captions(options) and not self._captioned:
+            raise UserError(f"no sample has a caption in .{options.captions}; name the place with --captions")
+        if options.language is not None and self._languages == {None}:
+            place = options.language.place
+            raise UserError(f"no caption has a language in .{place}; name the place with --language-place")
 
     def _attach(self, table: ShardTable) -> ShardTable:
         for stored in self._stored:
@@ -111,6 +122,8 @@ class _Reader:
         problems, captions, sides = dict[str, str](), list[Caption](), None
         try:
             captions = captions_of_sample(self._place, members)
+            self._captioned += 1
+            self._languages.update(caption.language for caption in captions)
         except Unreadable as error:
             _raise_if_transient(error)
             problems["caption"] = error.cause
@@ -146,6 +159,10 @@ def _raise_if_transient(error: BrokenImage | Unreadable) -> None:
 
 
 def _check_sizes(images: StoredEmbeddings, texts: StoredEmbeddings) -> None:
+    if images.recipe.num_crops:
+        raise UserError(
+            f"{images.address} holds random crops; the similarity is of whole images: lit-het embed without --crops"
+        )
     if images.recipe.kind != "pooled embeddings" or images.recipe.size != texts.recipe.size:
         raise UserError(
             f"{images.address} holds {images.recipe.kind} of size {images.recipe.size}, {texts.address} of size "

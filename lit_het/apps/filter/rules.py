@@ -58,18 +58,22 @@ class Broken(NamedTuple):
 
 def rules_of(options: FilterOptions) -> list[Rule]:
     """Returns the rules, those of what cannot be read last."""
-    needs_captions = options.forbidden is not None or options.language is not None
-    needs_captions |= any(name in options.limits for name in OF_CAPTIONS)
     found = [_limited(name, limits) for name, limits in options.limits.items()]
     if options.forbidden is not None:
         found.append(_without(options.forbidden))
     if options.language is not None:
         found.append(_in_languages(options.language.only))
-    if needs_captions:
+    if judges_captions(options):
         found.append(_readable("caption", "a caption that can be read"))
     if any(name in options.limits for name in OF_IMAGES):
         found.append(_readable("image", "an image whose header can be read"))
     return found
+
+
+def judges_captions(options: FilterOptions) -> bool:
+    """Returns whether there is a rule of captions."""
+    is_limited = any(name in options.limits for name in OF_CAPTIONS)
+    return is_limited or options.forbidden is not None or options.language is not None
 
 
 def _readable(what: str, text: str) -> Rule:
