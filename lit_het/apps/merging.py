@@ -20,6 +20,7 @@ from lit_het.eval.report.page import Html, Section, render_page, side_by_side
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results, write_benchmark, write_files
 from lit_het.eval.suite import EvaluationConfig
+from lit_het.models.calibration.images import seen
 from lit_het.models.merging import greedy_soup, mean, open_mergeable
 from lit_het.models.opening import Run
 from lit_het.training.durations import Duration
@@ -62,6 +63,7 @@ def soup(run_dirs: Sequence[Path], config: EvaluationConfig, by: str | None, out
     if figure is None or (sign := _sign(figure)) is None:
         raise UserError(f"--by {figure} names no figure of which high or low is better: give one, such as --by nll")
     runs, origin = open_mergeable(run_dirs)
+    _check_unseen(runs, config)
     evaluated = _Evaluated(runs[0], [config])
     with Bar(f"soups by {figure} of {config.data.name}", 2 * len(runs) - 1, "models") as bar:
 
@@ -111,6 +113,17 @@ def curve(run_dirs: Sequence[Path], configs: Sequence[EvaluationConfig], points:
     write_benchmark(output, _page(names, shares.tolist(), found), _tables(shares.tolist(), found))
 
 
+def _check_unseen(runs: Sequence[Run], config: EvaluationConfig) -> None:
+    """Checks that no run was trained on the images by which a soup is chosen: the longest trained would win."""
+    images = runs[0].sets().open(dataclasses.replace(config.data, labelled=False)).loader
+    for run in runs:
+        if found := seen(run.run_dir, images):
+            raise UserError(
+                f"{found.model} was trained on images of {found.shard}, which choose no soup of it; give --data with "
+                "others, or --portion with those that training held out"
+            )
+
+
 class _Evaluated:
     """Evaluates models of one form on the same sets."""
 
@@ -127,7 +140,9 @@ def _write(output: Path, runs: Sequence[Run], origin: str, shares: Sequence[floa
     first, sources = runs[0], [str(run.run_dir) for run in runs]
     described = " + ".join(f"{share:.4g} {source}" for share, source in zip(shares, sources, strict=True))
     params = mean([run.params for run in runs], shares)
-    write_run(output, _config(first.config, output), params, first.tokenizer, described, origin)
+    write_run(
+        output, _config(first.config, output), params, first.tokenizer, described, origin, [run.run_dir for run in runs]
+    )
     message(f"{output}: {described}; lit-het calibrate fits its temperature")
 
 

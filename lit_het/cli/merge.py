@@ -30,7 +30,11 @@ def add_to(commands: Any) -> None:
         "--curve", type=Path, metavar="FILE", help="evaluate the mixtures of two runs on --data, and write a page .html"
     )
     merge.add_argument(
-        "--weights", type=float, nargs="+", metavar="W", help="share of each run, in sum 1; default: equal"
+        "--weights",
+        type=float,
+        nargs="+",
+        metavar="W",
+        help="share of each run, in sum 1, a negative one to move away from it; default: equal",
     )
     merge.add_argument(
         "--greedy", action="store_true", help="keep the runs, from the best on, that make the mean no worse on --data"

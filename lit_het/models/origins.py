@@ -34,11 +34,20 @@ def recorded(run_dir: Path) -> str | None:
 
     if portable.is_portable(run_dir):
         return portable.origin(run_dir)
-    if not checkpoint_dir(run_dir).is_dir():
-        return None
-    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
-        found = checkpoints.at(checkpoints.newest_step()).read_info()[0].get("origin")
+    found = _info(run_dir).get("origin")
     return found if isinstance(found, str) else None
+
+
+def _info(run_dir: Path) -> dict[str, Any]:
+    if not checkpoint_dir(run_dir).is_dir():
+        return {}
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+        return checkpoints.at(checkpoints.newest_step()).read_info()[0]
+
+
+def merged(run_dir: Path) -> tuple[Path, ...]:
+    """Returns the runs whose mean a run is, as they were recorded; none of a run that is no mean."""
+    return tuple(map(Path, _info(run_dir).get("merged", ())))
 
 
 def of_start(config: ExperimentConfig, params: Params) -> str | None:

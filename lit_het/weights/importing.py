@@ -2,8 +2,7 @@
 
 import contextlib
 import dataclasses
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from lit_het.data_pipelines.texts.tokenizers_config import (
     TokenizerConfig,
 )
 from lit_het.errors import UserError
+from lit_het.files import completed_folder
 from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.contrastive_config import DeterministicContrastiveConfig, GaussianContrastiveConfig
 from lit_het.losses.classification_config import SigmoidCrossEntropy
@@ -93,6 +93,7 @@ def write_run(
     tokenizer: Tokenizer | None,
     source: str,
     origin: str | None = None,
+    merged: Sequence[Path] = (),
 ) -> None:
     """Writes a run that holds all of its parameters and was not trained here.
 
@@ -103,9 +104,12 @@ def write_run(
         tokenizer: of captions; None without.
         source: where the parameters come from.
         origin: the digest of the towers that they started from; None of a model that is a start itself.
+        merged: the runs whose mean the parameters are, in whose training images `lit_het.models.origins` looks.
     """
     with _partial(run_dir) as partial:
         info = {"locked_checksum": checksums.digest({}), "source": source, "origin": origin}
+        if merged:
+            info["merged"] = [str(one.resolve()) for one in merged]
         with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
             save_imported(checkpoint_dir(partial), params, info, bar.advance)
         directory.write(partial, config, None if tokenizer is None else tokenizer.model_bytes)
@@ -197,17 +201,12 @@ def require_no_options(folder: Path, options: ImportOptions) -> None:
 
 @contextlib.contextmanager
 def _partial(run_dir: Path) -> Iterator[Path]:
-    """Yields a temporary folder that is renamed to ``run_dir`` at the end, and removed after an error."""
-    partial = run_dir.with_name(f"{run_dir.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    """Yields a temporary folder that becomes ``run_dir`` at the end."""
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.replace(run_dir)
+        with completed_folder(run_dir) as partial:
+            yield partial
     except OSError as error:
         raise UserError(f"{run_dir} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _task_of(found: Imported, source: str) -> ContrastiveConfig | ClassificationConfig:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
+from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.models import origins
 from lit_het.models.opening import open_run
@@ -39,6 +40,12 @@ def tuned(data, start, once):
 
     folder = once("cli_merge_tuned", write)
     return folder / "low_rank", folder / "whole"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Images that neither of the runs was trained on."""
+    return tiny.write_data(tmp_path_factory.mktemp("elsewhere"), seed=1, num_samples=100)
 
 
 def params(run_dir):
@@ -107,8 +114,8 @@ def test_a_curve_shows_the_figures_of_both_runs_at_its_ends(start, tuned, data, 
 
 
 @pytest.mark.slow
-def test_a_greedy_soup_is_no_worse_than_its_best_run(start, tuned, data, tmp_path, capsys):
-    folder = write_splits(data, tmp_path / "shapes", "test")
+def test_a_greedy_soup_is_no_worse_than_its_best_run(start, tuned, elsewhere, tmp_path, capsys):
+    folder = write_splits(elsewhere, tmp_path / "shapes", "test")
     output = tmp_path / "soup"
     run_command("merge", start, *tuned, "--greedy", "--by", "nll", "--data", folder, "--output", output)
     shown = capsys.readouterr().out
@@ -122,8 +129,32 @@ def test_a_greedy_soup_is_no_worse_than_its_best_run(start, tuned, data, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_soup_for_retrieval_is_by_its_own_figure(start, tuned, shapes, tmp_path, capsys):
-    flags = ("--greedy", "--evaluation", "retrieval", "--data", shapes, "--output", tmp_path / "soup")
+def test_a_mean_is_calibrated_on_images_of_none_of_its_runs(start, tuned, elsewhere, tmp_path, capsys):
+    other, mean, again = tmp_path / "other", tmp_path / "mean", tmp_path / "again"
+    train(dataclasses.replace(config(elsewhere, start, other, Tuning()), length=Duration(2)))
+    run_command("merge", tuned[1], other, "--output", mean)
+    run_command("merge", start, mean, "--output", again)
+    for merged in (mean, again):
+        refused = last_line(capsys, "calibrate", merged, "--data", elsewhere / "train")
+        assert f"{other}, from which {merged} has its towers, was trained on images of" in refused
+    shutil.rmtree(other)
+    assert main(["calibrate", str(mean), "--data", str(elsewhere / "train")]) == 0
+    assert f"not checked whether {other}, of the mean {mean}, was trained" in capsys.readouterr().err
+
+
+def test_a_soup_is_not_chosen_by_images_of_the_training(start, tuned, data, tmp_path, capsys):
+    folder = write_splits(data, tmp_path / "seen", "test")
+    flags = ("--greedy", "--by", "nll", "--data", folder, "--output", tmp_path / "soup")
+    refused = refusal(capsys, "merge", *tuned, *flags)
+    assert f"{tuned[0]} was trained on images of" in refused
+    assert "which choose no soup of it; give --data with others" in refused
+    assert not (tmp_path / "soup").exists()
+
+
+@pytest.mark.slow
+def test_a_soup_for_retrieval_is_by_its_own_figure(start, tuned, elsewhere, tmp_path, capsys):
+    folder = write_splits(elsewhere, tmp_path / "shapes", "test")
+    flags = ("--greedy", "--evaluation", "retrieval", "--data", folder, "--output", tmp_path / "soup")
     run_command("merge", start, *tuned, *flags)
     lines = capsys.readouterr().out.splitlines()
     assert any("image_to_text_recall1 of" in line for line in lines)
@@ -181,6 +212,7 @@ def test_what_is_trained_beside_a_model_is_no_part_of_its_start_and_its_mean(dat
         (("--data", "{data}"), "belongs to --curve FILE.html and to --greedy"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused_in_one_line(start, tuned, shapes, tmp_path, capsys, flags, problem):
-    given = [flag.format(data=shapes) for flag in flags]
+def test_flags_that_do_not_fit_are_refused_in_one_line(start, tuned, elsewhere, tmp_path, capsys, flags, problem):
+    folder = write_splits(elsewhere, tmp_path / "shapes", "test")
+    given = [flag.format(data=folder) for flag in flags]
     assert problem in last_line(capsys, "merge", start, tuned[0], "--output", tmp_path / "mean", *given)

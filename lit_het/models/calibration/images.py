@@ -28,6 +28,7 @@ from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results
 from lit_het.eval.sets.recognition import distinct_captions, embed_texts, report_equal
+from lit_het.models import origins
 from lit_het.models.calibration.by_names import OneTemperature, fit_by_names
 from lit_het.models.calibration.saved import calibration_path, write_calibration
 from lit_het.models.calibration.seen_names import require_familiarity, training_loader
@@ -347,15 +348,19 @@ def seen(run_dir: Path, images: Loader, pretrained: Path | None = None) -> Seen 
     return None
 
 
-def _models(run_dir: Path, pretrained: Path | None) -> Iterator[Path]:
-    """Yields a run and, one after the other, the image-text models that its towers come from."""
+def _models(run_dir: Path, pretrained: Path | None = None) -> Iterator[Path]:
+    """Yields a run and the image-text models that its towers come from or are the mean of, with theirs."""
     yield run_dir
     with contextlib.suppress(UserError):  # one that is gone
-        while (source := load_config(run_dir).pretrained) is not None:
-            run_dir, pretrained = find_pretrained(pretrained or source.run, run_dir), None
-            if not load_config(run_dir).task.embeds_texts:
-                return
-            yield run_dir
+        if (source := load_config(run_dir).pretrained) is not None:
+            found = find_pretrained(pretrained or source.run, run_dir)
+            if load_config(found).task.embeds_texts:
+                yield from _models(found)
+    for one in origins.merged(run_dir):
+        try:
+            yield from _models(find_pretrained(one, run_dir))
+        except UserError:
+            message(f"not checked whether {one}, of the mean {run_dir}, was trained on these images: no run is there")
 
 
 def _trained_on(run_dir: Path, images: Loader) -> str | None:
