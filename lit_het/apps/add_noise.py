@@ -30,7 +30,7 @@ from lit_het.files import write_atomically
 from lit_het.heads.contrastive_config import ContrastiveHeadConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature_config import LogTemperature
 from lit_het.models.calibration.fitting import check_fitted, fit_unless_done
-from lit_het.models.calibration.images import seen
+from lit_het.models.calibration.seen_images import seen
 from lit_het.models.calibration.split import LEAST_IMAGES, split_samples
 from lit_het.models.opening import open_run
 from lit_het.tasks.contrastive import ContrastiveConfig

@@ -20,7 +20,7 @@ from lit_het.eval.report.page import Html, Section, render_page, side_by_side
 from lit_het.eval.report.tables import Table, plain_table
 from lit_het.eval.report.writing import print_results, write_benchmark, write_files
 from lit_het.eval.suite import EvaluationConfig
-from lit_het.models.calibration.images import seen
+from lit_het.models.calibration.seen_images import seen
 from lit_het.models.merging import greedy_soup, mean, open_mergeable
 from lit_het.models.opening import Run
 from lit_het.training.durations import Duration

@@ -18,7 +18,7 @@ from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.eval.suite import EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.models.averaging import means_over
-from lit_het.models.calibration.images import seen
+from lit_het.models.calibration.seen_images import seen
 from lit_het.models.experts import with_experts
 from lit_het.models.opening import Run, open_run
 from lit_het.models.sizes import AS_TRAINED, Sizes, with_sizes

@@ -23,8 +23,8 @@ from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.losses.classification import SoftmaxCrossEntropy
-from lit_het.models.calibration.images import seen
 from lit_het.models.calibration.saved import read_calibration
+from lit_het.models.calibration.seen_images import seen
 from lit_het.models.opening import open_run
 from lit_het.tasks.two_towers import ContrastiveTask
 from lit_het.training.cadence import Cadence

@@ -17,7 +17,8 @@ from lit_het.data_pipelines.shards.portions import Portion
 from lit_het.data_pipelines.shards.suspects import Suspects
 from lit_het.data_pipelines.shards.writing import write_tar
 from lit_het.errors import UserError
-from lit_het.models.calibration.images import CalibrateOptions, calibrate, seen
+from lit_het.models.calibration.images import CalibrateOptions, calibrate
+from lit_het.models.calibration.seen_images import seen
 from lit_het.models.calibration.split import split, split_samples
 from lit_het.training import train as training
 from lit_het.training.cadence import Cadence
