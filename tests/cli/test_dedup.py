@@ -210,10 +210,12 @@ def test_what_cannot_be_searched_is_one_line(planted, tmp_path, capsys):
     write_shards(other, [{"__key__": "a", "jpg": encoded(Image.new("RGB", (9, 9)))}])
     assert "has no embeddings in" in refused("--against", other)
     assert "embeddings.json cannot be read" in refused(folder=tmp_path)
-    for number, change in enumerate(({"num_crops": 2}, {"num_tokens": 4}, {"inputs": {"captions": "txt"}})):
+    for number, change in enumerate(({"num_crops": 2}, {"num_tokens": 4}, {"logits": True})):
         folder = tmp_path / f"e{number}"
         EmbeddingFolder(str(folder), dataclasses.replace(RECIPE, **change))
         assert "near-duplicates need one embedding of each image: lit-het embed without" in refused(folder=folder)
+    EmbeddingFolder(str(tmp_path / "e"), dataclasses.replace(RECIPE, inputs={"captions": "txt"}))
+    assert "holds embeddings of captions, and those of images are read here" in refused(folder=tmp_path / "e")
     (tmp_path / "out").write_text("")
     assert "cannot be made" in refused()
 
