@@ -182,9 +182,12 @@ class Task(Generic[Config, Model]):
         """Returns the parameters, with no gradient by those of towers whose training has not begun."""
         if progress is None:
             return params
-        held, late = {}, self.late_parts
-        for part in self.config.tunings.keys() & late.keys():
-            has_begun = progress.step >= late[part]
+        held = {}
+        # In the order of a dictionary, not of a set: all processes, and a run that resumes, need the same program.
+        for part, start in self.late_parts.items():
+            if part not in self.config.tunings:
+                continue
+            has_begun = progress.step >= start
             held[part] = jax.tree.map(
                 lambda x, has_begun=has_begun: jnp.where(has_begun, x, jax.lax.stop_gradient(x)), params[part]
             )
