@@ -260,7 +260,11 @@ def assert_resumes_to_the_same_parameters(config: Any, folder: Path) -> None:
 
 
 def stop_and_resume(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trains a run that is stopped after its first step, and then from its checkpoint to its end."""
+    """Trains a run that is stopped after its first step, and then from its checkpoint to its end.
+
+    What it is compared with is trained by the same worker: on a CPU with AMX another one, which compiled other programs
+    before, was seen to round the same step differently.
+    """
     write = MetricLog.write
 
     def write_and_stop(log, step, values):

@@ -41,8 +41,10 @@ def run_dir(data, upstream, own_copy):
 
 def test_a_run_resumed_from_its_checkpoint_ends_with_the_members_of_an_undisturbed_one(run_dir, tmp_path, monkeypatch):
     config = dataclasses.replace(open_run(run_dir).config, run_dir=tmp_path / "resumed")
+    whole = tmp_path / "whole"
+    train(dataclasses.replace(config, run_dir=whole))  # here: see `stop_and_resume`
     stop_and_resume(config, monkeypatch)
-    found, expected = (parameters.flatten(open_run(path).params) for path in (config.run_dir, run_dir))
+    found, expected = (parameters.flatten(open_run(path).params) for path in (config.run_dir, whole))
     for path, array in expected.items():
         np.testing.assert_array_equal(found[path], array, err_msg=path)
     assert expected["text_tower/tokens/embedding"].shape[0] == M

@@ -44,9 +44,10 @@ def params(run_dir):
     return parameters.flatten(open_run(run_dir).params)
 
 
-def test_a_resumed_run_ends_bit_by_bit_as_an_undisturbed_one(data, run_dir, tmp_path, monkeypatch):
+def test_a_resumed_run_ends_bit_by_bit_as_an_undisturbed_one(data, tmp_path, monkeypatch):
     """Templates are drawn by position, and only new blocks and the text tower are in its checkpoint."""
-    stopped = config(data, tmp_path / "run")
+    run_dir, stopped = tmp_path / "whole", config(data, tmp_path / "run")
+    train(config(data, run_dir))  # here: see `stop_and_resume`
     stop_and_resume(stopped, monkeypatch)
     found = params(stopped.run_dir)
     for path, array in params(run_dir).items():

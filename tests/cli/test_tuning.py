@@ -113,9 +113,8 @@ def test_a_checkpoint_holds_only_what_is_trained(data, start, once):
 def test_a_run_resumed_from_its_checkpoint_ends_bit_by_bit_as_an_undisturbed_one(
     data, start, name, tmp_path, monkeypatch
 ):
-    # Trained here: on some CPUs a process that compiled other programs before rounds differently.
     expected = tmp_path / "whole"
-    train(config(data, start, expected, TUNINGS[name]))
+    train(config(data, start, expected, TUNINGS[name]))  # here: see `stop_and_resume`
     stopped = config(data, start, tmp_path / "run", TUNINGS[name])
     stop_and_resume(stopped, monkeypatch)
     found = params(stopped.run_dir)
