@@ -155,7 +155,8 @@ def test_a_soup_is_not_chosen_by_images_of_the_training(start, tuned, data, tmp_
 def test_a_soup_for_retrieval_is_by_its_own_figure(start, tuned, elsewhere, tmp_path, capsys):
     folder = write_splits(elsewhere, tmp_path / "shapes", "test")
     flags = ("--greedy", "--evaluation", "retrieval", "--data", folder, "--output", tmp_path / "soup")
-    run_command("merge", start, *tuned, *flags)
+    run_command("export", "--checkpoint", start, "--to", "lit-het", "--output", tmp_path / "exported")
+    run_command("merge", tmp_path / "exported", *tuned, *flags)
     lines = capsys.readouterr().out.splitlines()
     assert any("image_to_text_recall1 of" in line for line in lines)
     recalls = [float(number) for line in lines for number in re.findall(r" (\d\.\d{4}) .*kept", line)]
