@@ -14,7 +14,7 @@ TRAINED = [name for name, method in ALL.items() if not isinstance(method.head, t
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_method_is_a_run_that_can_be_built(tmp_path, name):
-    config = configuration(name, tmp_path, "clean", str(tmp_path / "data"), 3, 10)
+    config = configuration(name, tmp_path, "clean", "txt", 3, 10)
     task = config.task.build()
     # A head on finished towers trains nothing else.
     assert ("text_tower" in task.trained) == (ALL[name].towers_of is None)
