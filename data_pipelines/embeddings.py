@@ -243,6 +243,15 @@ class StoredEmbeddings:
                 f"{fingerprint}; embed again into another folder"
             )
 
+    def require_one_of_each_image(self) -> None:
+        """Checks that what is stored is one pooled embedding of each image, as similarities need it."""
+        if self.recipe.num_crops or self.recipe.kind != "pooled embeddings":
+            held = "random crops" if self.recipe.num_crops else self.recipe.kind
+            raise UserError(
+                f"{self.address} holds {held}; similarities need one embedding of each image: lit-het embed without "
+                "--crops, --tokens and --logits"
+            )
+
     def attach(self, table: ShardTable) -> ShardTable:
         """Returns the table of a shard with the embeddings' kind of member added."""
         path = _path_of(self.address, table)

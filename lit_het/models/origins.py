@@ -34,11 +34,12 @@ def recorded(run_dir: Path) -> str | None:
 
     if portable.is_portable(run_dir):
         return portable.origin(run_dir)
-    found = _info(run_dir).get("origin")
+    found = newest_info(run_dir).get("origin")
     return found if isinstance(found, str) else None
 
 
-def _info(run_dir: Path) -> dict[str, Any]:
+def newest_info(run_dir: Path) -> dict[str, Any]:
+    """Returns what the newest checkpoint of a run records beside its state; nothing of a run without checkpoints."""
     if not checkpoint_dir(run_dir).is_dir():
         return {}
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
@@ -47,7 +48,7 @@ def _info(run_dir: Path) -> dict[str, Any]:
 
 def merged(run_dir: Path) -> tuple[Path, ...]:
     """Returns the runs whose mean a run is, as they were recorded; none of a run that is no mean."""
-    return tuple(map(Path, _info(run_dir).get("merged", ())))
+    return tuple(map(Path, newest_info(run_dir).get("merged", ())))
 
 
 def of_start(config: ExperimentConfig, params: Params) -> str | None:

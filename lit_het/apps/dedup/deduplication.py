@@ -89,12 +89,7 @@ class EmbeddedSamples:
         if common := {canonical(shard) for shard in train} & {canonical(shard) for shard in test}:
             raise UserError(f"{min(common)} is also a shard of --against; leave it out of one of them")
         self._stored = stored = StoredEmbeddings(embeddings, None)
-        recipe = stored.recipe
-        if recipe.kind != "pooled embeddings" or recipe.num_crops:
-            raise UserError(
-                f"{embeddings} holds crops, tokens or logits; near-duplicates need one embedding of each image: "
-                "lit-het embed without --crops, --tokens and --logits"
-            )
+        stored.require_one_of_each_image()
         with Bar("indexing", len(train) + len(test), "shards") as bar:
             self.index = ShardIndex([*train, *test], [IMAGE], [EMBEDDING], stored.attach, bar.advance)
         self.num_train = sum(self.index.counts[: len(train)])

@@ -159,14 +159,11 @@ def _raise_if_transient(error: BrokenImage | Unreadable) -> None:
 
 
 def _check_sizes(images: StoredEmbeddings, texts: StoredEmbeddings) -> None:
-    if images.recipe.num_crops:
+    images.require_one_of_each_image()
+    if images.recipe.size != texts.recipe.size:
         raise UserError(
-            f"{images.address} holds random crops; the similarity is of whole images: lit-het embed without --crops"
-        )
-    if images.recipe.kind != "pooled embeddings" or images.recipe.size != texts.recipe.size:
-        raise UserError(
-            f"{images.address} holds {images.recipe.kind} of size {images.recipe.size}, {texts.address} of size "
-            f"{texts.recipe.size}: the similarity needs pooled embeddings of one model"
+            f"{images.address} holds embeddings of size {images.recipe.size}, {texts.address} of size "
+            f"{texts.recipe.size}: the similarity needs those of one model"
         )
 
 

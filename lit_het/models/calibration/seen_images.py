@@ -15,8 +15,7 @@ from lit_het.errors import UserError
 from lit_het.models import origins
 from lit_het.models.calibration.seen_names import training_loader
 from lit_het.models.calibration.split import split_samples
-from lit_het.training.directory import checkpoint_dir, find_pretrained, load_config
-from lit_het.weights.native.saving import Checkpoints
+from lit_het.training.directory import find_pretrained, load_config
 
 
 class Seen(NamedTuple):
@@ -67,8 +66,7 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
             raise UserError("it was trained on a stream, which has no index")
         return _shared(images, training_loader(config, leaves_out=False))
     except UserError as error:
-        with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
-            info, _ = checkpoints.at(checkpoints.newest_step()).read_info()
+        info = origins.newest_info(run_dir)
         # The shards of training cannot be read, but a copy of all of them is known by its digest. Runs of earlier
         # versions have only the one in which their suspects count.
         if info.get("shards_digest", info.get("data_digest")) != images.index.digest:

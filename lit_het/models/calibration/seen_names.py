@@ -18,10 +18,10 @@ from lit_het.data_pipelines.texts.captions_config import TextPlace
 from lit_het.data_pipelines.texts.familiarity import Familiarity, Rule
 from lit_het.data_pipelines.texts.prompts import fill_template
 from lit_het.errors import UserError
+from lit_het.models import origins
 from lit_het.models.calibration.split import split_samples
 from lit_het.tasks.base import AnyTask
-from lit_het.training.directory import checkpoint_dir, find_pretrained, load_config
-from lit_het.weights.native.saving import Checkpoints
+from lit_het.training.directory import find_pretrained, load_config
 
 FAMILIARITY = "familiarity.npz"
 MOST_SAMPLES = 1_000_000
@@ -89,8 +89,7 @@ def _learned_from(
     if is_locked and config.pretrained is not None and towers.text_tower.weights is None:
         source = find_pretrained(pretrained or config.pretrained.run, run_dir)
         of_source = load_config(source)
-        with Checkpoints(checkpoint_dir(source), read_only=True) as checkpoints:
-            source_digest = checkpoints.at(checkpoints.newest_step()).read_info()[0].get("data_digest")
+        source_digest = origins.newest_info(source).get("data_digest")
         found = read_familiarity(source, source_digest)
         return found or _learned_from(source, of_source, of_source.task.build(), source_digest, None)
     if not config.data.shards or is_locked or towers.text_tower.weights is not None:
