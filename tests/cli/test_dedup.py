@@ -213,7 +213,7 @@ def test_what_cannot_be_searched_is_one_line(planted, tmp_path, capsys):
     for number, change in enumerate(({"num_crops": 2}, {"num_tokens": 4}, {"logits": True})):
         folder = tmp_path / f"e{number}"
         EmbeddingFolder(str(folder), dataclasses.replace(RECIPE, **change))
-        assert "near-duplicates need one embedding of each image: lit-het embed without" in refused(folder=folder)
+        assert "similarities need one embedding of each image: lit-het embed without" in refused(folder=folder)
     EmbeddingFolder(str(tmp_path / "e"), dataclasses.replace(RECIPE, inputs={"captions": "txt"}))
     assert "holds embeddings of captions, and those of images are read here" in refused(folder=tmp_path / "e")
     (tmp_path / "out").write_text("")
