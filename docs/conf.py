@@ -9,7 +9,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import lit_het
-from scripts.write_api_docs import write_page
+from scripts import write_api_docs, write_papers_page
 
 project = "lit-het"
 version = release = lit_het.__version__
@@ -36,7 +36,16 @@ NAVIGATION = {
     "Tutorials": ("tutorial", "notebook", "quickstart"),
     "How to": ("using", "data", "weights", "recipes", "decoder", "ensembles", "distributed", "surviving", "shape_law"),
     "Reference": ("api", "heads", "evaluation", "data_reference", "trust", "benchmarks", "/CHANGELOG"),
-    "Explanation": ("noise", "rivals", "temperature", "paper_map", "architecture", *DECISIONS, "/CONTRIBUTING"),
+    "Explanation": (
+        "noise",
+        "rivals",
+        "temperature",
+        "paper_map",
+        "papers",
+        "architecture",
+        *DECISIONS,
+        "/CONTRIBUTING",
+    ),
 }
 
 
@@ -57,6 +66,7 @@ def add_index(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
-    app.connect("builder-inited", lambda _: write_page())
+    for generated in (write_api_docs, write_papers_page):
+        app.connect("builder-inited", lambda _, module=generated: module.write_page())
     app.connect("source-read", add_navigation)
     app.connect("build-finished", add_index)

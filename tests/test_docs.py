@@ -10,10 +10,11 @@ import lit_het
 from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.training import directory
-from scripts import write_api_docs
+from scripts import write_api_docs, write_papers_page
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {write_api_docs.PAGE})
+GENERATED = {write_api_docs.PAGE, write_papers_page.PAGE}
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - GENERATED)
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _CONFIGURATION = re.compile(r"^```python\n((?:(?!^```).)*?^def get_config.*?)^```", re.DOTALL | re.MULTILINE)
@@ -52,12 +53,24 @@ def test_the_api_page_describes_every_public_name():
     assert set(lit_het.__all__) - {"UserError"} <= documented
 
 
+def test_every_row_of_the_papers_names_code_and_tests_that_exist():
+    found = write_papers_page.rows()
+    assert [row.number for row in found] == list(range(1, 237))
+    for row in found:
+        assert row.state in write_papers_page.STATES
+        for path in row.code.split(", "):
+            assert (ROOT / path).exists() or (ROOT / "lit_het" / path).exists(), row
+        tests = re.findall(r"tests/[\w/]+\.py", row.check)
+        assert all((ROOT / path).exists() for path in tests), row
+        assert tests if row.state == "tested" else row.check, row
+
+
 def test_the_readme_lists_every_document():
     readme = (ROOT / "README.md").read_text()
     assert not [
         path.name
         for path in (ROOT / "docs").glob("*.md")
-        if path != write_api_docs.PAGE and f"docs/{path.name}" not in readme
+        if path not in GENERATED and f"docs/{path.name}" not in readme
     ]
 
 
