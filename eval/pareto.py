@@ -4,7 +4,8 @@ import dataclasses
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record
@@ -41,6 +42,8 @@ class Point:
         figure: what was measured, ``<kind>/<set>/<figure>``.
         cost: of one of them; of a deep ensemble, of all its members.
         value: mean and standard error over the runs.
+        models: of a deep ensemble; 1 of a single model.
+        settings: the dotted fields of the configuration of the runs.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Point:
     figure: str
     cost: Cost
     value: Estimate
+    models: int = 1
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 def points_of(runs: Sequence[SavedRun], figures: Sequence[str], cost_of: Callable[[SavedRun], Cost]) -> list[Point]:
@@ -64,12 +69,14 @@ def points_of(runs: Sequence[SavedRun], figures: Sequence[str], cost_of: Callabl
     check_figures(runs, figures)
     for members in by_setting(runs):
         model, shared = cost_of(members[0]), _shared_name([run.name for run in members])
+        settings = members[0].settings()
         for figure in figures:
             for models, alike in _by_models(members, figure).items():
                 value = estimate([_value(run, figure) for run in alike])
                 cost = Cost(models * model.gflop, models * model.dispatch)
                 name = shared if models == 1 else f"{models} x {shared}"
-                found.append(Point(name, tuple(run.name for run in alike), figure, cost, value))
+                names = tuple(run.name for run in alike)
+                found.append(Point(name, names, figure, cost, value, models, settings))
     return sorted(_with_own_names(found), key=lambda point: point.cost.gflop)
 
 

@@ -59,7 +59,9 @@ def page() -> str:
     blocks.append(_table(("paper", "rows", *STATES), (_counts(paper, found) for paper in [*papers, "all"])))
     for paper in papers:
         blocks.append(f"## {paper}")
-        blocks.append(_table(("no.", "place", "what", "state", "code, and what checks it or is missing"), _cells(paper, found)))
+        blocks.append(
+            _table(("no.", "place", "what", "state", "code, and what checks it or is missing"), _cells(paper, found))
+        )
     return "\n\n".join(blocks) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -225,6 +225,43 @@ def scatter(
     margin = 0.08 * (high - low) or 0.1
     axes.set(xlabel=x_label, ylabel=y_label, ylim=(low - margin, high + margin))
     return framed(title, figure, caption)
+
+
+def heat_map(
+    title: str,
+    cells: Mapping[tuple[int, int], float],
+    x_label: str,
+    y_label: str,
+    shown: Callable[[float], str],
+    *,
+    higher_is_better: bool,
+) -> Html:
+    """Returns a map of numbers at pairs of numbers, brighter where it is better; NaN and pairs without one are empty.
+
+    Args:
+        title: heading.
+        cells: by x and y.
+        x_label: name of x.
+        y_label: name of y.
+        shown: the text of a number.
+        higher_is_better: whether larger numbers are better.
+    """
+    columns, rows = (sorted({place[axis] for place in cells}) for axis in (0, 1))
+    values = np.array([[cells.get((x, y), math.nan) for x in columns] for y in rows])
+    figure, axes = canvas(1.1 + 0.5 * len(rows), 1.1 + 0.8 * len(columns))
+    axes.grid(visible=False)
+    brightness = values if higher_is_better else -values
+    axes.pcolormesh(brightness, cmap="viridis", edgecolors=LINE, linewidth=0.6)
+    middle = (np.nanmin(brightness) + np.nanmax(brightness)) / 2 if np.isfinite(brightness).any() else 0.0
+    for row, column in zip(*np.nonzero(np.isfinite(values)), strict=True):
+        # Colours of cells are the same in light and dark mode, so are those of numbers on them.
+        colour = "#000000" if brightness[row, column] > middle else "#ffffff"
+        text = shown(float(values[row, column]))
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, color=colour)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, list(map(str, columns)))
+    axes.set_yticks(np.arange(len(rows)) + 0.5, list(map(str, rows)))
+    axes.set(xlabel=x_label, ylabel=y_label)
+    return framed(title, figure, "")
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

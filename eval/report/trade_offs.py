@@ -8,7 +8,7 @@ from typing import Any
 from lit_het.eval.metrics.gains import Gain
 from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.pareto import Point, front_of
-from lit_het.eval.report import figures
+from lit_het.eval.report import ensemble_sizes, figures
 from lit_het.eval.report.exports import csv_text
 from lit_het.eval.report.naming import FigureStyle
 from lit_het.eval.report.page import Section, render_page
@@ -42,7 +42,7 @@ def pareto_table(points: Sequence[Point], style: FigureStyle) -> Table:
 
 
 def pareto_page(points: Sequence[Point], style: FigureStyle) -> str:
-    """Returns a page with the points, their front, and their table."""
+    """Returns a page with the points, their front, their table, and maps over the sizes of ensembles."""
     drawn = figures.scatter(
         f"{style.label.partition(',')[0].capitalize()} against operations",
         {point.name: (point.cost.gflop, point.value.mean) for point in points},
@@ -53,7 +53,8 @@ def pareto_page(points: Sequence[Point], style: FigureStyle) -> str:
         higher_is_better=bool(style.higher_is_better),
     )
     of = ", ".join(dict.fromkeys(point.figure for point in points))
-    return render_page("Pareto front", [Section(of, (drawn, pareto_table(points, style).html()), ON_COST)])
+    front = Section(of, (drawn, pareto_table(points, style).html()), ON_COST)
+    return render_page("Pareto front", [front, *ensemble_sizes.sections(points, style)])
 
 
 def pareto_markdown(points: Sequence[Point], style: FigureStyle) -> str:
