@@ -29,6 +29,8 @@ PARTS = {
     "sizes": "15 and 16: W shared or not, and M",
     "learning": "8: heads with a learned τ",
     "epochs": "9: a learned τ in a short and a long training",
+    "dynamics": "18: τ fixed at the value that another run learned",
+    "terms": "21: the second term of the covariance",
     "pairs": "7 and App. M: normalization in image-text models, evaluated without and with noise",
 }
 

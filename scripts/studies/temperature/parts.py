@@ -1,6 +1,7 @@
 """The paper's other tables on τ and on the noise of a head: one function for each."""
 
 import dataclasses
+from typing import Literal
 
 from lit_het.configs import quickstart_lit_het_xl
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
@@ -8,14 +9,14 @@ from lit_het.eval.suite import ClassNamesConfig
 from lit_het.heads.classification_config import DeterministicConfig, HetConfig
 from lit_het.heads.contrastive_config import HetXLContrastiveConfig
 from lit_het.heads.noise_config import SamplingConfig
-from lit_het.heads.temperature_config import BoundedTemperature
+from lit_het.heads.temperature_config import BoundedTemperature, TemperatureConfig
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.durations import Duration
 from lit_het.training.schedules import Schedule
 from scripts.studies.temperature.data import ALL, ENCODER, tower_config
-from scripts.studies.temperature.methods import LEARNED, RANGE, search_grid
+from scripts.studies.temperature.methods import LEARNED, RANGE, of_temperature, search_grid
 from scripts.studies.temperature.runs import HEAD, NOISE, Row, Runner, Setting, fixed, with_temperature
 
 # App. K: initial τ, τmin and τmax, with the figures of Tables 19 and 20.
@@ -115,6 +116,34 @@ def epochs(runner: Runner) -> list[Row]:
         rows.append(runner.row(f"{count:g} epochs, τ learned", learned, *of_learned))
         best = {seed: search_grid(runner, ALL, "test/nll", seed, count) for seed in runner.options.seeds}
         rows.append(Row(f"{count:g} epochs, τ of the grid", *of_grid, best))
+    return rows
+
+
+def dynamics(runner: Runner) -> list[Row]:
+    """Returns the rows of Table 18: a learned τ, and new runs with the τ that each of these ended with."""
+    learned = runner.row("τ learned", LEARNED, *SHARED)
+    ends = {seed: found["temperature"] for seed, found in learned.by_seed.items()}
+    again = {seed: of_temperature(runner, tau, ALL, seed) for seed, tau in ends.items()}
+    return [learned, Row("τ fixed at the learned value", "5.74", "0.486", again)]
+
+
+# Table 21, with the same number of parameters.
+TERMS: dict[str, tuple[Literal["rank_one", "diagonal"], TemperatureConfig, str, str]] = {
+    "d dᵀ, τ learned": ("rank_one", RANGE, *SHARED),
+    "diag(d), τ learned": ("diagonal", RANGE, "5.67", "0.486"),
+    "d dᵀ, τ = 1": ("rank_one", fixed(1.0), "5.72", "0.474"),
+    "diag(d), τ = 1": ("diagonal", fixed(1.0), "5.72", "0.473"),
+}
+
+
+def terms(runner: Runner) -> list[Row]:
+    """Returns the rows of Table 21: the second term of the covariance, a matrix of rank one or a diagonal."""
+    rows = []
+    for title, (term, temperature, *printed) in TERMS.items():
+        noise = dataclasses.replace(NOISE, second_term=term)
+        name = f"term_{term}_{'learned' if temperature == RANGE else 'tau1'}"
+        head = dataclasses.replace(HEAD, covariance=noise, temperature=temperature)
+        rows.append(runner.row(title, LEARNED if head == LEARNED.head else Setting(name, head), *printed))
     return rows
 
 

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 
+from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from scripts.studies import study_temperature
@@ -102,3 +103,17 @@ def test_a_table_has_differences_from_the_first_row_beside_the_printed_figures(t
     assert (tmp_path / "table.md").read_text().splitlines() == lines
     assert lines[2].startswith("| first | 2.000 ± 0.577 | 0.500 ± 0.000 | 1.50 ± 0.00 | 5.99 | 0.435 |")
     assert "(0.200 ± 0.058" in lines[3]
+
+
+def test_a_fixed_temperature_is_the_one_that_the_same_seed_learned(runner):
+    learned, again = parts.dynamics(runner)
+    assert [found["temperature"] for found in learned.by_seed.values()] == [0.6, 0.6]
+    assert [found["temperature"] for found in again.by_seed.values()] == [0.6, 0.6]
+    assert runner.built[f"tau0.6_{ALL}_2"].task.head.temperature.initial == 0.6
+
+
+def test_the_terms_of_the_covariance_have_equally_many_parameters(runner):
+    assert [row.title for row in parts.terms(runner)] == list(parts.TERMS)
+    tasks = [config.task for name, config in runner.built.items() if name.startswith("term")]
+    assert [task.head.covariance.second_term for task in tasks] == ["diagonal", "rank_one", "diagonal"]
+    assert len({parameters.count(build(task).shapes["head"]) for task in (tasks[1], tasks[2])}) == 1
