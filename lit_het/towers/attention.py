@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import sharding
 from lit_het.towers.encoder_config import ComputeType
-from lit_het.towers.layers import linear
+from lit_het.towers.layers import WeightDropout, linear
 from lit_het.towers.rotary import Rotation
 from lit_het.trees import tree_of_arrays
 from lit_het.types import Size
@@ -74,15 +74,16 @@ class Attention(nnx.Module):
         causal: bool = False,
         rotation: Rotation | None = None,
         bias: Float[Array, "#h q n"] | None = None,
+        dropout: WeightDropout | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent.
 
         With ``causal``, query i attends to the tokens 0 to i. A rotation turns queries and keys, a bias is added to the
-        logits of all examples.
+        logits of all examples, and weights are dropped.
         """
         mask = None if present is None else present[:, None]
         source = self.keys_and_values(tokens, b, rotation)
-        return self.attend(queries, source, mask, causal=causal, rotation=rotation, bias=bias)
+        return self.attend(queries, source, mask, causal=causal, rotation=rotation, bias=bias, dropout=dropout)
 
     def keys_and_values(
         self, tokens: Float[Array, "bn source"], b: Size, rotation: Rotation | None = None
@@ -100,6 +101,7 @@ class Attention(nnx.Module):
         causal: bool = False,
         rotation: Rotation | None = None,
         bias: Float[Array, "#h q n"] | None = None,
+        dropout: WeightDropout | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends to keys and values; the queries of an example are adjacent.
 
@@ -110,10 +112,15 @@ class Attention(nnx.Module):
             causal: whether query i attends to the tokens 0 to i.
             rotation: turns the queries by their positions, see `lit_het.towers.rotary`; None for none.
             bias: added to the logits of every example; None for none.
+            dropout: of the weights; None for none.
         """
         query = self._by_head(self.query(queries), source.keys.shape[0])
         query = query if rotation is None else rotation(query)
-        return self.out(_attended(query, source, mask, causal, bias).reshape(queries.shape[0], -1))
+        if dropout is None:
+            found = _attended(query, source, mask, causal, bias)
+        else:
+            found = _attended_with_dropout(query, source, mask, causal, bias, dropout)
+        return self.out(found.reshape(queries.shape[0], -1))
 
     def _by_head(self, projected: Float[Array, "bn d"], b: Size) -> Float[Array, "b n h e"]:
         # The constraint is on the projections, as the kernels of these layers are split along their outputs: see
@@ -165,6 +172,32 @@ def _attended_at_once(
 ) -> Array:
     of_heads = None if mask is None else mask[:, None]
     return jax.nn.dot_product_attention(query, keys, values, bias, of_heads, is_causal=causal)
+
+
+def _attended_with_dropout(
+    query: Float[Array, "b q h e"],
+    source: KeysAndValues,
+    mask: Bool[Array, "b _ n"] | None,
+    causal: bool,
+    bias: Float[Array, "#h q n"] | None,
+    dropout: WeightDropout,
+) -> Float[Array, "b q h e"]:
+    """Returns what `_attended` does with weights that are dropped: in float32, and saved for the backward pass."""
+    if causal:
+        earlier = jnp.tril(jnp.ones((1, query.shape[1], source.keys.shape[1]), bool))
+        mask = earlier if mask is None else mask & earlier
+    found = nnx.dot_product_attention(
+        query,
+        source.keys,
+        source.values,
+        None if bias is None else bias[None],
+        None if mask is None else mask[:, None],
+        broadcast_dropout=False,  # or all heads and examples would drop the same weights
+        dropout_rng=dropout.key,
+        dropout_rate=dropout.rate,
+        dtype=jnp.float32,
+    )
+    return found.astype(query.dtype)
 
 
 def _num_groups(query: Float[Array, "b q h e"], num_keys: int) -> int:

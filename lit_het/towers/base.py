@@ -31,6 +31,7 @@ FIELDS_WITHOUT_PARAMETERS = (*EXECUTION_FIELDS, "layer_input")
 
 TRAINING_FIELDS = (
     "dropout",
+    "attention_dropout",
     "encoder.experts.capacity_factor",
     "encoder.experts.noise_scale",
     "encoder.experts.auxiliary_weight",
@@ -45,6 +46,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "padding_token": None,
     "scaled_embedding": False,
     "dropout": 0.0,
+    "attention_dropout": 0.0,
     "num_inputs": 1,
     "class_token": False,
     "mean_pooling": False,

@@ -5,7 +5,6 @@ decoder returns features of every position; a classification head makes logits o
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from lit_het import sharding
 from lit_het.towers.attention import KeysAndValues
 from lit_het.towers.decoder_config import DecoderConfig
 from lit_het.towers.encoder_config import EncoderConfig
-from lit_het.towers.layers import layer_dropout
+from lit_het.towers.layers import Dropout, DropoutRates
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.transformer import REMAT_POLICIES, stack
 from lit_het.trees import tree_of_arrays
@@ -69,7 +68,7 @@ class DecoderBlock(nnx.Module):
         x: Float[Array, "bn d"],
         state: DecoderState,
         positions: Int[Array, "b n"],
-        drop: Callable[[Array, int], Array],
+        drop: Dropout,
     ) -> tuple[Float[Array, "bn d"], KeysAndValues | None]:
         """Maps tokens at positions of each text; returns also the keys and values of the tokens so far."""
         own = state.own
@@ -78,7 +77,7 @@ class DecoderBlock(nnx.Module):
             nonlocal own
             rows = self.attention.keys_and_values(seen, positions.shape[0])
             if own is None:
-                return self.attention.attend(seen, rows, causal=True)
+                return self.attention.attend(seen, rows, causal=True, dropout=drop.of_weights(0))
             own = own.written(rows, positions)
             earlier = jnp.arange(own.keys.shape[1])[None, None] <= positions[:, :, None]
             return self.attention.attend(seen, own, earlier)
@@ -86,7 +85,7 @@ class DecoderBlock(nnx.Module):
         def attend_to_source(seen: Float[Array, "bn d"]) -> Float[Array, "bn d"]:
             # Of several texts of an image, all are queries of its tokens.
             mask = None if state.present is None else state.present[:, None]
-            return self.source_attention.attend(seen, state.source, mask)
+            return self.source_attention.attend(seen, state.source, mask, dropout=drop.of_weights(1))
 
         layers = (attend, self.attention_norm), (attend_to_source, self.source_norm), (self.mlp, self.mlp_norm)
         for number, (layer, norm) in enumerate(layers):
@@ -190,5 +189,6 @@ class Decoder(nnx.Module):
         scale = np.float32(config.encoder.width**0.5 if config.scaled_embedding else 1)
         return self.tokens(inputs) * scale + table[positions]
 
-    def _dropout(self, key: Key[Array, ""] | None, block: int | Int[Array, ""]) -> Callable[[Array, int], Array]:
-        return layer_dropout(self.config.dropout, None if key is None else jax.random.fold_in(key, block))
+    def _dropout(self, key: Key[Array, ""] | None, block: int | Int[Array, ""]) -> Dropout:
+        rates = DropoutRates(self.config.dropout, self.config.attention_dropout)
+        return Dropout(rates, None if key is None else jax.random.fold_in(key, block))

@@ -31,6 +31,7 @@ class DecoderConfig:
         scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
         tied_output: whether the kernel of the logits is the embedding of tokens.
         dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
+        attention_dropout: rate at which attention weights are dropped in training.
     """
 
     vocabulary_size: int = 32_000
@@ -40,11 +41,12 @@ class DecoderConfig:
     scaled_embedding: bool = False
     tied_output: bool = False
     dropout: float = 0.1
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length")
         require_choice(self, "positions")
-        require_share(self, "dropout")
+        require_share(self, "dropout", "attention_dropout")
         if not self.encoder.causal or self.encoder.experts is not None or self.encoder.layer_scale:
             raise UserError(
                 "a decoder needs encoder.causal = True, and has no experts and no layer_scale; leave these out"

@@ -1,7 +1,7 @@
 """Layers of all Transformers: dense, norm and MLP."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het.towers.encoder_config import Activation, ComputeType
+
+# The keys of attention weights follow those of the outputs of layers.
+_OF_WEIGHTS = 16
 
 
 def _saving_slopes(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -63,12 +66,55 @@ def norm(kind: Literal["layer", "rms"], width: int, epsilon: float, rngs: nnx.Rn
     return of_kind(width, epsilon=epsilon, dtype=jnp.float32, rngs=rngs)
 
 
-def layer_dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:
-    """Returns the dropout of the outputs of a block's layers, by their numbers; without a key none is dropped."""
-    if key is None or not rate:
-        return lambda x, _: x
-    dropout = nnx.Dropout(rate, deterministic=False)
-    return lambda x, number: dropout(x, rngs=jax.random.fold_in(key, number))
+class DropoutRates(NamedTuple):
+    """Rates at which a tower drops in training.
+
+    Attributes:
+        layers: of embeddings, and of outputs of layers before they are added.
+        weights: of attention weights.
+    """
+
+    layers: float = 0.0
+    weights: float = 0.0
+
+
+NO_DROPOUT = DropoutRates()
+
+
+class WeightDropout(NamedTuple):
+    """Dropout of the attention weights of a layer.
+
+    Attributes:
+        rate: at which they are dropped.
+        key: random key of the layer.
+    """
+
+    rate: float
+    key: Key[Array, ""]
+
+
+class Dropout(NamedTuple):
+    """Dropout of a block, by the numbers of its layers; without a key nothing is dropped.
+
+    Attributes:
+        rates: at which it drops.
+        key: random key of the block.
+    """
+
+    rates: DropoutRates
+    key: Key[Array, ""] | None
+
+    def __call__(self, x: Float[Array, "*n d"], number: int) -> Float[Array, "*n d"]:
+        """Drops entries of the output of a layer."""
+        if self.key is None or not self.rates.layers:
+            return x
+        return nnx.Dropout(self.rates.layers, deterministic=False)(x, rngs=jax.random.fold_in(self.key, number))
+
+    def of_weights(self, number: int) -> WeightDropout | None:
+        """Returns the dropout of the attention weights of a layer; None where none are dropped."""
+        if self.key is None or not self.rates.weights:
+            return None
+        return WeightDropout(self.rates.weights, jax.random.fold_in(self.key, _OF_WEIGHTS + number))
 
 
 def _same(x: Float[Array, "n _"], _: int) -> Float[Array, "n _"]:

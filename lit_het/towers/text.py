@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.towers.layers import layer_dropout, linear, log_variances
+from lit_het.towers.layers import Dropout, DropoutRates, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.text_config import TextConfig
@@ -57,8 +57,9 @@ class TextTransformer(nnx.Module):
         tokens = self._with_last_tokens(self.tokens(text) * scale + self._positions()[None])
         # The embedding counts as another block.
         of_embedding = None if key is None else jax.random.fold_in(key, config.encoder.depth)
-        tokens = layer_dropout(config.dropout, of_embedding)(tokens, 0)
-        encoded = self.encoder(tokens, key, self._present(text), config.dropout)
+        rates = DropoutRates(config.dropout, config.attention_dropout)
+        tokens = Dropout(rates, of_embedding)(tokens, 0)
+        encoded = self.encoder(tokens, key, self._present(text), rates)
         embedding = self._embed(encoded.tokens, text)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 

@@ -41,6 +41,7 @@ class TextConfig(TowerOptions):
         padding_token: its id, if no token attends to padding; None where the tower learns to ignore it, as in LiT.
         scaled_embedding: whether embeddings of tokens are multiplied by the root of the width (Vaswani et al.).
         dropout: rate at which embeddings, and outputs of layers before they are added, are dropped in training.
+        attention_dropout: rate at which attention weights are dropped in training.
         tuning: which parameters of a pretrained tower are trained; None for all that the task does not lock.
     """
 
@@ -58,6 +59,7 @@ class TextConfig(TowerOptions):
     padding_token: int | None = None
     scaled_embedding: bool = False
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     tuning: Tuning | None = None
 
     first_parameters = ("tokens", "positions", "class_token", "uncertainty_token")
@@ -77,9 +79,10 @@ class TextConfig(TowerOptions):
             raise UserError("pooling = 'none' has no embedding; leave out uncertainty_token and layer_input")
         if self.layer_input and self.last_layer is None:
             raise FieldError(self, "layer_input", "True needs uncertainty_token = False")
-        require_share(self, "dropout")
-        if self.dropout and self.encoder.experts is not None:
-            raise FieldError(self, "dropout", f"{self.dropout} must be 0 beside experts, which have their own")
+        require_share(self, "dropout", "attention_dropout")
+        for field in ("dropout", "attention_dropout"):
+            if (rate := getattr(self, field)) and self.encoder.experts is not None:
+                raise FieldError(self, field, f"{rate} must be 0 beside experts, which have their own")
         if self.encoder.num_members > 1:
             raise UserError(
                 f"a text tower has one embedding per text: num_members = {self.encoder.num_members} must be 1"

@@ -15,7 +15,7 @@ from lit_het import sharding
 from lit_het.towers.encoder_config import LOWER, EncoderConfig
 from lit_het.towers.experts import ExpertKeys, Experts, Routing
 from lit_het.towers.experts_config import ExpertsConfig
-from lit_het.towers.layers import layer_dropout
+from lit_het.towers.layers import NO_DROPOUT, Dropout, DropoutRates
 from lit_het.towers.rotary import Rotation
 from lit_het.types import Metrics, Size
 
@@ -52,7 +52,7 @@ class Block(nnx.Module):
         present: Bool[Array, "b n"] | None,
         keys: ExpertKeys,
         *,
-        dropout: float = 0.0,
+        dropout: DropoutRates = NO_DROPOUT,
         apart: bool = False,
         rotation: Rotation | None = None,
         bias: Float[Array, "#h n n"] | None = None,
@@ -62,12 +62,12 @@ class Block(nnx.Module):
 
         Where the tokens are ``normalised`` already, the norm before the attention is left out.
         """
-        drop = layer_dropout(dropout, keys.dropout)
+        drop = Dropout(dropout, keys.dropout)
         seen = self.attention_norm(x) if self.norms_before else x
         if normalised is not None:
             seen = jnp.where(normalised, x, seen)
-        update = self.attention(seen, seen, b, present, causal=self.causal, rotation=rotation, bias=bias)
-        update = drop(update, 0)
+        options: dict[str, Any] = {"causal": self.causal, "rotation": rotation, "bias": bias}
+        update = drop(self.attention(seen, seen, b, present, dropout=drop.of_weights(0), **options), 0)
         x = self._add(x, update, self.attention_scale, self.attention_norm)
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
         if self.mixture is not None:
@@ -133,7 +133,7 @@ class Encoder(nnx.Module):
         tokens: Float[Array, "b n d"],
         key: Key[Array, ""] | None = None,
         present: Bool[Array, "b n"] | None = None,
-        dropout: float = 0.0,
+        dropout: DropoutRates = NO_DROPOUT,
         rotation: Rotation | None = None,
         bias: Float[Array, "#h n n"] | Float[Array, "k #h n n"] | None = None,
         kinds: Sequence[int] | None = None,
@@ -144,7 +144,7 @@ class Encoder(nnx.Module):
             tokens: input tokens.
             key: random key of training; without it routing is deterministic and adds no loss.
             present: False marks padding, to which no token attends; None for no padding.
-            dropout: rate at which outputs of layers are dropped before they are added, with a key and without experts.
+            dropout: what is dropped, with a key and without experts.
             rotation: turns queries and keys of every block by their positions, without experts; None for none.
             bias: added to the logits of attention in every block, without experts; None for none.
             kinds: of each block, which of several rotations and biases, along their first axes, it has; None if all

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from lit_het import sharding
 from lit_het.towers import attention
 from lit_het.towers.attention import KeysAndValues
+from lit_het.towers.layers import WeightDropout
 
 EXAMPLES, QUERIES, KEYS, HEADS, WIDTH = 16, 5, 130, 2, 4
 OF_TWO_EXAMPLES = 2 * HEADS * QUERIES * KEYS * 4
@@ -162,3 +164,53 @@ def test_rows_of_groups_are_saved_once(inputs, monkeypatch):
     (loop,) = (operation for operation in program.eqns if operation.primitive.name == "scan")
     # What attention found: rows with a constraint would be three more.
     assert len(loop.outvars) == 1
+
+
+RATE, SIZE = 0.3, 8
+
+
+def dropped_weights(*, masked, causal, seed=0):
+    """Weights as they are used, and those before: outputs, where values are the rows of the identity."""
+    random = np.random.default_rng(2)
+    query, keys = (random.normal(size=(EXAMPLES, n, HEADS, SIZE)).astype(np.float32) for n in (QUERIES, SIZE))
+    bias = random.normal(size=(HEADS, QUERIES, SIZE)).astype(np.float32)
+    seen = np.broadcast_to(np.tri(QUERIES, SIZE, dtype=bool) | (not causal), (EXAMPLES, QUERIES, SIZE)).copy()
+    mask = random.random((EXAMPLES, 1, SIZE)) < 0.7
+    mask[..., 0] = True
+    seen &= mask | (not masked)
+    logits = np.einsum("bqhe,bnhe->bqhn", query.astype(np.float64), keys) / np.sqrt(SIZE) + bias.swapaxes(0, 1)
+    weights = np.where(seen[:, :, None], np.exp(logits), 0)
+    values = jnp.broadcast_to(jnp.eye(SIZE)[None, :, None], keys.shape)
+    found = attention._attended_with_dropout(
+        jnp.asarray(query),
+        KeysAndValues(jnp.asarray(keys), values),
+        jnp.asarray(mask) if masked else None,
+        causal,
+        jnp.asarray(bias),
+        WeightDropout(RATE, jax.random.key(seed)),
+    )
+    return np.asarray(found), weights / weights.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(("masked", "causal"), [(False, False), (False, True), (True, False), (True, True)])
+def test_weights_are_dropped_or_scaled_each_by_itself(masked, causal):
+    found, expected = dropped_weights(masked=masked, causal=causal)
+    kept, seen = found != 0, expected > 0
+    np.testing.assert_allclose(found, np.where(kept, expected / (1 - RATE), 0), rtol=1e-5, atol=1e-7)
+    assert abs(1 - kept[seen].mean() - RATE) < 5 * np.sqrt(RATE * (1 - RATE) / seen.sum())
+    assert (kept[:, :, 0] != kept[:, :, 1])[seen[:, :, 0]].any()  # heads drop others
+    assert (kept[0] != kept[1])[seen[0] & seen[1]].any()  # as do examples
+    np.testing.assert_array_equal(dropped_weights(masked=masked, causal=causal)[0], found)
+    assert (dropped_weights(masked=masked, causal=causal, seed=1)[0] != found).any()
+
+
+def test_gradients_pass_through_the_weights_that_are_kept(inputs):
+    (query, keys, values), _ = inputs
+    dropout = WeightDropout(RATE, jax.random.key(0))
+
+    def total(*arrays):
+        query, keys, values = map(jnp.asarray, arrays)
+        found = attention._attended_with_dropout(query, KeysAndValues(keys, values), None, True, None, dropout)
+        return (found**2).sum()
+
+    check_grads(total, [jnp.asarray(x[:2, :5]) for x in (query, keys, values)], order=1, modes=["rev"], rtol=2e-2)

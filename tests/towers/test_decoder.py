@@ -200,8 +200,9 @@ def test_blocks_that_are_unrolled_or_recomputed_have_the_same_gradients(changes)
 
 
 @pytest.mark.slow
-def test_dropout_is_the_same_for_a_key_and_none_without_one():
-    dropped = functools.partial(features, dataclasses.replace(DECODER, dropout=0.5))
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
+def test_dropout_is_the_same_for_a_key_and_none_without_one(field):
+    dropped = functools.partial(features, dataclasses.replace(DECODER, **{field: 0.5}))
     one, other = (dropped(key=jax.random.key(seed)) for seed in (1, 2))
     np.testing.assert_array_equal(dropped(), features())
     np.testing.assert_array_equal(dropped(key=jax.random.key(1)), one)
@@ -212,6 +213,7 @@ def test_dropout_is_the_same_for_a_key_and_none_without_one():
     ("changes", "message"),
     [
         ({"dropout": 1.0}, r"DecoderConfig: dropout = 1.0 is not in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"DecoderConfig: attention_dropout = -0.1 is not in \[0, 1\)"),
         ({"length": 0}, "DecoderConfig: length = 0 must be at least 1"),
         ({"encoder": EncoderConfig(depth=2)}, "a decoder needs encoder.causal = True"),
         ({"encoder": EncoderConfig(causal=True, experts=ExpertsConfig())}, "has no experts"),

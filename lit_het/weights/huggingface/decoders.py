@@ -151,7 +151,7 @@ def write_decoder(
         layer_norm_epsilon=encoder.norm_epsilon * old / width,
         embd_pdrop=decoder.dropout,
         resid_pdrop=decoder.dropout,
-        attn_pdrop=0.0,
+        attn_pdrop=decoder.attention_dropout,
         add_cross_attention=True,
         tie_word_embeddings=is_tied,
         # The defaults of `transformers` are GPT-2's tokens.
