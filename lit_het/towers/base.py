@@ -48,6 +48,8 @@ LATER_FIELDS: Mapping[str, Any] = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
     "num_inputs": 1,
+    "inputs_as": "channels",
+    "num_class_tokens": 1,
     "class_token": False,
     "mean_pooling": False,
     "rotary": None,

@@ -63,6 +63,9 @@ class ViTConfig(ImageTowerOptions):
         norm_twice: whether the encoder's last norm is applied to the class token once more (ProLIP's published code).
         num_inputs: M images that the tower sees at once, along the axis of channels (MIMO, e3 App. B.3); a single image
             is repeated.
+        inputs_as: whether these are "channels" of common patches, or each has "patches" and positions of its own, as
+            images side by side have (e3 App. G.3).
+        num_class_tokens: class tokens, whose outputs are pooled one after the other (e3 App. G.3).
         layer_input: whether the embedding is followed by the input of the last linear layer, for its posterior.
         class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one,
             or "attention", which attends to it too (Perception Encoder).
@@ -92,6 +95,8 @@ class ViTConfig(ImageTowerOptions):
     norm_twice: bool = False
     layer_input: bool = False
     num_inputs: int = 1
+    inputs_as: Literal["channels", "patches"] = "channels"
+    num_class_tokens: int = 1
     class_token: bool = False
     patch_sizes: tuple[int, ...] = ()
     tuning: Tuning | None = None
@@ -103,9 +108,9 @@ class ViTConfig(ImageTowerOptions):
     first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "image_size", "patch_size", "num_inputs")
+        require_at_least(1, self, "image_size", "patch_size", "num_inputs", "num_class_tokens")
         require_at_least(0, self, "num_registers")
-        require_choice(self, "pooling", "positions", "members")
+        require_choice(self, "pooling", "positions", "members", "inputs_as")
         if self.image_size < self.patch_size:
             raise UserError(f"image_size = {self.image_size} is less than patch_size = {self.patch_size}")
         for field in ("representation_size", "projection_size", "max_patches"):
@@ -117,6 +122,14 @@ class ViTConfig(ImageTowerOptions):
             )
         if self.pooling_heads is not None:
             self._check_pooling_heads(self.pooling_heads)
+        if self.num_class_tokens > 1 and (self.pooling != "class_token" or self.norm_twice):
+            raise FieldError(
+                self, "num_class_tokens", f"{self.num_class_tokens} needs pooling 'class_token', and no norm_twice"
+            )
+        if self.inputs_as == "patches" and (self.num_inputs == 1 or self.positions != "learned"):
+            raise FieldError(
+                self, "inputs_as", "'patches' needs num_inputs of at least 2, and positions = 'learned' to differ in"
+            )
         if self.uncertainty_token and self.encoder.num_members > 1:
             raise UserError("image_tower.uncertainty_token = True needs encoder.experts.num_members = 1")
         if self.norm_twice and (self.pooling != "class_token" or self.encoder.norm_placement != "before"):
@@ -193,8 +206,18 @@ class ViTConfig(ImageTowerOptions):
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image."""
-        return self.side**2
+        """Patches of an image; of several images at once, of all that have patches of their own."""
+        return self.side**2 * self.num_grids
+
+    @property
+    def num_grids(self) -> int:
+        """Grids of patches, each with positions of its own."""
+        return self.num_inputs if self.inputs_as == "patches" else 1
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of a patch."""
+        return 3 * self.num_inputs // self.num_grids
 
     @property
     def has_class_token(self) -> bool:
@@ -202,9 +225,14 @@ class ViTConfig(ImageTowerOptions):
         return self.class_token or self.pooling in ("class_token", "class_and_mean")
 
     @property
+    def num_first(self) -> int:
+        """Class tokens and registers."""
+        return self.num_class_tokens * self.has_class_token + self.num_registers
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of an image: class token, registers and patches."""
-        return self.has_class_token + self.num_registers + self.num_patches
+        return self.num_first + self.num_patches
 
     @property
     def side(self) -> int:
@@ -242,7 +270,8 @@ class ViTConfig(ImageTowerOptions):
 
     @property
     def _pooled_size(self) -> int:
-        count = {"none": self.num_tokens, "class_and_mean": 2}.get(self.pooling, 1)
+        counts = {"none": self.num_tokens, "class_and_mean": 2, "class_token": self.num_class_tokens}
+        count = counts.get(self.pooling, 1)
         return count * self.encoder.width
 
     @property

@@ -27,12 +27,15 @@ class ViT(nnx.Module):
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
         self.config = config
         encoder, dtype = config.encoder, config.compute_type
-        self.patches = linear(config.patch_size**2 * 3 * config.num_inputs, encoder.width, dtype, rngs)
+        self.patches = linear(config.patch_size**2 * config.num_channels, encoder.width, dtype, rngs)
         if config.positions == "learned":
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
             self.positions = nnx.Param(scale(rngs.params(), (config.num_patches, encoder.width), jnp.float32))
         if config.has_class_token:
             self.class_token = nnx.Param(jnp.zeros(encoder.width, jnp.float32))
+            if config.num_class_tokens > 1:  # of zeros all would stay equal
+                scale, shape = nnx.initializers.normal(0.02), (config.num_class_tokens, encoder.width)
+                self.class_token = nnx.Param(scale(rngs.params(), shape, jnp.float32))
         if config.num_registers:
             scale = nnx.initializers.normal(0.02)
             self.registers = nnx.Param(scale(rngs.params(), (config.num_registers, encoder.width), jnp.float32))
@@ -108,13 +111,13 @@ class ViT(nnx.Module):
     @property
     def patch_size(self) -> int:
         """Height and width of a patch in pixels: of the present parameters, see `resizing.at_patch_size`."""
-        return math.isqrt(self.patches.kernel.shape[0] // (3 * self.config.num_inputs))
+        return math.isqrt(self.patches.kernel.shape[0] // self.config.num_channels)
 
     def num_patches(self, image: UInt8[Array, "b *image"]) -> int:
         """Returns the number of patches of each image, with padding."""
         if image.ndim == 3:
             return image.shape[1]
-        return math.prod(length // self.patch_size for length in image.shape[1:3])
+        return self.config.num_grids * math.prod(length // self.patch_size for length in image.shape[1:3])
 
     def _of_squares(self, image: Shaped[Array, "b h w c"]) -> tuple[Shaped[Array, "b n pqc"], tuple[int, int]]:
         """Returns the pixels of the patches of images of one size, and the rows and columns of patches."""
@@ -123,7 +126,8 @@ class ViT(nnx.Module):
             image = jnp.tile(image, (1, 1, 1, self.config.num_inputs))
         height, width = (length // size * size for length in image.shape[1:3])
         # Patches do not overlap, so the convolution is one matrix product.
-        pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> b (h w) (p q c)", p=size, q=size)
+        pattern = "b (h p) (w q) (m c) -> b (m h w) (p q c)"
+        pixels = einops.rearrange(image[:, :height, :width], pattern, p=size, q=size, m=self.config.num_grids)
         return pixels, (height // size, width // size)
 
     def _embed(self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None) -> Float[Array, "b _"]:
@@ -134,28 +138,28 @@ class ViT(nnx.Module):
         pooled = self._pool(tokens[:, 1:], None if present is None else present[:, 1:])
         return jnp.concatenate([self._project(pooled), log_variance], axis=1)
 
-    def _own_positions(self) -> Float[Array, "side side d"]:
-        side, width = self.config.side, self.config.encoder.width
+    def _own_positions(self) -> Float[Array, "m side side d"]:
+        side, width, grids = self.config.side, self.config.encoder.width, self.config.num_grids
         if self.config.positions == "learned":
             own = self.positions[...]
-            side = math.isqrt(len(own))
+            side = math.isqrt(len(own) // grids)
         else:
             own = jnp.asarray(sine_cosine_positions(side, side, width))
-        return own.reshape(side, side, width)
+        return own.reshape(grids, side, side, width)
 
     def _positions(self, rows: int, columns: int) -> Float[Array, "n d"]:
-        """Returns the positions of a grid of patches, resized bilinearly where it is not the tower's own."""
+        """Returns the positions of grids of patches, resized bilinearly where they are not the tower's own."""
         if self.config.positions == "none":
             return jnp.zeros((rows * columns, self.config.encoder.width))
         own = self._own_positions()
-        if (rows, columns) != own.shape[:2]:
-            own = jax.image.resize(own, (rows, columns, own.shape[2]), "linear")
-        return own.reshape(-1, own.shape[2])
+        if (rows, columns) != own.shape[1:3]:
+            own = jax.image.resize(own, (own.shape[0], rows, columns, own.shape[3]), "linear")
+        return own.reshape(-1, own.shape[3])
 
     def _positions_at(self, places: Int[Array, "b n 2"]) -> Float[Array, "b n d"]:
         """Returns the positions of patches, of each image as `_positions` of its grid."""
         own = self._own_positions()
-        side, _, width = own.shape
+        _, side, _, width = own.shape  # of one grid
         # A row without an image has no grid.
         places, grids = jnp.maximum(places - 1, 0), jnp.maximum(places.max(axis=1), 1)
         rows, columns = (bilinear_rows(places[:, :, axis], grids[:, axis, None], side) for axis in (0, 1))
@@ -169,15 +173,14 @@ class ViT(nnx.Module):
         if config.rotary is None:
             return None
         angles = jnp.asarray(grid_angles(config.rotary, rows, columns, config.encoder.size_of_head))
-        num_first = config.uncertainty_token + config.has_class_token + config.num_registers
-        return Rotation.by(angles[None] if kept is None else angles[kept], num_first)
+        return Rotation.by(angles[None] if kept is None else angles[kept], config.uncertainty_token + config.num_first)
 
     def _with_first_tokens(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _ d"]:
         first = []
         if self.config.uncertainty_token:
             first.append(self.uncertainty_token[...][None])
         if self.config.has_class_token:
-            first.append(self.class_token[...][None])
+            first.append(self.class_token[...].reshape(-1, tokens.shape[-1]))
         if self.config.num_registers:
             first.append(self.registers[...])
         shape = (tokens.shape[0], -1, tokens.shape[-1])
@@ -187,7 +190,8 @@ class ViT(nnx.Module):
     def _pool(self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None) -> Float[Array, "b _"]:
         match self.config.pooling:
             case "class_token":
-                return self.encoder.norm(tokens[:, 0]) if self.config.norm_twice else tokens[:, 0]
+                pooled = tokens[:, : self.config.num_class_tokens].reshape(len(tokens), -1)
+                return self.encoder.norm(pooled) if self.config.norm_twice else pooled
             case "mean":
                 return self._mean_of_patches(tokens, present)
             case "class_and_mean":
@@ -205,7 +209,7 @@ class ViT(nnx.Module):
         self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None
     ) -> Float[Array, "b d"]:
         # Registers hold no content of the image (DINOv2): they are left out.
-        first = self.config.has_class_token + self.config.num_registers
+        first = self.config.num_first
         return mean_of_present(tokens[:, first:], None if present is None else present[:, first:])
 
     def _project(self, embedding: Float[Array, "b _"]) -> Float[Array, "b d"]:

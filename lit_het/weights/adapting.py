@@ -15,10 +15,11 @@ from lit_het.towers.image_config import ViTConfig
 
 
 def source_form(theirs: Any, ours: Any) -> Any:
-    """Returns our tower in the form of the source: without experts, or with a single input, where theirs is so."""
+    """Returns our tower in the form of the source: without experts, with one input or class token, as theirs is."""
     experts = None if theirs.encoder.experts is None else ours.encoder.experts
-    num_inputs = 1 if theirs.num_inputs == 1 else ours.num_inputs
-    return dataclasses.replace(ours.with_encoder(experts=experts), num_inputs=num_inputs)
+    single: dict[str, Any] = {"num_inputs": 1, "inputs_as": "channels"} if theirs.num_inputs == 1 else {}
+    single |= {"num_class_tokens": 1} if theirs.num_class_tokens == 1 else {}
+    return dataclasses.replace(ours.with_encoder(experts=experts), **single)
 
 
 def is_adapted(theirs: Any, ours: Any) -> bool:
@@ -27,7 +28,7 @@ def is_adapted(theirs: Any, ours: Any) -> bool:
         return False
     experts, form = ours.encoder.experts, source_form(theirs, ours)
     is_permuted = experts is not None and experts.permutation is not None
-    return is_permuted or (form.encoder.experts, form.num_inputs) != (experts, ours.num_inputs)
+    return is_permuted or form != ours
 
 
 def adapted(
@@ -49,7 +50,12 @@ def adapted(
         }
     elif experts is not None and experts.permutation is not None:
         found = {path: _permuted(path, array, experts) for path, array in found.items()}
-    if theirs.num_inputs < ours.num_inputs and "patches/kernel" in found:
+    if theirs.num_class_tokens < ours.num_class_tokens and "class_token" in found:
+        found["class_token"] = np.tile(found["class_token"], (ours.num_class_tokens, 1))
+    if theirs.num_inputs < ours.num_inputs and ours.inputs_as == "patches":
+        if "positions" in found:
+            found["positions"] = np.tile(found["positions"], (ours.num_inputs, 1))
+    elif theirs.num_inputs < ours.num_inputs and "patches/kernel" in found:
         # Repeated for each input, over their number, so that equal inputs give the same tokens (e3 App. B.3).
         kernel = found["patches/kernel"].reshape(-1, 3, ours.encoder.width)
         inputs = np.tile(kernel, (1, ours.num_inputs, 1)) / ours.num_inputs

@@ -25,9 +25,11 @@ def resample(
         target: the tower with the new sizes.
     """
     if path == "positions":
-        return resample_positions(param, target.side, keeps_corners=source.patch_size == target.patch_size)
+        of_grids = np.split(param, source.num_grids)
+        keeps_corners = source.patch_size == target.patch_size
+        return np.concatenate([resample_positions(one, target.side, keeps_corners=keeps_corners) for one in of_grids])
     if path == "patches/kernel":
-        kernel = param.reshape(source.patch_size, source.patch_size, 3 * source.num_inputs, -1)
+        kernel = param.reshape(source.patch_size, source.patch_size, source.num_channels, -1)
         return resample_patches(kernel, target.patch_size).reshape(-1, param.shape[-1])
     return param
 

@@ -182,6 +182,43 @@ def test_mimo_sees_the_same_image_in_all_inputs_in_evaluation():
     assert task.num_predictions == 2
 
 
+APART = dataclasses.replace(MIMO["image_tower"], inputs_as="patches")
+CLASS_TOKENS = dataclasses.replace(MIMO["image_tower"], pooling="class_token", num_class_tokens=2)
+
+
+def test_inputs_with_patches_of_their_own_are_images_side_by_side_with_their_own_positions():
+    task, params = start(classifier(**{**MIMO, "image_tower": APART}), 1)
+    two = np.concatenate([IMAGE, IMAGE[::-1]], axis=3)
+
+    @jax.jit
+    def computed(params, image):
+        tower = task.model(params).image_tower
+        halves = jnp.split(image.astype(jnp.float32) / 127.5 - 1, 2, axis=3)
+        # 4 patches of each image, row by row.
+        pixels = [x.reshape(B, 2, 4, 2, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(B * 4, -1) for x in halves]
+        tokens = jnp.concatenate([tower.patches(x).reshape(B, 4, -1) for x in pixels], axis=1)
+        expected = tower.encoder(tokens + tower.positions[...][None]).tokens
+        return tower(image).tokens, expected
+
+    assert params["image_tower"]["positions"].shape == (2 * 4, 8)
+    found, expected = computed(params, two)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    # Another size resizes the positions of each image; a single image is seen twice.
+    larger = np.tile(IMAGE.repeat(2, axis=1).repeat(2, axis=2), (1, 1, 1, 2))
+    of_size = jax.jit(lambda params, image: task.features(params, image))
+    assert of_size(params, larger).shape == (B, 8)
+    np.testing.assert_array_equal(of_size(params, IMAGE), of_size(params, np.tile(IMAGE, (1, 1, 1, 2))))
+
+
+def test_the_embedding_of_several_class_tokens_is_one_output_after_the_other():
+    task, params = start(classifier(**{**MIMO, "image_tower": CLASS_TOKENS}), 1)
+    output = jax.jit(lambda params: task.model(params).image_tower(IMAGE))(params)
+    assert output.embedding.shape == (B, 16)
+    assert output.tokens.shape == (B, 2 + 4, 8)
+    np.testing.assert_array_equal(output.embedding, np.asarray(output.tokens)[:, :2].reshape(B, 16))
+    assert (np.asarray(output.tokens)[:, 0] != np.asarray(output.tokens)[:, 1]).any()  # they begin differently
+
+
 CONCATENATED_SAMPLES = dataclasses.replace(
     PLAIN, encoder=with_experts(4, dropout_rate=0.1, dropout_samples=2), members="concatenated"
 )
@@ -204,6 +241,20 @@ def test_inputs_heads_and_losses_that_do_not_fit_are_refused(changes, message):
         classifier(**changes).build()
     with pytest.raises(UserError, match=r"input_repetition = 1.5 must be between 0 and 1"):
         MimoConfig(1.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs_as": "patches"}, "inputs_as = 'patches' needs num_inputs of at least 2"),
+        ({"inputs_as": "patches", "num_inputs": 2, "positions": "sine_cosine"}, "and positions = 'learned' to differ"),
+        ({"num_class_tokens": 2}, "num_class_tokens = 2 needs pooling 'class_token'"),
+        ({"num_class_tokens": 0}, "num_class_tokens = 0 must be at least 1"),
+    ],
+)
+def test_towers_of_mimo_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(PLAIN, **changes)
 
 
 OVERLAP = with_experts(6, num_members=2, overlap=2, noise_scale=0.0, dispatch="ragged")

@@ -62,9 +62,19 @@ def test_experts_of_a_vit_are_copies_of_its_mlps():
     np.testing.assert_allclose(embed(tower, {**found, **new}), embed(VIT, params), atol=1e-5)
 
 
-def test_equal_inputs_of_mimo_give_the_embedding_of_the_image():
-    tower, params = dataclasses.replace(VIT, num_inputs=3), drawn(VIT)
+@pytest.mark.parametrize("inputs_as", ["channels", "patches"])
+def test_equal_inputs_of_mimo_give_the_embedding_of_the_image(inputs_as):
+    tower, params = dataclasses.replace(VIT, num_inputs=3, inputs_as=inputs_as), drawn(VIT)
     np.testing.assert_allclose(embed(tower, adapting.adapted(params, VIT, tower)), embed(VIT, params), atol=1e-5)
+
+
+def test_class_tokens_start_from_the_one_of_the_source():
+    single = dataclasses.replace(VIT, pooling="class_token")
+    tower, params = dataclasses.replace(single, num_class_tokens=2), drawn(single)
+    found = embed(tower, adapting.adapted(params, single, tower))
+    assert found.shape[1] == 2 * VIT.encoder.width
+    np.testing.assert_allclose(*np.split(found, 2, axis=1), atol=1e-5)
+    assert adapting.is_adapted(single, tower)
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ _IMAGE_TOWER = {
     "num_registers": 0,
     "input_norm": False,
     "num_inputs": 1,
+    "num_class_tokens": 1,
     "rotary": None,
     "class_token": False,
     "pooling_heads": None,

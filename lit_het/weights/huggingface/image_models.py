@@ -79,6 +79,8 @@ def write_image_tower(tower: ViTConfig, params: Flat) -> WrittenTower:
         tower: its configuration.
         params: its parameters by path.
     """
+    single = [(f"image_tower.{field}", getattr(tower, field), 1) for field in ("num_inputs", "num_class_tokens")]
+    require("image towers of transformers", single)
     return _writer(tower)(tower, params)
 
 
