@@ -190,7 +190,7 @@ class ViT(nnx.Module):
     def _pool(self, tokens: Float[Array, "b n d"], present: Bool[Array, "b n"] | None) -> Float[Array, "b _"]:
         match self.config.pooling:
             case "class_token":
-                pooled = tokens[:, : self.config.num_class_tokens].reshape(len(tokens), -1)
+                pooled = tokens[:, : self.config.num_class_tokens].reshape(tokens.shape[0], -1)
                 return self.encoder.norm(pooled) if self.config.norm_twice else pooled
             case "mean":
                 return self._mean_of_patches(tokens, present)
