@@ -60,6 +60,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "encoder.initial_layer_scale": 1.0,
     "max_patches": None,
     "top": None,
+    "stem": None,
     "encoder.experts.tiled": True,
     "encoder.experts.overlap": 0,
     "encoder.experts.multi_pred": False,

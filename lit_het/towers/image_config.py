@@ -8,6 +8,7 @@ from lit_het.errors import FieldError, UserError, require_at_least, require_choi
 from lit_het.patches_config import Patches
 from lit_het.towers.base import ImageTowerOptions
 from lit_het.towers.encoder_config import ComputeType, EncoderConfig
+from lit_het.towers.stem_config import StemConfig
 from lit_het.towers.tuning_config import Tuning
 from lit_het.types import Params
 
@@ -65,6 +66,8 @@ class ViTConfig(ImageTowerOptions):
             is repeated.
         inputs_as: whether these are "channels" of common patches, or each has "patches" and positions of its own, as
             images side by side have (e3 App. G.3).
+        stem: a ResNet whose feature map is seen in the place of pixels (hybrid); ``patch_size`` is a multiple of its
+            stride, in pixels. None for none.
         num_class_tokens: class tokens, whose outputs are pooled one after the other (e3 App. G.3).
         layer_input: whether the embedding is followed by the input of the last linear layer, for its posterior.
         class_token: whether there is a class token also with the pooling "none", for a tower that was trained with one,
@@ -104,8 +107,9 @@ class ViTConfig(ImageTowerOptions):
     pooling_heads: int | None = None
     max_patches: int | None = None
     top: EncoderConfig | None = None
+    stem: StemConfig | None = None
 
-    first_parameters = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
+    first_parameters = ("stem", "patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "image_size", "patch_size", "num_inputs", "num_class_tokens")
@@ -148,6 +152,8 @@ class ViTConfig(ImageTowerOptions):
             self._check_max_patches()
         if self.top is not None:
             self._check_top(self.top)
+        if self.stem is not None:
+            self._check_stem(self.stem)
 
     def _check_patch_sizes(self) -> None:
         undivided = [size for size in self.patch_sizes if size < 1 or self.image_size % size]
@@ -194,6 +200,13 @@ class ViTConfig(ImageTowerOptions):
         if self.norm_twice:
             raise FieldError(self, "top", "blocks have a norm of their own; leave out norm_twice")
 
+    def _check_stem(self, stem: StemConfig) -> None:
+        if self.patch_size % stem.stride:
+            raise FieldError(self, "patch_size", f"{self.patch_size} is no multiple of the stem's {stem.stride} pixels")
+        others = {"patch_sizes": self.patch_sizes, "max_patches": self.max_patches, "inputs_as": self.num_grids > 1}
+        if unfit := [name for name, given in others.items() if given]:
+            raise FieldError(self, "stem", f"a ResNet does not go with {unfit[0]}; leave out one")
+
     @property
     def patches(self) -> Patches | None:
         """How images become patches that keep their aspect ratio; None for squares."""
@@ -216,8 +229,13 @@ class ViTConfig(ImageTowerOptions):
 
     @property
     def num_channels(self) -> int:
-        """Channels of a patch."""
-        return 3 * self.num_inputs // self.num_grids
+        """Channels of what patches are cut from."""
+        return 3 * self.num_inputs // self.num_grids if self.stem is None else self.stem.num_channels
+
+    @property
+    def cells(self) -> int:
+        """Height and width of a patch: in pixels, or in cells of the stem's feature map."""
+        return self.patch_size if self.stem is None else self.patch_size // self.stem.stride
 
     @property
     def has_class_token(self) -> bool:
@@ -237,6 +255,8 @@ class ViTConfig(ImageTowerOptions):
     @property
     def side(self) -> int:
         """Patches along each side."""
+        if self.stem is not None:
+            return self.stem.length(self.image_size) // (self.patch_size // self.stem.stride)
         return self.image_size // self.patch_size
 
     @property

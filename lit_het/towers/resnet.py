@@ -1,5 +1,7 @@
 """BiT's ResNet-v2 (Kolesnikov et al. 2020): uint8 pixels in, one embedding per image out."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -31,14 +33,25 @@ class StandardizedConv(nnx.Module):
 
     Args:
         size_in, size_out: numbers of channels.
-        size: height and width of the kernel, odd; ``size // 2`` zeros surround the image, whatever the stride.
+        size: height and width of the kernel, odd.
         stride: stride of the convolution.
         dtype: type of the product.
         rngs: random key of the kernel.
+        padding: "EVEN": ``size // 2`` zeros surround the image, whatever the stride; "SAME": as few as are needed, in
+            front of the image at most as many as behind it.
     """
 
-    def __init__(self, size_in: int, size_out: int, size: int, stride: int, dtype: ComputeType, rngs: nnx.Rngs):
-        self.stride, self.dtype = stride, dtype
+    def __init__(
+        self,
+        size_in: int,
+        size_out: int,
+        size: int,
+        stride: int,
+        dtype: ComputeType,
+        rngs: nnx.Rngs,
+        padding: Literal["EVEN", "SAME"] = "EVEN",
+    ):
+        self.stride, self.dtype, self.padding = stride, dtype, padding
         # The initial scale does not change outputs, only the relative size of optimizer steps.
         kernel = nnx.initializers.lecun_normal()(rngs.params(), (size, size, size_in, size_out), jnp.float32)
         self.kernel = nnx.Param(kernel)
@@ -52,7 +65,7 @@ class StandardizedConv(nnx.Module):
             x.astype(self.dtype),
             kernel.astype(self.dtype),
             window_strides=(self.stride, self.stride),
-            padding=((margin, margin), (margin, margin)),
+            padding="SAME" if self.padding == "SAME" else ((margin, margin), (margin, margin)),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 

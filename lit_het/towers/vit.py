@@ -27,7 +27,9 @@ class ViT(nnx.Module):
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
         self.config = config
         encoder, dtype = config.encoder, config.compute_type
-        self.patches = linear(config.patch_size**2 * config.num_channels, encoder.width, dtype, rngs)
+        if config.stem is not None:
+            self.stem = config.stem.build(3 * config.num_inputs, dtype, rngs)
+        self.patches = linear(config.cells**2 * config.num_channels, encoder.width, dtype, rngs)
         if config.positions == "learned":
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
             self.positions = nnx.Param(scale(rngs.params(), (config.num_patches, encoder.width), jnp.float32))
@@ -89,8 +91,8 @@ class ViT(nnx.Module):
             pixels, positions, present = jax.tree.map(
                 lambda x: jnp.take_along_axis(x, rows, axis=1), (pixels, positions, present)
             )
-        # Pixels travel to the device as uint8, a quarter of the bytes of float32.
-        tokens = self.patches(pixels.reshape(-1, pixels.shape[-1]).astype(jnp.float32) / 127.5 - 1.0)
+        pixels = pixels if self.config.stem is not None else _scaled(pixels)
+        tokens = self.patches(pixels.reshape(-1, pixels.shape[-1]))
         tokens = tokens.reshape(b, -1, tokens.shape[-1])
         if masked is not None:
             assert mask_token is not None
@@ -110,20 +112,24 @@ class ViT(nnx.Module):
 
     @property
     def patch_size(self) -> int:
-        """Height and width of a patch in pixels: of the present parameters, see `resizing.at_patch_size`."""
+        """Height and width of a patch in pixels, or in cells of the stem: of the parameters, see `resizing`."""
         return math.isqrt(self.patches.kernel.shape[0] // self.config.num_channels)
 
     def num_patches(self, image: UInt8[Array, "b *image"]) -> int:
         """Returns the number of patches of each image, with padding."""
         if image.ndim == 3:
             return image.shape[1]
-        return self.config.num_grids * math.prod(length // self.patch_size for length in image.shape[1:3])
+        sides, stem = image.shape[1:3], self.config.stem
+        sides = sides if stem is None else map(stem.length, sides)
+        return self.config.num_grids * math.prod(length // self.patch_size for length in sides)
 
     def _of_squares(self, image: Shaped[Array, "b h w c"]) -> tuple[Shaped[Array, "b n pqc"], tuple[int, int]]:
-        """Returns the pixels of the patches of images of one size, and the rows and columns of patches."""
+        """Returns what patches of images of one size are cut from, and the rows and columns of patches."""
         size = self.patch_size
         if image.shape[3] < 3 * self.config.num_inputs:
             image = jnp.tile(image, (1, 1, 1, self.config.num_inputs))
+        if self.config.stem is not None:
+            image = self.stem(_scaled(image))
         height, width = (length // size * size for length in image.shape[1:3])
         # Patches do not overlap, so the convolution is one matrix product.
         pattern = "b (h p) (w q) (m c) -> b (m h w) (p q c)"
@@ -222,3 +228,8 @@ class ViT(nnx.Module):
         if self.config.layer_input:
             return jnp.concatenate([projected, embedding.astype(jnp.float32)], axis=1)
         return projected
+
+
+def _scaled(pixels: Shaped[Array, "*b c"]) -> Float[Array, "*b c"]:
+    """Maps pixels to [-1, 1]: they travel to the device as uint8, a quarter of the bytes of float32."""
+    return pixels.astype(jnp.float32) / 127.5 - 1.0

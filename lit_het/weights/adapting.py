@@ -55,6 +55,9 @@ def adapted(
     if theirs.num_inputs < ours.num_inputs and ours.inputs_as == "patches":
         if "positions" in found:
             found["positions"] = np.tile(found["positions"], (ours.num_inputs, 1))
+    elif theirs.num_inputs < ours.num_inputs and ours.stem is not None:
+        if "stem/root/conv/kernel" in found:  # its scale has no effect
+            found["stem/root/conv/kernel"] = np.tile(found["stem/root/conv/kernel"], (1, 1, ours.num_inputs, 1))
     elif theirs.num_inputs < ours.num_inputs and "patches/kernel" in found:
         # Repeated for each input, over their number, so that equal inputs give the same tokens (e3 App. B.3).
         kernel = found["patches/kernel"].reshape(-1, 3, ours.encoder.width)

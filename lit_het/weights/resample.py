@@ -29,8 +29,8 @@ def resample(
         keeps_corners = source.patch_size == target.patch_size
         return np.concatenate([resample_positions(one, target.side, keeps_corners=keeps_corners) for one in of_grids])
     if path == "patches/kernel":
-        kernel = param.reshape(source.patch_size, source.patch_size, source.num_channels, -1)
-        return resample_patches(kernel, target.patch_size).reshape(-1, param.shape[-1])
+        kernel = param.reshape(source.cells, source.cells, source.num_channels, -1)
+        return resample_patches(kernel, target.cells).reshape(-1, param.shape[-1])
     return param
 
 

@@ -46,6 +46,7 @@ _IMAGE_TOWER = {
     "pooling_heads": None,
     "max_patches": None,
     "top": None,
+    "stem": None,
 }
 
 

@@ -79,8 +79,11 @@ def write_image_tower(tower: ViTConfig, params: Flat) -> WrittenTower:
         tower: its configuration.
         params: its parameters by path.
     """
-    single = [(f"image_tower.{field}", getattr(tower, field), 1) for field in ("num_inputs", "num_class_tokens")]
-    require("image towers of transformers", single)
+    plain = {"num_inputs": 1, "num_class_tokens": 1, "stem": None}
+    require(
+        "image towers of transformers",
+        [(f"image_tower.{name}", getattr(tower, name), only) for name, only in plain.items()],
+    )
     return _writer(tower)(tower, params)
 
 
