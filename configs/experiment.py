@@ -267,6 +267,8 @@ def load(path: Path) -> ExperimentConfig:
 
 
 def _explained(error: BaseException, kind: type | None) -> str:
+    if isinstance(error, UserError):
+        return str(error)
     # Python's words for it, such as that a list has no keys, say nothing to who wrote the file.
     return "a value of a wrong type" if isinstance(error, AttributeError) else cattrs.v.format_exception(error, kind)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from lit_het.calibrations import Calibration
 from lit_het.mixtures import LabelMixture, MixedImages
@@ -107,25 +107,33 @@ class TowerOutput:
 class LogitSamples:
     """S noise samples of the logits of a batch, computed lazily for blocks of n examples and t samples.
 
+    Without samples they are normally distributed: the one sample is then ``1 + r`` rows, the mean and the factors of
+    the logits, of which `lit_het.losses.sample_free` takes the probabilities.
+
     Attributes:
-        features: inputs of the head.
-        keys: one random key per example, or per member of it; the noise depends only on the key and the sample's
-            index, not on blocks or devices. None without noise.
+        features: inputs of the head ``[b *m d]``, a tree of float arrays.
+        keys: one random key per example, or per member of it ``[b *m]``; the noise depends only on the key and the
+            sample's index, not on blocks or devices. None without noise.
         prepare: features of a block ``[n d]`` to values that all samples share, a tree of float arrays.
         logits: shared values, keys ``[n]`` and sample indices ``[t]`` to logits divided by τ ``[n t k]``.
         num_samples: S.
         examples_per_block, samples_per_block: size of a block on each device.
         num_members: m, predictions of an example; the logits of several are side by side, ``[n t m*k]``.
+        num_factors: r; 0 for samples.
+        of_labels: label of each row to samples of the logits of fewer outcomes, the first of which is the label: what
+            is trained where there are too many classes. None to train with all.
     """
 
-    features: Float[Array, "b *rows d"]
-    keys: Key[Array, "b *m"] | None
-    prepare: Callable[[Float[Array, "n *m d"]], Any]
-    logits: Callable[[Any, Key[Array, "n *m"] | None, Int[Array, " t"]], Float[Array, "n t k"]]
+    features: Any
+    keys: Any
+    prepare: Callable[[Any], Any]
+    logits: Callable[[Any, Any, Int[Array, " t"]], Float[Array, "n t k"]]
     num_samples: int
     examples_per_block: Size
     samples_per_block: int
     num_members: int = 1
+    num_factors: int = 0
+    of_labels: Callable[[Int[Array, " b"]], "LogitSamples"] | None = None
 
 
 @tree_of_arrays

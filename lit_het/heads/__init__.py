@@ -11,6 +11,13 @@ from lit_het.heads.contrastive_config import (
     McDropoutContrastiveConfig,
     ProbVLMContrastiveConfig,
 )
+from lit_het.heads.logits_config import (
+    DenseLogits,
+    GivenLogits,
+    HierarchicalSoftmax,
+    SampledSoftmax,
+    get_logits,
+)
 from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig
 from lit_het.heads.temperature_config import BoundedTemperature, FixedTemperature, LogTemperature
 
@@ -21,18 +28,23 @@ __all__ = [
     "BayesVLMContrastiveConfig",
     "BoundedTemperature",
     "CovarianceConfig",
+    "DenseLogits",
     "DeterministicConfig",
     "DeterministicContrastiveConfig",
     "FixedTemperature",
     "GaussianContrastiveConfig",
+    "GivenLogits",
     "HetConfig",
     "HetHConfig",
     "HetXLConfig",
     "HetXLContrastiveConfig",
+    "HierarchicalSoftmax",
     "LogTemperature",
     "McDropoutContrastiveConfig",
     "ProbVLMContrastiveConfig",
+    "SampledSoftmax",
     "SamplingConfig",
+    "get_logits",
     "learning_rate_factors",
 ]
 

@@ -1,6 +1,7 @@
 """Heads without noise, from which all others are derived."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.heads.covariance import Covariance, Noise
-from lit_het.heads.logits import LogitsLayer, logits_layer
+from lit_het.heads.hierarchy import HierarchicalLogits
 from lit_het.heads.options import ClassificationOptions
 from lit_het.heads.sampling import noiseless_samples, noisy_samples
 from lit_het.heads.temperature_config import TemperatureConfig
@@ -20,6 +21,10 @@ from lit_het.types import EmbeddingSamples, LogitSamples, Params
 
 EVALUATED_LOGITS = 2**22
 """Logits that exist at a time on a device when images are compared with class names."""
+
+
+CANDIDATES = 2**31
+"""Number of the random key of what a step draws of classes: beyond those of examples, which `jax.random.split` has."""
 
 
 def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
@@ -39,7 +44,8 @@ class ClassificationHead(nnx.Module):
     kernel_alignment: Any = None
 
     def __init__(self, config: ClassificationOptions, feature_size: int, num_classes: int, rngs: nnx.Rngs):
-        self.logits: LogitsLayer = logits_layer(
+        self.get_logits = config.get_logits
+        self.logits: Any = config.get_logits.build(
             feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
         )
         self.temperature = config.temperature.build()
@@ -48,8 +54,31 @@ class ClassificationHead(nnx.Module):
         self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
     ) -> LogitSamples:
         """Returns S noise samples, by default as many as in training; without a key one sample without noise."""
+        samples = noiseless_samples(features, self.over_temperature)
+        return self.with_outcomes(samples, lambda: noiseless_samples(features, lambda phi: phi), key)
+
+    def with_outcomes(
+        self, samples: LogitSamples, embeddings: Callable[[], LogitSamples], key: Key[Array, ""] | None
+    ) -> LogitSamples:
+        """Returns samples that are trained with the logits of fewer classes, where the layer needs labels.
+
+        Args:
+            samples: of the logits of all classes.
+            embeddings: returns those of the noisy embeddings, in the place of logits.
+            key: random key of the step; None leaves them out.
+        """
+        if key is None or samples.num_factors or not self.get_logits.needs_labels:
+            return samples
+        arguments = embeddings(), self.logits, self.temperature(), jax.random.fold_in(key, CANDIDATES)
+        return dataclasses.replace(samples, of_labels=functools.partial(self.get_logits.of_labels, *arguments))
+
+    def over_temperature(self, features: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        """Returns the logits of all classes, divided by τ."""
         temperature = self.temperature()
-        return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
+        # A hierarchy normalises inside: there τ divides what its softmaxes are of.
+        if isinstance(self.logits, HierarchicalLogits):
+            return self.logits(features, temperature)
+        return self.logits(features) / temperature
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns the root mean square norm of the noise, ``sqrt(tr Σ(x))``; zeros without noise."""
@@ -121,9 +150,8 @@ class ContrastiveHead(nnx.Module):
         def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Any]:
             return self.image_key(image) @ classes.T, self.image_noise(image)
 
-        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-            samples = noise.apply(normals)
-            return (base[:, None] + samples @ classes[:, : samples.shape[2]].T) / temperature
+        def logits(base: Float[Array, "n k"], epsilon: Float[Array, "n t q"]) -> Float[Array, "n t k"]:
+            return (base[:, None] + epsilon @ classes[:, : epsilon.shape[2]].T) / temperature
 
         block_size = max(len(image), EVALUATED_LOGITS // len(classes))
         return noisy_samples(image, key, num_samples, block_size, prepare, logits)

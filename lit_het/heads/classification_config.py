@@ -3,8 +3,9 @@
 import dataclasses
 from typing import TYPE_CHECKING, TypeAlias
 
-from lit_het.errors import UserError, require_at_least
-from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig, check_order
+from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.heads.logits_config import DenseLogits, LogitsConfig
+from lit_het.heads.noise_config import CovarianceConfig, SamplingConfig, check_low_rank, check_sampling
 from lit_het.heads.options import ClassificationOptions
 from lit_het.heads.temperature_config import BoundedTemperature, FixedTemperature, TemperatureConfig
 
@@ -24,11 +25,19 @@ class DeterministicConfig(ClassificationOptions):
         temperature: τ.
         initial_bias: initial value of the biases; about -6.9 suits sigmoid losses with many classes (SoViT Table 8).
         zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
+        get_logits: from embeddings to logits.
+
+    Raises:
+        UserError: an initial value of parameters that a given function does not have.
     """
 
     temperature: TemperatureConfig = FixedTemperature()
     initial_bias: float = 0.0
     zero_kernel: bool = False
+    get_logits: LogitsConfig = DenseLogits()
+
+    def __post_init__(self) -> None:
+        self.get_logits.check(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +50,9 @@ class HetConfig(ClassificationOptions):
         sampling: number of noise samples, and how they are computed; ``order`` has no effect on noise in the logits.
         initial_bias: initial value of the biases of the logits.
         zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
+
+    Raises:
+        UserError: no samples of a diagonal covariance.
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
@@ -50,6 +62,10 @@ class HetConfig(ClassificationOptions):
     zero_kernel: bool = False
 
     has_noise = True
+
+    def __post_init__(self) -> None:
+        if self.sampling.num_samples == 0:
+            check_low_rank(self.covariance.is_diagonal)
 
     def build(self, feature_size: int, num_classes: int, rngs: "nnx.Rngs") -> "HetClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
@@ -72,7 +88,7 @@ class HetHConfig(ClassificationOptions):
         zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
 
     Raises:
-        UserError: no buckets, or the factored order without a second term of rank one.
+        UserError: no buckets, or the factored order, or no samples, without a second term of rank one.
     """
 
     num_buckets: int = 768
@@ -87,7 +103,7 @@ class HetHConfig(ClassificationOptions):
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_buckets")
-        check_order(self.sampling.order, self.covariance)
+        check_sampling(self.sampling, self.covariance)
 
     def build(self, feature_size: int, num_classes: int, rngs: "nnx.Rngs") -> "HetHClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes.
@@ -116,9 +132,11 @@ class HetXLConfig(ClassificationOptions):
         sampling: number of noise samples, and how they are computed.
         initial_bias: initial value of the biases of the logits.
         zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
+        get_logits: from noisy embeddings to logits (Sec. 3.1).
 
     Raises:
-        UserError: M below 1, or the factored order without a second term of rank one.
+        UserError: M below 1, or not of a dense layer; of a given function an initial value; the factored order of a
+            layer that is not linear; this order, or no samples, without a second term of rank one.
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
@@ -127,13 +145,20 @@ class HetXLConfig(ClassificationOptions):
     sampling: SamplingConfig = SamplingConfig()
     initial_bias: float = 0.0
     zero_kernel: bool = False
+    get_logits: LogitsConfig = DenseLogits()
 
     has_noise = True
 
     def __post_init__(self) -> None:
         if self.unshared_size is not None:
             require_at_least(1, self, "unshared_size")
-        check_order(self.sampling.order, self.covariance)
+        self.get_logits.check(self)
+        name = type(self.get_logits).__name__
+        if self.unshared_size is not None and not isinstance(self.get_logits, DenseLogits):
+            raise FieldError(self, "unshared_size", f"{self.unshared_size} needs DenseLogits, not {name}; leave it out")
+        if self.sampling.order == "factored" and not self.get_logits.is_linear:
+            raise UserError(f"order = 'factored' needs a linear layer, not {name}; use the order 'cheaper'")
+        check_sampling(self.sampling, self.covariance)
 
     def build(self, feature_size: int, num_classes: int, rngs: "nnx.Rngs") -> "HetXLClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""

@@ -91,10 +91,8 @@ class HetXLContrastive(ContrastiveHead):
                 image, key, num_samples, block_size, prepare_factored, temperature, antithetic=self.config.antithetic
             )
 
-        def logits(
-            embedding: Float[Array, "n d"], noise: Noise, normals: Float[Array, "n t z"]
-        ) -> Float[Array, "n t k"]:
-            return self._after(embedding[:, None] + noise.apply(normals)) @ classes.T / temperature
+        def logits(embedding: Float[Array, "n d"], epsilon: Float[Array, "n t d"]) -> Float[Array, "n t k"]:
+            return self._after(embedding[:, None] + epsilon) @ classes.T / temperature
 
         return noisy_samples(image, key, num_samples, block_size, prepare, logits, antithetic=self.config.antithetic)
 

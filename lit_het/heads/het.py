@@ -27,7 +27,7 @@ class HetClassifier(ClassificationHead):
         """Returns S samples of logits divided by τ, by default as in training; without a key one without noise."""
         temperature, sampling = self.temperature(), self.config.sampling
         if key is None:
-            return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
+            return noiseless_samples(features, self.over_temperature)
 
         def prepare(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
             return self.logits(phi), self.covariance(phi)

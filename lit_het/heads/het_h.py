@@ -54,7 +54,7 @@ class HetHClassifier(ClassificationHead):
         """Returns S samples of logits divided by τ, by default as in training; without a key one without noise."""
         temperature, sampling = self.temperature(), self.config.sampling
         if key is None:
-            return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
+            return noiseless_samples(features, self.over_temperature)
         num_samples = sampling.num_samples if num_samples is None else num_samples
         num_classes, buckets = self.logits.out_features, self.bucket_of_class
 
@@ -84,8 +84,8 @@ class HetHClassifier(ClassificationHead):
                 antithetic=sampling.antithetic,
             )
 
-        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-            return (base[:, None] + noise.apply(normals)[..., buckets]) / temperature
+        def logits(base: Float[Array, "n k"], epsilon: Float[Array, "n t h"]) -> Float[Array, "n t k"]:
+            return (base[:, None] + epsilon[..., buckets]) / temperature
 
         return noisy_samples(
             features, key, num_samples, sampling.block_size, prepare, logits, antithetic=sampling.antithetic

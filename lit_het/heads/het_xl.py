@@ -40,11 +40,27 @@ class HetXLClassifier(ClassificationHead):
             key: random key of the noise.
             num_samples: S; by default that of training.
         """
-        temperature, sampling = self.temperature(), self.config.sampling
+        sampling = self.config.sampling
         if key is None:
-            return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
+            return noiseless_samples(features, self.over_temperature)
         num_samples = sampling.num_samples if num_samples is None else num_samples
-        if is_factored(
+
+        def embeddings() -> LogitSamples:
+            return noisy_samples(
+                features,
+                key,
+                num_samples,
+                sampling.block_size,
+                lambda phi: (phi, self.covariance(phi)),
+                lambda phi, epsilon: phi[:, None] + epsilon,
+                antithetic=sampling.antithetic,
+            )
+
+        return self.with_outcomes(self._samples(features, key, num_samples), embeddings, key)
+
+    def _samples(self, features: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> LogitSamples:
+        temperature, sampling = self.temperature(), self.config.sampling
+        if self.config.get_logits.is_linear and is_factored(
             sampling.order,
             self.config.covariance,
             noise_size=self.noise_size,
@@ -59,12 +75,11 @@ class HetXLClassifier(ClassificationHead):
         def prepare_direct(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n _"], Noise]:
             return (phi if self.unshared is None else self.logits(phi)), self.covariance(phi)
 
-        def logits(base: Float[Array, "n _"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-            n, t, _ = normals.shape
-            epsilon = noise.apply(normals)
+        def logits(base: Float[Array, "n _"], epsilon: Float[Array, "n t q"]) -> Float[Array, "n t k"]:
+            n, t, _ = epsilon.shape
             if self.unshared is not None:
                 return (base[:, None] + self.unshared(epsilon.reshape(n * t, -1)).reshape(n, t, -1)) / temperature
-            return self.logits((base[:, None] + epsilon).reshape(n * t, -1)).reshape(n, t, -1) / temperature
+            return self.over_temperature((base[:, None] + epsilon).reshape(n * t, -1)).reshape(n, t, -1)
 
         return noisy_samples(
             features, key, num_samples, sampling.block_size, prepare_direct, logits, antithetic=sampling.antithetic

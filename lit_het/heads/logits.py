@@ -1,9 +1,13 @@
 """The last layer of classifiers, and its initialization."""
 
-from typing import TypeAlias
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
+
+from lit_het.errors import UserError
 
 
 def logits_layer(
@@ -42,4 +46,34 @@ class TiedLogits(nnx.Module):
         return logits if self.bias is None else logits + self.bias[...][None]
 
 
-LogitsLayer: TypeAlias = nnx.Linear | TiedLogits
+class CheckedLogits(nnx.Module):
+    """A function of the user's in the place of a layer.
+
+    Args:
+        function: an `nnx.Module` or a function, of embeddings to logits.
+        name: of what returned it, for messages.
+        feature_size: d.
+        num_classes: k.
+
+    Raises:
+        UserError: it is no function, or its logits have another shape than ``[n k]``.
+    """
+
+    def __init__(self, function: Any, name: str, feature_size: int, num_classes: int):
+        if not callable(function):
+            raise UserError(
+                f"get_logits = {name!r} returns {type(function).__name__}, and not a function of embeddings"
+            )
+        self.function, self.name, self.out_features = function, name, num_classes
+        nnx.eval_shape(lambda embeddings: self(embeddings), jax.ShapeDtypeStruct((2, feature_size), jnp.float32))
+
+    def __call__(self, features: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        """Returns the logits."""
+        logits: Any = self.function(features)
+        expected, found = (features.shape[0], self.out_features), getattr(logits, "shape", type(logits).__name__)
+        if found != expected:
+            raise UserError(
+                f"get_logits = {self.name!r} returns {found} for embeddings {features.shape}; {self.out_features} "
+                f"classes need logits {expected}"
+            )
+        return logits

@@ -54,10 +54,10 @@ class McDropoutContrastive(ContrastiveHead):
         temperature = self.temperature()
 
         def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Noise]:
-            # Of the noise only its normals are used, one for each entry: they choose the mask.
+            # The noise is its normals, one for each entry: they choose the mask.
             return image, Noise.diagonal(jnp.ones_like(image))
 
-        def logits(image: Float[Array, "n d"], _: Noise, normals: Float[Array, "n t d"]) -> Float[Array, "n t k"]:
+        def logits(image: Float[Array, "n d"], normals: Float[Array, "n t d"]) -> Float[Array, "n t k"]:
             return unit(image[:, None] * self._is_kept(normals)) @ classes.T / temperature
 
         block_size = max(len(image), EVALUATED_LOGITS // len(classes))

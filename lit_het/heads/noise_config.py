@@ -95,7 +95,7 @@ class SamplingConfig:
     """How the expectation over the noise is estimated (HET-XL Sec. 2.1); the paper uses S = 1000 (App. N.1).
 
     Attributes:
-        num_samples: S in training.
+        num_samples: S in training; 0 for a loss whose likelihood needs no samples, but Σ(x).
         num_eval_samples: S of evaluations that take no number of their own (sweeps).
         block_size: vectors of k numbers in memory at a time on a device; an example has one per sample, and in the
             factored order one per factor. Larger blocks are faster and need more memory.
@@ -103,7 +103,7 @@ class SamplingConfig:
         antithetic: whether samples come in pairs with noise ε and -ε; None for pairs wherever S is even.
 
     Raises:
-        UserError: a number below 1, an unknown order, or pairs of an odd number of samples.
+        UserError: a negative number, another below 1, an unknown order, or pairs of an odd number of samples.
     """
 
     num_samples: int = 16
@@ -113,7 +113,8 @@ class SamplingConfig:
     antithetic: bool | None = None
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_samples", "num_eval_samples", "block_size")
+        require_at_least(0, self, "num_samples")
+        require_at_least(1, self, "num_eval_samples", "block_size")
         require_choice(self, "order")
         for field in ("num_samples", "num_eval_samples"):
             check_antithetic(self, field)
@@ -127,6 +128,30 @@ def check_antithetic(config: Any, field: str) -> None:
     """
     if config.antithetic and getattr(config, field) % 2:
         raise FieldError(config, field, f"{getattr(config, field)} is odd, but antithetic samples come in pairs")
+
+
+def check_low_rank(is_diagonal: bool) -> None:
+    """Checks that noise of which no samples are drawn has a mean and a few factors.
+
+    Raises:
+        UserError: it has a standard normal for each coordinate.
+    """
+    if is_diagonal:
+        raise UserError(
+            "task.head.sampling.num_samples = 0 needs noise of low rank; set covariance.second_term to 'rank_one' and "
+            "covariance.num_factors to at least 1"
+        )
+
+
+def check_sampling(sampling: SamplingConfig, covariance: CovarianceConfig) -> None:
+    """Checks that the covariance supports the order of products, and losses without samples if it is for them.
+
+    Raises:
+        UserError: the factored order, or no samples, of a diagonal covariance.
+    """
+    check_order(sampling.order, covariance)
+    if sampling.num_samples == 0:
+        check_low_rank(covariance.is_diagonal)
 
 
 def check_order(order: Order, covariance: CovarianceConfig) -> None:
@@ -151,5 +176,6 @@ def logits_at_once(sampling: SamplingConfig | None, rows: int, num_classes: int)
         rows: examples on the device.
         num_classes: k.
     """
-    vectors = rows if sampling is None else min(sampling.block_size, rows * sampling.num_samples)
+    # Without samples an example has a vector for every factor.
+    vectors = rows if sampling is None else min(sampling.block_size, rows * sampling.num_samples or sampling.block_size)
     return vectors * num_classes

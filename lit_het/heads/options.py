@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.errors import UserError
+from lit_het.heads.logits_config import DenseLogits
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -21,6 +22,8 @@ TRAINING_FIELDS = (
     "zero_kernel",
     "learning_rate_factor",
     "num_samples",
+    "num_candidates",
+    "distribution",
     "bottleneck",
     "inclusion",
     "cross_modal",
@@ -52,11 +55,43 @@ class ClassificationOptions(HeadOptions):
         initial_bias: initial value of the biases of the logits.
         zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
         sampling: number of noise samples, and how they are computed; None without noise.
+        get_logits: from embeddings to logits.
     """
 
     initial_bias: Any = 0.0
     zero_kernel: Any = False
     sampling: Any = None
+    get_logits: Any = DenseLogits()
+
+    def check_loss(self, loss: Any, field: str) -> None:
+        """Checks that the head returns what a loss reads: samples, or for S = 0 the covariance of the logits.
+
+        A sampled softmax is of one label, and of no other class.
+
+        Args:
+            loss: of classes.
+            field: of the configuration that has both.
+
+        Raises:
+            UserError: it does not.
+        """
+        if self.get_logits.needs_labels and (loss.has_class_probabilities or loss.label_smoothing):
+            raise UserError(
+                f"{field}.head.get_logits = {type(self.get_logits).__name__} trains the softmax of a label among few "
+                f"classes; set {field}.loss to SoftmaxCrossEntropy without label_smoothing, or leave get_logits out"
+            )
+        if self.get_logits.needs_labels and loss.likelihood != "samples":
+            raise UserError(
+                f"{field}.loss.likelihood = {loss.likelihood!r} reads all classes, and {field}.head.get_logits = "
+                f"{type(self.get_logits).__name__} trains with few; set likelihood to 'samples'"
+            )
+        num_samples = None if self.sampling is None else self.sampling.num_samples
+        if (loss.likelihood != "samples") != (num_samples == 0):
+            raise UserError(
+                f"{field}.loss.likelihood = {loss.likelihood!r} does not fit {field}.head.sampling.num_samples = "
+                f"{num_samples}: likelihoods without samples need a head with noise and num_samples = 0, and 'samples' "
+                "at least 1"
+            )
 
     def build(self, feature_size: int, num_classes: int, rngs: "nnx.Rngs") -> "ClassificationHead":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""

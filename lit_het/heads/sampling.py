@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError
 from lit_het.heads.covariance import Noise, standard_normals
-from lit_het.heads.noise_config import CovarianceConfig, Order
+from lit_het.heads.noise_config import CovarianceConfig, Order, check_low_rank
 from lit_het.heads.noise_config import SamplingConfig as SamplingConfig
 from lit_het.types import LogitSamples
 
@@ -107,12 +108,12 @@ def noisy_samples(
     num_samples: int,
     block_size: int,
     prepare: Callable[[Float[Array, "n d"]], tuple[Any, Noise]],
-    logits: Callable[[Any, Noise, Float[Array, "n t z"]], Float[Array, "n t k"]],
+    logits: Callable[[Any, Float[Array, "n t q"]], Float[Array, "n t k"]],
     vectors_per_example: int = 0,
     *,
     antithetic: bool | None = None,
 ) -> LogitSamples:
-    """Returns S samples of logits.
+    """Returns S samples of logits, or for S = 0 their mean and factors.
 
     Args:
         features: φ(x).
@@ -120,10 +121,15 @@ def noisy_samples(
         num_samples: S.
         block_size: as in `SamplingConfig`.
         prepare: features to the values that all samples share, and to their noise.
-        logits: (shared values, noise, standard normals) to logits divided by τ.
+        logits: (shared values, noise ε) to logits divided by τ.
         vectors_per_example: number of vectors of size k that the samples of an example share.
         antithetic: as in `SamplingConfig`.
+
+    Raises:
+        UserError: S is odd and pairs are asked for, or 0 and the noise has a normal for each coordinate.
     """
+    if num_samples == 0:
+        return _gaussian_logits(features, block_size, prepare, logits)
     pairs = in_pairs(antithetic, num_samples)
     num_blocks = -(-num_samples // min(SAMPLES_PER_BLOCK, block_size))
     samples_per_block = -(-num_samples // num_blocks)
@@ -133,7 +139,7 @@ def noisy_samples(
     ) -> Float[Array, "n t k"]:
         assert keys is not None
         state, noise = common
-        return logits(state, noise, standard_normals(keys, samples, noise.num_normals, antithetic=pairs))
+        return logits(state, noise.apply(standard_normals(keys, samples, noise.num_normals, antithetic=pairs)))
 
     return LogitSamples(
         features=features,
@@ -156,12 +162,34 @@ def noisy_logit_samples(
     *,
     antithetic: bool | None = None,
 ) -> LogitSamples:
-    """Returns S samples ``(base + ε) / τ`` with noise in the space of logits."""
+    """Returns S samples ``(base + ε) / τ`` with noise in the space of logits, see `noisy_samples`."""
 
-    def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-        return (base[:, None] + noise.apply(normals)) / temperature
+    def logits(base: Float[Array, "n k"], epsilon: Float[Array, "n t k"]) -> Float[Array, "n t k"]:
+        return (base[:, None] + epsilon) / temperature
 
     factors = jax.eval_shape(lambda phi: prepare(phi)[1].factors, features[:1])
     # Vectors of size k that the samples of an example share: base and d(x), and its factors, or v(x) of shared factors.
     vectors = 2 + (1 if factors is None else factors.shape[1])
     return noisy_samples(features, key, num_samples, block_size, prepare, logits, vectors, antithetic=antithetic)
+
+
+def _gaussian_logits(
+    features: Float[Array, "b d"],
+    block_size: int,
+    prepare: Callable[[Float[Array, "n d"]], tuple[Any, Noise]],
+    logits: Callable[[Any, Float[Array, "n t q"]], Float[Array, "n t k"]],
+) -> LogitSamples:
+    """Returns the mean and the factors of logits, to first order in the noise: exactly, where they are linear in it."""
+
+    def rows(common: tuple[Any, Noise], _: None, __: Int[Array, " one"]) -> Float[Array, "n rows k"]:
+        state, noise = common
+        factors = noise.rows()
+        origin = jnp.zeros_like(factors)
+        mean = logits(state, origin[:, :1])
+        # A derivative, as a difference of logits would lose the digits of small noise; compilers leave out its values.
+        of_factors = jax.jvp(lambda epsilon: logits(state, epsilon), (origin,), (factors,))[1]
+        return jnp.concatenate([mean, of_factors], axis=1)
+
+    check_low_rank(jax.eval_shape(lambda phi: prepare(phi)[1], features[:1]).is_diagonal)
+    count = jax.eval_shape(lambda phi: prepare(phi)[1].rows(), features[:1]).shape[1]
+    return LogitSamples(features, None, prepare, rows, 1, max(1, block_size // (count + 2)), 1, num_factors=count)

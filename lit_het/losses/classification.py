@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import sharding
-from lit_het.losses import blocks
+from lit_het.errors import UserError
+from lit_het.losses import blocks, sample_free
 from lit_het.losses.base import weights
 from lit_het.losses.classification_config import SigmoidCrossEntropy as SigmoidCrossEntropy
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
@@ -48,24 +49,34 @@ def softmax_cross_entropy(
 ) -> LossAndTop1:
     """Computes a `SoftmaxCrossEntropy`."""
     smoothing = loss.label_smoothing
+    if samples.of_labels is not None:
+        if isinstance(label, LabelMixture) or smoothing or samples.num_members > 1:
+            raise UserError(
+                "a softmax of few classes trains one prediction of one label, without smoothing; give class indices, "
+                "or take DenseLogits"
+            )
+        examples = samples.examples_per_block
+        samples = dataclasses.replace(samples.of_labels(label), examples_per_block=examples)
+        label = jnp.zeros_like(label)
+
+    def picked(values: Float[Array, "n t k"], target: LabelMixture) -> Float[Array, "n t _"]:
+        def of_label(label: Int[Array, " n"]) -> Float[Array, "n t"]:
+            # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
+            is_label = jnp.arange(values.shape[-1])[None] == label[:, None]
+            return jnp.sum(values, axis=-1, where=is_label[:, None])
+
+        of_labels = jnp.stack([of_label(label) for label in target.label.T], axis=-1)
+        # Of every class, as the probabilities of each are averaged over samples before the logarithm.
+        return jnp.concatenate([of_labels, values], axis=-1) if smoothing else of_labels
 
     def log_probabilities(
         logits: Float[Array, "n t k"], target: LabelMixture
     ) -> tuple[Float[Array, "n t _"], Float[Array, "n t"]]:
-        def label_logit(label: Int[Array, " n"]) -> Float[Array, "n t"]:
-            # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
-            is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
-            return jnp.sum(logits, axis=-1, where=is_label[:, None])
-
-        label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
         # Only the logits of the labels are divided by the normalizer: p of all classes would be another array of
         # their size.
-        normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        log_p = label_logits - normalizer
-        if smoothing:
-            # Of every class, as the probabilities of each are averaged over samples before the logarithm.
-            log_p = jnp.concatenate([log_p, logits - normalizer], axis=-1)
-        return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+        found = picked(logits, target)
+        log_p = found - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return log_p, (found[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
 
     def cross_entropy(log_p: Float[Array, "n _"], target: LabelMixture) -> Float[Array, " n"]:
         of_labels, of_classes = jnp.split(log_p, [target.label.shape[-1]], axis=-1)
@@ -76,11 +87,14 @@ def softmax_cross_entropy(
 
     if not isinstance(label, LabelMixture):
         label = LabelMixture(label[..., None], jnp.ones((*label.shape, 1)))
-    return _mean(samples, label, counted, log_probabilities, cross_entropy, joint)
+    expected = log_probabilities
+    if _is_sample_free(loss, samples):
+        expected = sample_free.softmax(loss.likelihood, log_probabilities, picked)
+    return _mean(samples, label, counted, expected, cross_entropy, joint)
 
 
 def sigmoid_cross_entropy(
-    samples: LogitSamples, target: Float[Array, "b *m k"], counted: Counted, joint: bool
+    loss: SigmoidCrossEntropy, samples: LogitSamples, target: Float[Array, "b *m k"], counted: Counted, joint: bool
 ) -> LossAndTop1:
     """Computes a `SigmoidCrossEntropy`."""
 
@@ -97,7 +111,10 @@ def sigmoid_cross_entropy(
     def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
         return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
 
-    return _mean(samples, target, counted, log_probabilities, cross_entropy, joint)
+    expected = log_probabilities
+    if _is_sample_free(loss, samples):
+        expected = sample_free.sigmoid(loss.likelihood, log_probabilities)
+    return _mean(samples, target, counted, expected, cross_entropy, joint)
 
 
 def softened_divergence(
@@ -192,6 +209,17 @@ def label_log_probabilities(samples: LogitSamples, label: Int[Array, " b"]) -> F
     return blocks.scan_examples(block, None, rows, samples.examples_per_block)[1]
 
 
+def _is_sample_free(loss: SoftmaxCrossEntropy | SigmoidCrossEntropy, samples: LogitSamples) -> bool:
+    """Returns whether a likelihood needs no samples, and the head gave what it does need."""
+    needs_none = loss.likelihood != "samples"
+    if needs_none != (samples.num_factors > 0):
+        raise UserError(
+            f"{type(loss).__name__}: likelihood = {loss.likelihood!r} does not fit what the head returns: likelihoods "
+            "without samples need a head with noise and sampling.num_samples = 0, and 'samples' at least 1"
+        )
+    return needs_none
+
+
 def _mean(
     samples: LogitSamples,
     target: Any,
@@ -232,7 +260,7 @@ def _mean(
         return jnp.stack(blocks.sum_over_examples(block_loss, features, constants, samples.examples_per_block))
 
     valid, weight = counted
-    valid = jnp.ones(len(samples.features), bool) if valid is None else valid
+    valid = jnp.ones(len(jax.tree.leaves(samples.features)[0]), bool) if valid is None else valid
     # A map over devices outside the loop over blocks: parameter gradients are summed over devices once, not per block.
     rows = (samples.features, samples.keys, target, weights(valid), None if weight is None else weights(valid, weight))
     return LossAndTop1(*jnp.sum(sharding.map_shards(device_loss, rows, None), axis=0))

@@ -1,12 +1,12 @@
 """The losses of classifiers, as configurations name them; `lit_het.losses.classification` computes them."""
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from lit_het.errors import require_share
+from lit_het.errors import UserError, require_choice, require_share
 from lit_het.mixtures import LabelMixture
 from lit_het.types import LogitSamples
 
@@ -20,18 +20,27 @@ class SoftmaxCrossEntropy:
 
     Attributes:
         label_smoothing: share of the uniform distribution over all classes in the target (Szegedy et al. 2016, Sec. 7).
+        likelihood: "samples" takes the mean over the head's noise samples; the others approximate the expectation from
+            the covariance, see `lit_het.losses.gaussian`, and need a head with ``sampling.num_samples = 0``.
         has_class_probabilities: whether each class has a probability of its own.
 
     Raises:
-        UserError: a share outside [0, 1).
+        UserError: a share outside [0, 1), an unknown likelihood, or smoothing by one of single labels.
     """
 
     label_smoothing: float = 0.0
+    likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit", "unscented", "tilted"] = "samples"
 
     has_class_probabilities: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_share(self, "label_smoothing")
+        require_choice(self, "likelihood")
+        if self.label_smoothing and self.likelihood == "pairwise_probit":
+            raise UserError(
+                "SoftmaxCrossEntropy: likelihood = 'pairwise_probit' is of single classes, and label_smoothing needs "
+                "all; set label_smoothing to 0, or take 'delta'"
+            )
 
     def __call__(
         self,
@@ -80,9 +89,21 @@ class SoftmaxCrossEntropy:
 
 @dataclasses.dataclass(frozen=True)
 class SigmoidCrossEntropy:
-    """Binary cross-entropy of ``1/S Σ_s σ(u_s)``, summed over classes (HET-XL Sec. 2.1); any number of classes."""
+    """Binary cross-entropy of ``1/S Σ_s σ(u_s)``, summed over classes (HET-XL Sec. 2.1); any number of classes.
+
+    Attributes:
+        likelihood: as in `SoftmaxCrossEntropy`.
+
+    Raises:
+        UserError: an unknown likelihood.
+    """
+
+    likelihood: Literal["samples", "probit", "unscented"] = "samples"
 
     has_class_probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_choice(self, "likelihood")
 
     def __call__(
         self,
@@ -104,7 +125,7 @@ class SigmoidCrossEntropy:
         """
         from lit_het.losses.classification import sigmoid_cross_entropy
 
-        return sigmoid_cross_entropy(samples, target, (valid, weight), joint)
+        return sigmoid_cross_entropy(self, samples, target, (valid, weight), joint)
 
     def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of an example's labels, the usual one first: a target per class, or a class index."""

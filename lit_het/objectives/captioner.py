@@ -38,6 +38,7 @@ class CaptionerConfig(Objective):
         if not self.weight > 0:
             raise FieldError(self, "weight", f"{self.weight} must be above 0; task.captioner None leaves the loss out")
         self.decoder.check_head(self.head, "task.captioner")
+        self.head.check_loss(self.loss, "task.captioner")
 
     def modules(self, task: Any, rngs: "nnx.Rngs") -> "nnx.Module":
         """Returns the decoder and its head."""

@@ -190,6 +190,8 @@ class ImageTeacherConfig(_StoredTeacher):
         """Checks embeddings, and that there is one prediction of each image."""
         if self.logits_weight and getattr(setup.task, "num_heads", None) != 1:
             raise UserError("task.teacher.logits_weight needs a classifier with num_heads = 1; set it to 0")
+        if self.logits_weight and setup.task.loss.likelihood != "samples":
+            raise UserError("task.teacher.logits_weight needs task.loss.likelihood = 'samples'; set it to 0")
         super().check(setup)
 
     def _check_size(self, task: Any, side: str, stored: Any) -> None:

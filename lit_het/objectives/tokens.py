@@ -68,7 +68,7 @@ def token_loss(
 def in_blocks(samples: LogitSamples, vocabulary_size: int) -> LogitSamples:
     """Returns samples whose logits without noise are computed in blocks of tokens; those with noise have blocks."""
     shards, tokens = sharding.num_automatic_shards(), len(samples.features)
-    if samples.keys is not None or tokens % shards:
+    if samples.keys is not None or samples.num_factors or tokens % shards:
         return samples
     return dataclasses.replace(samples, examples_per_block=tokens_per_block(tokens // shards, vocabulary_size))
 

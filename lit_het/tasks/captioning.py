@@ -44,6 +44,7 @@ class CaptioningConfig(WritingOptions):
                 "out its further layers (such as a projection), uncertainty tokens and ensembles of experts"
             )
         self.decoder.check_head(self.head, "task")
+        self.head.check_loss(self.loss, "task")
         super().__post_init__()
 
     def check_stored(self, stored: Any) -> None:

@@ -66,6 +66,12 @@ class ClassificationConfig(TaskOptions):
         require_at_least(1, self, "num_classes", "num_heads", "microbatches")
         require_choice(self, "member_loss")
         require_at_least(0, self, "mixup")
+        self.head.check_loss(self.loss, "task")
+        if self.head.get_logits.needs_labels and (self.mixup or self.num_heads > 1 or self.member_loss == "joint"):
+            raise UserError(
+                f"task.head.get_logits = {type(self.head.get_logits).__name__} trains one prediction of one label; set "
+                "mixup to 0, num_heads to 1 and member_loss to 'mean'"
+            )
         tower = self.image_tower
         if tower.num_members > 1 and tower.members == "mean":
             raise UserError(
@@ -129,7 +135,7 @@ class ClassificationConfig(TaskOptions):
 
     def logits_at_once(self, rows: int, batch_size: int) -> int:
         """Returns the size of a block of logits, see `TaskOptions`."""
-        return logits_at_once(self.head.sampling, rows, self.num_classes)
+        return logits_at_once(self.head.sampling, rows, self.head.get_logits.num_outcomes(self.num_classes))
 
     @shared
     def build(self) -> "ClassificationTask":

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Key
 from lit_het.errors import UserError
 from lit_het.heads import sampling
 from lit_het.heads.base import ClassificationHead
-from lit_het.losses import blocks
+from lit_het.losses import blocks, sample_free
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import LossAndTop1
 from lit_het.mixtures import LabelMixture
@@ -103,11 +103,18 @@ class ClassificationTask(Task[ClassificationConfig, Classifier]):
         return self.config.loss(samples, target, valid, weight, joint=joint)
 
     def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
-        """Returns the model as an image classifier; it has its own classes."""
-        head = self.model(params).head
+        """Returns the model as an image classifier; it has its own classes.
+
+        Where the likelihood of the loss is one of logits, predictions with noise are by it, whatever S is.
+        """
+        head, likelihood = self.model(params).head, self.config.loss.likelihood
 
         def logits(inputs: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int) -> LogitSamples:
-            return dataclasses.replace(head(inputs, key, num_samples), num_members=self.config.num_heads)
+            if key is not None and likelihood in sample_free.PREDICTED:
+                samples = sample_free.predictions(likelihood, head(inputs, key, 0))
+            else:
+                samples = head(inputs, key, num_samples)
+            return dataclasses.replace(samples, num_members=self.config.num_heads)
 
         return ImageClassifier(
             inputs=self.features.embedding,

@@ -61,6 +61,7 @@ class TranslationConfig(WritingOptions):
                 "True needs equal vocabulary_size and encoder.width of text_tower and decoder, and no weights",
             )
         self.decoder.check_head(self.head, "task")
+        self.head.check_loss(self.loss, "task")
         super().__post_init__()
 
     @property

@@ -78,6 +78,8 @@ class DecoderConfig:
             raise UserError(
                 f"{field}.decoder.tied_output has no kernel to be zero; set {field}.head.zero_kernel to False"
             )
+        if self.tied_output and not head.get_logits.is_linear:
+            raise UserError(f"{field}.decoder.tied_output is itself {field}.head.get_logits; leave one of them out")
 
     def build(self, source_width: int, rngs: "nnx.Rngs") -> "Decoder":
         """Returns the decoder for sources of a width, with fresh parameters."""

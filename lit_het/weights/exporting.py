@@ -144,6 +144,10 @@ def _export_classifier(run: Run, to: str, output: Path, calibration: Calibration
     tower, is_sigmoid = _vit(run.task.config.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
     if run.task.config.num_heads > 1:
         raise UserError(f"--to {to} has classifiers with one head; export with --to lit-het")
+    if not (get_logits := run.task.config.head.get_logits).is_linear:
+        raise UserError(
+            f"--to {to} has classifiers of one dense layer, not {type(get_logits).__name__}; export with --to lit-het"
+        )
     fitted = None if calibration is None else calibration.noiseless
     if fitted and (to == "npz" or is_sigmoid):
         message(f"the logits are exported as trained: the softmax of a classifier is calibrated by T = {fitted}")

@@ -26,6 +26,7 @@ from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.logits_config import HierarchicalSoftmax, SampledSoftmax
 from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.heads.sampling import SamplingConfig
@@ -138,6 +139,8 @@ HEADS = [
     HetHConfig(num_buckets=2, hash_seed=3),
     HetXLConfig(sampling=SamplingConfig(num_samples=2, order="factored")),
     HetXLConfig(unshared_size=5),
+    HetXLConfig(get_logits=SampledSoftmax(3, "log_uniform")),
+    DeterministicConfig(get_logits=HierarchicalSoftmax()),
 ]
 LIT_HEADS = [
     DeterministicContrastiveConfig(),
@@ -192,6 +195,18 @@ def test_pcme_plus_plus_is_a_line_of_flags():
     assert isinstance(task.head, GaussianContrastiveConfig)
     assert isinstance(task.loss, SigmoidLoss)
     assert (task.loss.pseudo_positives, task.mixing) == (0.1, Mixing(0.5))
+
+
+def test_softmaxes_of_many_classes_and_likelihoods_without_samples_are_flags():
+    path = Path("configs/imagenet21k_het_xl.py")
+    flags = "--task.loss softmax --task.head.get-logits sampled_softmax --task.head.get-logits.num-candidates 512"
+    task = parse_config(path, flags.split()).task
+    assert isinstance(task, ClassificationConfig)
+    assert task.head.get_logits == SampledSoftmax(512)
+    flags = "--task.loss softmax --task.loss.likelihood delta --task.head.sampling.num-samples 0"
+    task = parse_config(path, flags.split()).task
+    assert isinstance(task, ClassificationConfig)
+    assert (task.loss, task.head.sampling.num_samples) == (SoftmaxCrossEntropy(likelihood="delta"), 0)
 
 
 def test_mixup_and_transforms_of_images_have_flags():

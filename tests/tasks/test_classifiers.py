@@ -14,6 +14,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.logits_config import HierarchicalSoftmax, SampledSoftmax
 from lit_het.heads.sampling import SamplingConfig, noiseless_samples
 from lit_het.heads.temperature import FixedTemperature
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
@@ -37,7 +38,10 @@ HEADS = {
     "HET-H": HetHConfig(3, 0, COVARIANCE, TEMPERATURE, SAMPLING),
     "HET-XL": HetXLConfig(COVARIANCE, None, TEMPERATURE, SAMPLING),
     "HET-XL unshared": HetXLConfig(COVARIANCE, 3, TEMPERATURE, SAMPLING),
+    "HET-XL sampled": HetXLConfig(COVARIANCE, None, TEMPERATURE, SAMPLING, get_logits=SampledSoftmax(3)),
+    "DET in two levels": DeterministicConfig(TEMPERATURE, get_logits=HierarchicalSoftmax()),
 }
+WITHOUT_SAMPLES = HetXLConfig(COVARIANCE, None, TEMPERATURE, SamplingConfig(num_samples=0))
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2, compute_type="float32")
 RANDOM = np.random.default_rng(1)
 FEATURES = RANDOM.normal(size=(B, ENCODER.width)).astype(np.float32)
@@ -88,7 +92,7 @@ def test_every_head_learns_in_two_steps(head):
     for _ in range(3):
         params, loss, metrics = step(params)
         losses.append(float(loss))
-        assert (float(metrics["image_noise_norm"]) > 0) == (head != "DET")
+        assert (float(metrics["image_noise_norm"]) > 0) == (head[:3] == "HET")
     assert losses[2] < losses[1] < losses[0], losses
 
 
@@ -146,6 +150,30 @@ def test_a_classifier_takes_the_requested_number_of_noise_samples(loss):
     np.testing.assert_allclose(np.exp(mean), p.mean(axis=1), rtol=1e-4)
     # Principal axes carry all of the noise.
     np.testing.assert_allclose(np.sqrt((np.asarray(spectrum) ** 2).sum(axis=1)), norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [SoftmaxCrossEntropy(likelihood=form) for form in ("delta", "mean_field", "unscented")]
+    + [SigmoidCrossEntropy("probit")],
+    ids=lambda loss: loss.likelihood,
+)
+def test_a_likelihood_of_logits_predicts_without_samples_as_it_is_trained_and_others_predict_by_samples(loss):
+    task = ClassificationConfig(TOWER, WITHOUT_SAMPLES, num_classes=K, loss=loss).build()
+    params = heads_of("softmax", "HET-XL")[1]
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def found(params, count, seed):
+        model, key = task.image_classifier(params), jax.random.key(seed)
+        noisy = (quantities.log_probabilities, quantities.member_log_probabilities)
+        return tuple(quantity(model, jnp.asarray(FEATURES), key, count) for quantity in noisy)
+
+    (few, _), (many, each) = found(params, 2, 0), found(params, 20, 1)
+    np.testing.assert_allclose(np.exp(many).sum(axis=1), 1, rtol=1e-5)
+    assert each.shape[1] == {"delta": 20, "unscented": 2 * 3}.get(loss.likelihood, 1)
+    assert np.allclose(few, many, atol=1e-6) == (loss.likelihood != "delta")
+    quiet = found(params, 0, 0)[0]
+    assert not np.allclose(quiet, many, atol=1e-4)
 
 
 # Quantities of an image against hand computations, for a classifier whose parts are given.

@@ -40,6 +40,7 @@ _SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
     "delta": sample_free.delta,
     "mean_field": sample_free.mean_field,
     "pairwise_probit": sample_free.pairwise_probit,
+    "tilted": sample_free.tilted,
 }
 
 
@@ -127,6 +128,8 @@ def _mean(
     Raises:
         UserError: images have several keys, and the loss is another than the softmax loss of samples.
     """
+    if loss.likelihood == "unscented":
+        samples = sample_free.at_sigma_points(samples)
     if samples.image.ndim == 3 and not loss.takes_members:
         raise UserError("images with several keys need the softmax loss with likelihood = 'samples'")
 

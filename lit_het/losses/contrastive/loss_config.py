@@ -27,7 +27,7 @@ class SoftmaxLoss:
             one more product of logits; "dense" holds all logits, O(b²). All are equal.
         block_size: vectors of logits that exist at a time on a device: one for every query, or factor of queries.
         likelihood: "samples" takes the mean over the head's noise samples; the others approximate the expectation from
-            the covariance, see `lit_het.losses.contrastive.sample_free`, and need a head with ``num_samples = 0``.
+            the covariance, see `lit_het.losses.gaussian`, and need a head with ``num_samples = 0``.
         duplicates: whether examples of the batch with the same image or an equal text are "positives", as a right
             caption cannot also be a wrong answer; "negatives" is the loss of the papers.
         label_smoothing: share α of the uniform distribution over all keys of the batch in the target (Szegedy et al.
@@ -41,7 +41,7 @@ class SoftmaxLoss:
 
     form: Form = "gather"
     block_size: int = 1024
-    likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit"] = "samples"
+    likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit", "unscented", "tilted"] = "samples"
     duplicates: Duplicates = "positives"
     label_smoothing: float = 0.0
 
@@ -55,7 +55,7 @@ class SoftmaxLoss:
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
         require_choice(self, "form", "likelihood", "duplicates")
-        if self.form == "ring" and self.likelihood != "samples":
+        if self.form == "ring" and self.likelihood not in ("samples", "unscented"):
             raise UserError(
                 f"SoftmaxLoss: likelihood = {self.likelihood!r} needs the keys of a whole batch at once; set form to "
                 "'gather'"
@@ -99,7 +99,7 @@ class SigmoidLoss:
 
     Attributes:
         form, block_size: as in `SoftmaxLoss`; the ring needs no additional product.
-        likelihood: "samples", or "probit" for `lit_het.losses.contrastive.sample_free.probit`.
+        likelihood: "samples", "probit" for `lit_het.losses.contrastive.sample_free.probit`, or "unscented".
         duplicates: as in `SoftmaxLoss`.
         label_smoothing: share α of the uniform distribution over both labels in the target, of each pair: 1 becomes
             ``1 - α/2``, and 0 becomes ``α/2``. A batch has b negatives of a query, so α counts b times.
@@ -113,7 +113,7 @@ class SigmoidLoss:
 
     form: Form = "gather"
     block_size: int = 1024
-    likelihood: Literal["samples", "probit"] = "samples"
+    likelihood: Literal["samples", "probit", "unscented"] = "samples"
     duplicates: Duplicates = "positives"
     pseudo_positives: float = 0.0
     label_smoothing: float = 0.0
