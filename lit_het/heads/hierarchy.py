@@ -48,10 +48,12 @@ class HierarchicalLogits(nnx.Module):
         """Returns the log-probabilities ``[n k]`` with logits divided by τ."""
         n, k = features.shape[0], self.out_features
         logits = (features @ self.kernel[...] + self.bias[...][None]) / temperature
-        padded = jnp.pad(logits, ((0, 0), (0, self.num_clusters * self.size - k)), constant_values=_MASKED)
-        inside = jax.nn.log_softmax(padded.reshape(n, self.num_clusters, self.size))
+        # Not `pad`, which ONNX files do not have here.
+        rest = jnp.full((n, self.num_clusters * self.size - k), _MASKED)
+        padded = jnp.concatenate([logits, rest], axis=1).reshape(n, self.num_clusters, self.size)
+        inside = jax.nn.log_softmax(padded)
         of_cluster = jax.nn.log_softmax(self.clusters(features) / temperature)
-        return (of_cluster[:, :, None] + inside).reshape(n, -1)[:, :k]
+        return (of_cluster[:, :, None] + inside).reshape(n, self.num_clusters * self.size)[:, :k]
 
     def of_label(
         self, embedding: Float[Array, "n t d"], temperature: Float[Array, ""], label: Int[Array, " n"]

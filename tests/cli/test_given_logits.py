@@ -33,6 +33,10 @@ def test_a_run_with_logits_of_the_users_own_is_trained_and_opened_where_the_func
     run = open_run(config.run_dir)
     assert run.config.task == config.task
     assert parameters.flatten(run.params)["head/logits/function/layers/0/kernel"].shape[1] == 3
+    for to in ("huggingface", "npz"):
+        place = tmp_path / f"exported.{to}"
+        line = refusal(capsys, "export", "--checkpoint", config.run_dir, "--to", to, "--output", place)
+        assert f"--to {to} has classifiers of one dense layer, not GivenLogits; export with --to lit-het" in line
     monkeypatch.delitem(logits_config._GIVEN, name)
     line = refusal(capsys, "train", "--config", config.run_dir / "config.json", "--resume")
     assert f"config.json does not fit this version of lit-het: GivenLogits: name = '{name}' is a function that" in line

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import onnxruntime
 import pytest
+from flax import nnx
 
 from lit_het.errors import UserError
+from lit_het.heads import DeterministicConfig, HierarchicalSoftmax
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.image_config import RotaryConfig
 from lit_het.towers.text_config import ModernBertConfig, T5Config, TextConfig
@@ -102,6 +104,15 @@ def test_small_numbers_keep_their_digits(tmp_path):
     save(convert(lambda x: {"y": jax.nn.softplus(x)}, ROW), tmp_path / "f.onnx")
     x = np.array([[-30.0, -5.0, 4.0]], np.float32)
     np.testing.assert_allclose(run(tmp_path / "f.onnx", x=x)["y"], np.logaddexp(0, x.astype(np.float64)), rtol=1e-6)
+
+
+def test_a_softmax_of_two_levels_has_equal_probabilities(tmp_path):
+    """Eleven classes in clusters of four: the last has three."""
+    head = DeterministicConfig(get_logits=HierarchicalSoftmax()).build(6, 11, nnx.Rngs(0))
+    save(convert(lambda x: {"y": head.over_temperature(x)}, {"x": ((6,), np.float32)}), tmp_path / "f.onnx")
+    x = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32)
+    expected = head.over_temperature(jnp.asarray(x))
+    np.testing.assert_allclose(run(tmp_path / "f.onnx", x=x)["y"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_keep_their_names_in_any_order(tmp_path):
