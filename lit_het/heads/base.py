@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.heads.covariance import Covariance, Noise
-from lit_het.heads.hierarchy import HierarchicalLogits
 from lit_het.heads.options import ClassificationOptions
 from lit_het.heads.sampling import noiseless_samples, noisy_samples
 from lit_het.heads.temperature_config import TemperatureConfig
@@ -74,11 +73,7 @@ class ClassificationHead(nnx.Module):
 
     def over_temperature(self, features: Float[Array, "n d"]) -> Float[Array, "n k"]:
         """Returns the logits of all classes, divided by τ."""
-        temperature = self.temperature()
-        # A hierarchy normalises inside: there τ divides what its softmaxes are of.
-        if isinstance(self.logits, HierarchicalLogits):
-            return self.logits(features, temperature)
-        return self.logits(features) / temperature
+        return self.get_logits.over_temperature(self.logits, features, self.temperature())
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns the root mean square norm of the noise, ``sqrt(tr Σ(x))``; zeros without noise."""

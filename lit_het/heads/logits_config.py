@@ -47,6 +47,10 @@ class LogitsOptions:
                 f"{type(self).__name__} has parameters of its own; leave out task.head.initial_bias and zero_kernel"
             )
 
+    def over_temperature(self, layer: Any, features: Any, temperature: Any) -> Any:
+        """Returns the logits ``[n k]`` of features ``[n d]``, divided by τ."""
+        return layer(features) / temperature
+
     def of_labels(self, embeddings: Any, layer: Any, temperature: Any, key: Any, label: Any) -> "LogitSamples":
         """Returns samples of the logits that training computes, where it needs labels.
 
@@ -123,6 +127,10 @@ class HierarchicalSoftmax(LogitsOptions):
         from lit_het.heads.hierarchy import cluster_sizes
 
         return 1 + sum(cluster_sizes(num_classes))
+
+    def over_temperature(self, layer: Any, features: Any, temperature: Any) -> Any:
+        """Returns log-probabilities: it is logits of both levels that τ divides, see `LogitsOptions`."""
+        return layer(features, temperature)
 
     def check(self, head: Any) -> None:
         """Accepts every head with dense logits: it has their parameters, see `LogitsOptions`."""
