@@ -23,7 +23,7 @@ NOT_LOW_RANK = (
     ("build", "message"),
     [
         (lambda: CovarianceConfig(-1), "CovarianceConfig: num_factors = -1 must be at least 0"),
-        (lambda: SamplingConfig(num_samples=0), "SamplingConfig: num_samples = 0 must be at least 1"),
+        (lambda: SamplingConfig(num_samples=-1), "SamplingConfig: num_samples = -1 must be at least 0"),
         (lambda: SamplingConfig(num_eval_samples=-2), "SamplingConfig: num_eval_samples = -2 must be at least 1"),
         (lambda: SamplingConfig(block_size=0), "SamplingConfig: block_size = 0 must be at least 1"),
         (lambda: HetXLConfig(unshared_size=0), "HetXLConfig: unshared_size = 0 must be at least 1"),
