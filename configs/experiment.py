@@ -158,6 +158,14 @@ def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
     return tuple(found)
 
 
+def load_grid(path: Path) -> dict[str, tuple[Any, ...]]:
+    """Returns ``get_grid()`` of a Python file, values by field, called with the arguments of the configuration."""
+    found = _call(path, "get_grid", "fine_tune_experts.py")
+    if not isinstance(found, dict) or not found or not all(isinstance(one, tuple | list) for one in found.values()):
+        raise UserError(f"get_grid() in {path} must return lists of values by field, such as {{'seed': [0, 1]}}")
+    return {name: tuple(values) for name, values in found.items()}
+
+
 def _call(path: Path, function: str, example: str) -> Any:
     """Returns the result of a function in a Python file; an error in the file is reported with its line."""
     # From the right, at ".py:", as a path may contain colons.

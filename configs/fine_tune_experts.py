@@ -8,7 +8,8 @@ All models start from the checkpoint of a V-MoE or of a ViT (App. B). K, M, E an
 ``--task.image-tower.encoder.experts``; the defaults are those of Table 5, of the ablations those of Tables 2 to 4.
 
 Resolution, clipping, optimizer, batch size, capacities, expert dropout, minival, and the grid of learning rates and
-factors of the steps are the paper's. The configuration has factor 1 and rate 0.01; scripts/sweep.py searches the grid.
+factors of the steps are the paper's. The configuration has factor 1 and rate 0.01; `get_grid` is the grid, which
+``lit-het tune`` (``--field grid``) and scripts/sweep.py (``--grid grid``) search.
 The paper gives no decay, loss, head or augmentation; they are those of Dosovitskiy et al. 2021 (App. B.1.1), whose
 settings it follows: cosine decay with 500 steps of warm-up (a tenth of the run for the small data sets), softmax, crops
 and flips, and a head with zero initialisation in place of the pre-logits layer. A V-MoE has K = 2, an e3 K = 1 and
@@ -43,6 +44,10 @@ from lit_het.training.schedules import Schedule
 
 VMOE = ExpertsConfig(num_experts=32, num_selected=2, num_blocks=2, capacity_factor=1.5, dropout_rate=0.1)
 SMALL = EncoderConfig(512, 8, 2048, 8, compute_type="bfloat16")
+FACTORS = (0.5, 1.0, 1.5, 2.0)
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
+DataSet: TypeAlias = Literal["imagenet", "cifar10", "cifar100", "pets", "flowers"]
+Size: TypeAlias = Literal["s32", "b32", "b16", "l32", "l16", "h14"]
 Model: TypeAlias = Literal[
     "vit",
     "vmoe",
@@ -74,15 +79,16 @@ EXPERTS: dict[Model, ExpertsConfig | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Settings of a data set: classes, steps at factor 1 (Table 7), percent of train for minival."""
+    """Settings of a data set: classes, percent of train for minival, and of Table 7 steps at factor 1 and rates."""
 
     num_classes: int
     num_steps: int
     minival: int
+    learning_rates: tuple[float, ...] = LEARNING_RATES
 
 
-RECIPES = {
-    "imagenet": Recipe(1000, 20_000, 1),
+RECIPES: dict[DataSet, Recipe] = {
+    "imagenet": Recipe(1000, 20_000, 1, (0.0024, *LEARNING_RATES[1:])),
     "cifar10": Recipe(10, 5_000, 2),
     "cifar100": Recipe(100, 5_000, 2),
     "pets": Recipe(37, 500, 10),
@@ -91,9 +97,9 @@ RECIPES = {
 
 
 def get_config(
-    data_set: Literal["imagenet", "cifar10", "cifar100", "pets", "flowers"] = "imagenet",
+    data_set: DataSet = "imagenet",
     model: Model = "e3",
-    size: Literal["s32", "b32", "b16", "l32", "l16", "h14"] = "b32",
+    size: Size = "b32",
 ) -> ExperimentConfig:
     """Returns the run; set ``--task.image-tower.weights``, or ``--pretrained.run`` and no weights."""
     recipe, folder = RECIPES[data_set], f"data/{data_set}"
@@ -145,3 +151,12 @@ def get_config(
             ZeroShotConfig(ImageSet(data_set, folder)),
         ),
     )
+
+
+def get_grid(
+    data_set: DataSet = "imagenet", model: Model = "e3", size: Size = "b32"
+) -> dict[str, tuple[int | float, ...]]:
+    """Returns the values of Table 7 by field, for every model and size; the expert dropout of 0.1 is the run's."""
+    recipe = RECIPES[data_set]
+    steps = tuple(round(factor * recipe.num_steps) for factor in FACTORS)
+    return {"length": steps, "schedule.learning-rate": recipe.learning_rates}

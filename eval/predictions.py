@@ -251,19 +251,38 @@ def class_scores(predictor: Predictor, features: Features, block_size: int = BLO
 
 
 def class_log_probabilities(
-    predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
-) -> Float[np.ndarray, "n m two k"]:
+    predictor: Predictor, features: Features, *, joint: bool = False, block_size: int = BLOCK_SIZE
+) -> Float[np.ndarray, "n *m two k"]:
     """Returns the log-probability of each class and of its absence, by each of m ensemble members or noise samples.
 
-    As trained, and independent of other classes: for models with a sigmoid loss.
+    As trained, and independent of other classes: for models with a sigmoid loss. ``joint`` ones ``[n two k]`` are of
+    the mean probabilities over members and samples.
     """
-    found, shards = [], predictor.model.features.num_shards
-    with Bar("predicting", len(features.values), "images") as bar:
-        for rows, blocks, seeds in _blocks(features.values, block_size, shards):
-            of_block = predictor.quantity(quantities.member_class_log_probabilities, blocks, seeds)
-            found.append(of_block[: len(rows)])
-            bar.advance(len(rows))
+    quantity = quantities.class_log_probabilities if joint else quantities.member_class_log_probabilities
+    return np.concatenate([of_block for of_block, _ in _class_blocks(predictor, features, quantity, block_size)])
+
+
+def sigmoid_nll(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Float[np.ndarray, " n"]:
+    """Returns the sigmoid loss of each image with one label: ``-log p_y - Σ_{k≠y} log(1 - p_k)``, in nats.
+
+    As trained, summed over classes: the NLL of HET-XL's tables (Sec. 6.2). For models with a sigmoid loss.
+    """
+    found = []
+    for of_block, labels in _class_blocks(predictor, features, quantities.class_log_probabilities, block_size):
+        present, absent = of_block.astype(np.float64).swapaxes(0, 1)
+        of_label = np.take_along_axis(absent - present, labels[:, None], axis=1)[:, 0]
+        found.append(of_label - absent.sum(axis=1))
     return np.concatenate(found)
+
+
+def _class_blocks(
+    predictor: Predictor, features: Features, quantity: Quantity, block_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields a quantity of the classes, and labels, for batches of images."""
+    with Bar("predicting", len(features.values), "images") as bar:
+        for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shards):
+            yield predictor.quantity(quantity, blocks, seeds)[: len(rows)], features.labels[rows]
+            bar.advance(len(rows))
 
 
 def _blocks(

@@ -1,7 +1,6 @@
 r"""Trains every setting of a grid of fields with several seeds, and writes a table with the best setting first.
 
-    python -m scripts.sweep --config configs/fine_tune_experts.py:data_set=cifar10,model=e3 \
-        --grid length=2500,5000,7500,10000 --grid schedule.learning-rate=0.001,0.003,0.01,0.03 \
+    python -m scripts.sweep --config configs/fine_tune_experts.py:data_set=cifar10,model=e3 --grid grid \
         --seeds 0 1 2 --metric supervised/minival/top1 --show supervised/cifar10/top1 --output runs/cifar10_e3
 
 The same command continues an interrupted sweep. In an array job every process takes ``--part I/N``; afterwards the same
@@ -30,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--grid",
         action="append",
         required=True,
-        metavar="FIELD=VALUE,VALUE",
-        help="an axis; may be repeated",
+        metavar="FIELD=VALUE,VALUE|grid",
+        help="an axis, or those of get_grid() in the configuration file; may be repeated",
     )
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="seeds of initialisation, noise and data order"
@@ -64,7 +63,7 @@ def _part(text: str) -> tuple[int, int]:
 
 def _sweep(options: argparse.Namespace) -> None:
     config = parse_config(options.config, options.flags, "lit-het train")
-    axes = [Axis.parse(text) for text in options.grid]
+    axes = [Axis.parse(text) for text in grid.with_published(options.grid, options.config)]
     planned = grid.plan(config, axes, options.seeds, options.output)
     first, step = options.part
     direction = options.direction or direction_of(options.metric)  # before the training

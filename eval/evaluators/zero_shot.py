@@ -16,7 +16,14 @@ from lit_het.eval.features import Features
 from lit_het.eval.metrics import multi_label, names, scores
 from lit_het.eval.metrics.classes import relabelled_accuracy
 from lit_het.eval.metrics.significance import standard_error
-from lit_het.eval.predictions import Predictions, Predictor, class_log_probabilities, class_scores, image_quantity
+from lit_het.eval.predictions import (
+    Predictions,
+    Predictor,
+    class_log_probabilities,
+    class_scores,
+    image_quantity,
+    sigmoid_nll,
+)
 from lit_het.eval.sets.open_sets import OpenSet
 from lit_het.eval.sets.recognition import Recognition, read_json
 from lit_het.tasks import quantities
@@ -45,6 +52,8 @@ class ZeroShot:
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns all figures of `lit_het.eval.metrics.scores`: without prefix, ``calibrated/`` and ``noisy/``.
+
+        Those of a classifier with a sigmoid loss have ``sigmoid_nll``, that loss, too.
 
         For images with several labels those of `lit_het.eval.metrics.multi_label`, as trained.
         """
@@ -81,6 +90,12 @@ class ZeroShot:
                     found |= of_part(part, part_figures)
                     errors |= of_part(part, part_errors)
                 bar.advance(1)
+        if model.text is None and self.recognition.has_class_probabilities(model):
+            for part, predictor in (("", without_noise), (NOISY, with_noise)):
+                if part in parts:
+                    by_image = sigmoid_nll(predictor, features)
+                    found |= of_part(part, {"sigmoid_nll": float(by_image.mean())})
+                    errors |= of_part(part, {"sigmoid_nll": standard_error(by_image)})
         found[f"{CALIBRATED}/temperature_factor"] = factor
         of_kinds, errors_of_kinds, curve = self._by_kind(quiet, without_noise, features)
         found, errors = found | of_kinds, errors | errors_of_kinds
@@ -169,7 +184,7 @@ def _figures_of_several_labels(
         del predictors[NOISY]
     found, errors = {}, {}
     for part, predictor in predictors.items():
-        log_p = multi_label.joint(class_log_probabilities(predictor, features))
+        log_p = class_log_probabilities(predictor, features, joint=True)
         for into, values in zip((found, errors), multi_label.figures(log_p, features.labels), strict=True):
             into.update(of_part(part, values))
     return found, errors

@@ -74,6 +74,7 @@ STYLES: Mapping[str, FigureStyle] = {
     "ece": FigureStyle("calibration error (ECE)", "{:.1%}", higher_is_better=False),
     "ece_equal_mass": FigureStyle("calibration error, bins of equal mass", "{:.1%}", higher_is_better=False),
     "binary_nll": FigureStyle("NLL of a class, nats", "{:.4f}", higher_is_better=False),
+    "sigmoid_nll": FigureStyle("sigmoid loss, summed over classes, nats", "{:.3f}", higher_is_better=False),
     "binary_brier": FigureStyle("Brier score of a class", "{:.4f}", higher_is_better=False),
     "classwise_ece": FigureStyle("calibration error of a class", "{:.2%}", higher_is_better=False),
     "aurc": FigureStyle("area under risk-coverage curve (AURC)", "{:.3f}", higher_is_better=False),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lit_het.cli import prepare_listed
+from lit_het.cli import prepare_imagenet21k, prepare_listed
 from lit_het.errors import MissingImage, UserError
 from lit_het.paths import require_shards, require_source
 
@@ -236,6 +236,7 @@ SOURCES = {
             ),
         ),
     ),
+    "imagenet21k": _Source(*prepare_imagenet21k.TEXTS, prepare_imagenet21k.read, prepare_imagenet21k.FLAGS),
     "imagenet-v2": _Source(
         "ImageNet-V2, one of its three variants",
         "imagenetv2-matched-frequency.tar.gz, imagenetv2-threshold0.7.tar.gz, imagenetv2-top-images.tar.gz, or the "

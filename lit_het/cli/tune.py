@@ -45,10 +45,10 @@ def _add_what(tune: Any) -> None:
         "--field",
         action="append",
         default=[],
-        metavar="FIELD=RANGE|VALUES",
+        metavar="FIELD=RANGE|VALUES|grid",
         help="a field to search, with a range LOW..HIGH or LOW..HIGH:log (of integers if its ends are whole and the "
-        "field has no decimals), or values: schedule.learning-rate=1e-4..1e-2:log, task.head=deterministic,het_xl; may "
-        "be repeated",
+        "field has no decimals), or values: schedule.learning-rate=1e-4..1e-2:log, task.head=deterministic,het_xl; or "
+        "grid, those of get_grid() in FILE; may be repeated",
     )
     tune.add_argument(
         "--metric",
@@ -102,12 +102,13 @@ def _tune(options: argparse.Namespace, flags: list[str]) -> None:
     from lit_het.configs.parsing import parse_config
 
     config = parse_config(path, flags, "lit-het tune")
+    from lit_het.search.grid import with_published
     from lit_het.search.space import Search, parse_field
     from lit_het.search.tuning import tune
 
     search = Search(
         config=config,
-        fields=tuple(parse_field(text, config) for text in options.field),
+        fields=tuple(parse_field(text, config) for text in with_published(options.field, path)),
         metric=options.metric,
         output=options.output,
         shown=tuple(options.show),

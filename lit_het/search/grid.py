@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lit_het import library_logs
+from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
 from lit_het.errors import UserError
@@ -53,6 +54,15 @@ class Axis:
         if not axis.field or not all(axis.values) or len(set(axis.values)) < len(axis.values):
             raise UserError(usage)
         return axis
+
+
+def with_published(texts: Sequence[str], path: Path) -> list[str]:
+    """Returns axes as texts, with those of ``get_grid()`` of the configuration file in place of ``grid``."""
+    found = []
+    for text in texts:
+        axes = experiment.load_grid(path) if text == "grid" else {}
+        found += [f"{field}={','.join(map(str, values))}" for field, values in axes.items()] or [text]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

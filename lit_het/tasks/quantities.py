@@ -83,6 +83,22 @@ def member_class_log_probabilities(
     return _each_sample(model, features, key, num_samples, log_sigmoids)
 
 
+def class_log_probabilities(
+    model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
+) -> Float[Array, "b two k"]:
+    """Returns the log of the mean of ``σ(±(u_k + bias))`` over S noise samples and members, as a sigmoid loss has it.
+
+    Of 1,000 samples and 21,843 classes, `member_class_log_probabilities` would be 175 MB per image.
+    """
+
+    def log_sigmoids(logits: Float[Array, "n t k"]) -> Float[Array, "n t two_k"]:
+        biased = logits + model.pair_bias
+        return jnp.concatenate([jax.nn.log_sigmoid(biased), jax.nn.log_sigmoid(-biased)], axis=-1)
+
+    by_member = mean_log_probabilities(_samples(model, features, key, num_samples), log_sigmoids)
+    return jax.nn.logmeanexp(_of_members(by_member, features), axis=1).reshape(len(features), 2, -1)
+
+
 def scores(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
     """Returns a score of each class without noise that does not depend on other classes."""
     by_member = mean_log_probabilities(_samples(model, features), model.scores)

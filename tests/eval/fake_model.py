@@ -72,9 +72,11 @@ class FakeModel:
             case quantities.scores | quantities.log_normalizer:
                 found = self.logits(features, 0, classes)[:, 0]
                 found = special.logsumexp(found, axis=1) if quantity is quantities.log_normalizer else found
-            case quantities.member_class_log_probabilities:
+            case quantities.member_class_log_probabilities | quantities.class_log_probabilities:
                 logits = self.logits(features, num_samples, classes).astype(np.float64)
                 found = np.stack([special.log_expit(logits), special.log_expit(-logits)], axis=2)
+                if quantity is quantities.class_log_probabilities:
+                    found = special.logsumexp(found, axis=1) - np.log(found.shape[1])
             case _:
                 found = special.log_softmax(self.logits(features, num_samples, classes).astype(np.float64), axis=2)
                 if quantity is quantities.log_probabilities:

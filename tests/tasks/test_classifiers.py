@@ -130,6 +130,10 @@ def test_scores_of_a_class_do_not_depend_on_other_classes(loss):
     np.testing.assert_array_equal(norm, 0)
 
 
+def of_classes_alone(*inputs):
+    return quantities.class_log_probabilities(*inputs), quantities.member_class_log_probabilities(*inputs)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_classifier_takes_the_requested_number_of_noise_samples(loss):
     """The mean is that of the single samples."""
@@ -139,15 +143,17 @@ def test_a_classifier_takes_the_requested_number_of_noise_samples(loss):
     @jax.jit
     def found(params, features):
         model = task.image_classifier(params)
-        noisy = (quantities.log_probabilities, quantities.member_log_probabilities)
+        noisy = (quantities.log_probabilities, quantities.member_log_probabilities, of_classes_alone)
         of_noise = (quantities.noise_spectrum, quantities.noise_norm)
         return *(quantity(model, features, key, 2000) for quantity in noisy), *(q(model, features) for q in of_noise)
 
-    mean, of_samples, spectrum, norm = found(params, FEATURES)
+    mean, of_samples, of_classes, spectrum, norm = found(params, FEATURES)
     p = np.exp(np.asarray(of_samples, np.float64))
     assert p.shape == (B, 2000, K)
     np.testing.assert_allclose(p.sum(axis=2), 1, rtol=1e-5)
     np.testing.assert_allclose(np.exp(mean), p.mean(axis=1), rtol=1e-4)
+    classes, each = (np.exp(np.asarray(one, np.float64)) for one in of_classes)
+    np.testing.assert_allclose(classes, each.mean(axis=1), rtol=1e-4)
     # Principal axes carry all of the noise.
     np.testing.assert_allclose(np.sqrt((np.asarray(spectrum) ** 2).sum(axis=1)), norm, rtol=1e-4)
 
@@ -203,9 +209,11 @@ def test_classes_have_probabilities_of_their_own():
         @jax.jit
         def computed(features, model=model):
             classes = quantities.member_class_log_probabilities(model, features, jax.random.key(0), 0)
-            return classes, quantities.pair_probabilities(model, features)
+            joint = quantities.class_log_probabilities(model, features, jax.random.key(0), 0)
+            return classes, joint, quantities.pair_probabilities(model, features)
 
-        found, means = computed(INPUTS)
+        found, joint, means = computed(INPUTS)
+        np.testing.assert_allclose(np.exp(joint), np.exp(found).mean(axis=1), rtol=1e-5)
         np.testing.assert_allclose(found[:, :, 0], special.log_expit(MEMBERS + bias), rtol=1e-5)
         np.testing.assert_allclose(found[:, :, 1], special.log_expit(-MEMBERS - bias), rtol=1e-5)
         np.testing.assert_allclose(np.exp(found[:, :, 0]).mean(axis=1), means, rtol=1e-5)

@@ -198,6 +198,30 @@ def test_images_with_several_labels_have_a_mean_average_precision_and_losses(sev
     assert quiet == {name: value for name, value in found.figures.items() if not name.startswith("noisy/")}
 
 
+def test_a_classifier_with_a_sigmoid_loss_has_the_loss_of_its_labels(write_set, sets):
+    """HET-XL Sec. 6.2: of one label per image, summed over classes, with noise and without."""
+    labels, logits = [2, 0, 1, 2], np.random.default_rng(0).normal(0, 3, (4, 3)).astype(np.float32)
+    noise = np.array([[0.0, 1.0, -2.0], [1.5, 0.0, 0.5]], np.float32)
+    data = write_set("many", [{"cls": label} for label in labels], NAMES[:3])
+    model = FakeModel(
+        features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
+        logits=lambda features, count, classes: (
+            logits[features[:, 0].astype(int)][:, None] + (noise[None] if count else 0)
+        ),
+        num_classes=3,
+        has_class_probabilities=True,
+        noise_norm=lambda features: np.ones(len(features), np.float32),
+    )
+    found = ZeroShotConfig(data, samples=2).build(sets)(model)
+    for part, samples in (("", logits[:, None]), ("noisy/", logits[:, None] + noise)):
+        p = special.expit(samples.astype(np.float64)).mean(axis=1)
+        losses = -np.log(np.where(np.eye(3)[labels] > 0, p, 1 - p)).sum(axis=1)
+        assert found.figures[f"{part}sigmoid_nll"] == pytest.approx(np.mean(losses), rel=1e-5)
+        assert found.errors[f"{part}sigmoid_nll"] == pytest.approx(np.std(losses, ddof=1) / 2, rel=1e-5)
+    without = ZeroShotConfig(data).build(sets)(replace(model, has_class_probabilities=False))
+    assert "sigmoid_nll" not in without.figures
+
+
 def test_words_of_captions_are_labels(several, sets):
     model = FakeModel(
         features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
