@@ -68,8 +68,10 @@ def configuration(data: Path, output: Path) -> ExperimentConfig:
 def sweep(config: ExperimentConfig, output: Path) -> None:
     """Trains both sweeps."""
     for values in (GRID, EXTENSION):
-        sweeps.sweep("grid", config, output / "grid", METRIC, centre={}, vary=values, lengths=[GRID_LENGTH])
-    sweeps.sweep("star", config, output / "star", METRIC, centre=CENTRE, vary=SPOKES, lengths=LENGTHS, with_centre=True)
+        sweeps.sweep("grid", config, output / "grid", [METRIC], centre={}, vary=values, lengths=[GRID_LENGTH])
+    sweeps.sweep(
+        "star", config, output / "star", [METRIC], centre=CENTRE, vary=SPOKES, lengths=LENGTHS, with_centre=True
+    )
 
 
 def predicted(config: ExperimentConfig, output: Path) -> tuple[dict[str, int], float]:

@@ -34,6 +34,12 @@ from lit_het.training.train import train
 from lit_het.weights.native.folders import complete_steps
 from lit_het.weights.native.saved_step import SavedStep
 from tests import tiny
+from tests.cli.shape_sweeps import (  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    classifier,
+    fitted,
+    small,
+    star,
+)
 from tests.cli.tiny_decoder import train_decoder
 from tests.scripts.conftest import write_config_file
 from tests.weights.conftest import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -100,7 +100,7 @@ TABLE_7 = {
 @pytest.mark.parametrize(("data_set", "printed"), TABLE_7.items())
 def test_experts_are_fine_tuned_over_the_grid_of_table_7(data_set, printed):
     path, (steps, rates) = Path(f"configs/fine_tune_experts.py:data_set={data_set},model=vmoe"), printed
-    config = experiment.load_module_config(path)
+    config = load(path.name)
     assert config.length == Duration(steps)
     assert config.task.image_tower.encoder.experts.dropout_rate == 0.1
     axes = [Axis.parse(text) for text in with_published(["seed=1,2", "grid"], path)]

@@ -38,7 +38,7 @@ def write_search(output: Path) -> None:
 
 
 def write_sweep(output: Path) -> None:
-    sweeps.sweep("grid", CONFIG, output, NLL, centre={}, vary={"width": [32, 64]}, lengths=["500 steps"])
+    sweeps.sweep("grid", CONFIG, output, [NLL], centre={}, vary={"width": [32, 64]}, lengths=["500 steps"])
 
 
 @pytest.mark.parametrize(

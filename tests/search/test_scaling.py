@@ -99,3 +99,22 @@ def test_budgets_in_hours_need_a_rate():
     assert_refused("a budget in GFLOP needs no GFLOP per hour", gflop, 10.0, "GFLOP", 2e8)
     assert_refused("unknown unit 'days'", gflop, 10.0, "days")
     assert_refused("budget -1 must be above 0", gflop, -1.0)
+
+
+def test_dimensions_may_have_other_weights():
+    """SoViT Sec. 3, "Scaling": any w_k with a sum of 1."""
+    exponents, weights = {"width": 0.2, "depth": 0.6}, {"width": 0.75, "depth": 0.25}
+    start = {"width": 100.0, "depth": 8.0, "mlp": 5.0}
+    found = scale(start, 1e3, 1e6, exponents, {}, weights)
+    assert found.exact == pytest.approx({"width": 100 * 1e3**0.15, "depth": 8 * 1e3**0.15, "mlp": 5.0})
+    equal = dict.fromkeys(PUBLISHED_EXPONENTS, 1 / 3)
+    assert scale(START_SHAPE, T0, 9e12, PUBLISHED_EXPONENTS, MULTIPLES, equal).shape == (
+        scale(START_SHAPE, T0, 9e12, PUBLISHED_EXPONENTS, MULTIPLES).shape
+    )
+    # Those with which docs/shape_law.md explains the published SoViT-400m, and the compute of its start.
+    of_400m = {"width": 0.38, "depth": 0.29, "mlp": 0.33}
+    near = scale(START_SHAPE, 4.2e9, 9e12, PUBLISHED_EXPONENTS, MULTIPLES, of_400m).exact
+    assert near == pytest.approx(SO400M, rel=0.02)
+    for wrong in ({"width": 1.0}, {"width": 0.5, "depth": 0.6}, {"width": 1.5, "depth": -0.5}):
+        message = "weights: give one of at least 0 for each of width, depth, with a sum of 1"
+        assert_refused(message, scale, start, 1e3, 1e6, exponents, {}, wrong)

@@ -108,6 +108,38 @@ class Law:
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(log_f - curve.a * log_x) + self._few_steps(curve, log_t) + curve.epsilon)
 
+    def whole(self, shape: Mapping[str, Numbers], t: Numbers, centre: Mapping[str, float]) -> Float[np.ndarray, "..."]:
+        """Returns f of Eq. 3 for whole shapes: ``Σ_k α_k x_k^-a_k + Σ_k β_k x_k^b_k t^-c + ξ t^-c + ε∞``.
+
+        With the `constants` of the centre this is the mean of what the dimensions predict for the centre, and of each
+        dimension the change from there, which has no large terms that cancel.
+
+        Args:
+            shape: values ``[...]`` of every dimension.
+            t: compute ``[...]`` in GFLOP.
+            centre: the value of every dimension in the centre of the star sweep.
+        """
+        if missing := [name for name in self.curves if name not in shape or name not in centre]:
+            raise UserError(f"f of a whole shape needs all dimensions of the law; {', '.join(missing)} is missing")
+        at_centre = {name: self.value(name, centre[name], t) for name in self.curves}
+        changes = [self.value(name, shape[name], t) - at_centre[name] for name in self.curves]
+        return np.asarray(sum(at_centre.values()) / len(at_centre) + sum(changes))
+
+    def constants(self, centre: Mapping[str, float]) -> tuple[float, float]:
+        """Returns ξ and ε∞ of Eq. 3, whose sum over dimensions has them once.
+
+        In a star sweep, the other dimensions j have the values of the centre, and add ``α_j x_j^-a_j`` to ε and
+        ``β_j x_j^b_j`` to ξ of dimension k. Without these each dimension has a ξ and an ε∞ of its own, whose means are
+        taken; where dimensions disagree, they may be negative.
+        """
+        curves = self.curves.values()
+        with np.errstate(over="ignore", invalid="ignore"):
+            logs = {name: math.log(centre[name]) for name in self.curves}
+            alpha = [np.exp(curve.log_alpha - curve.a * logs[name]) for name, curve in self.curves.items()]
+            beta = [np.exp(curve.log_beta + curve.b * logs[name]) for name, curve in self.curves.items()]
+            xi = np.mean([np.exp(curve.log_xi) for curve in curves]) - sum(beta) + np.mean(beta)
+            return float(xi), float(np.mean([curve.epsilon for curve in curves]) - sum(alpha) + np.mean(alpha))
+
     def _log_optimum(self, curve: Curve, log_t: Numbers) -> Numbers:
         log_ratio = curve.log_alpha + math.log(curve.a) - curve.log_beta - math.log(curve.b)
         return (log_ratio + self.c * log_t) / (curve.a + curve.b)

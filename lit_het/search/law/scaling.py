@@ -37,8 +37,9 @@ def scale(
     budget: float,
     exponents: Mapping[str, float],
     multiples: Mapping[str, int],
+    weights: Mapping[str, float] | None = None,
 ) -> Scaled:
-    """Returns the shape ``x0 τ^(s_k / D)`` for a budget ``t = τ t0``.
+    """Returns the shape ``x0 τ^(s_k w_k)`` for a budget ``t = τ t0``.
 
     Args:
         start: x0, a shape that is optimal at ``start_compute``.
@@ -46,6 +47,7 @@ def scale(
         budget: t in GFLOP.
         exponents: s of the D dimensions that grow; others retain their value.
         multiples: the number of which the rounded value is a multiple, by dimension; 1 where there is none.
+        weights: w_k of the dimensions that grow, whose sum is 1; None for 1 / D.
     """
     for name, value in {"start compute": start_compute, "budget": budget, **start, **exponents}.items():
         if not 0 < value < math.inf:
@@ -58,9 +60,13 @@ def scale(
     for name in exponents:
         if name not in start:
             raise UserError(f"{name} is not a dimension of the start; it has {', '.join(start)}")
+    if weights is None:
+        weights = dict.fromkeys(exponents, 1 / max(1, len(exponents)))
+    elif weights.keys() != exponents.keys() or min(weights.values()) < 0 or abs(sum(weights.values()) - 1) > 1e-6:
+        raise UserError(f"weights: give one of at least 0 for each of {', '.join(exponents)}, with a sum of 1")
     factor = budget / start_compute
     exact = {
-        name: value * _power(factor, exponents.get(name, 0.0) / max(1, len(exponents))) for name, value in start.items()
+        name: value * _power(factor, exponents.get(name, 0.0) * weights.get(name, 0.0)) for name, value in start.items()
     }
     return Scaled(exact, {name: rounded(value, multiples.get(name, 1)) for name, value in exact.items()}, factor)
 

@@ -65,6 +65,13 @@ def start_of(source: Path | Mapping[str, float], compute: float | None) -> Start
     return Start(saved.start, compute, saved.metric, str(saved.detail.get("warning", "")))
 
 
+def multiples_of(config: ExperimentConfig | None, num_heads: int | None, multiple: int) -> dict[str, int]:
+    """Returns of what rounded dimensions are multiples; see `scaled`."""
+    if config is not None and num_heads is None:
+        return sweeps.multiples_of(config, multiple)
+    return {"width": math.lcm(multiple, num_heads or 1), "mlp": multiple}
+
+
 def scaled(
     start: Start,
     budget: float,
@@ -72,6 +79,7 @@ def scaled(
     config: ExperimentConfig | None = None,
     num_heads: int | None = None,
     multiple: int = MULTIPLE,
+    weights: Mapping[str, float] | None = None,
 ) -> Scaled:
     """Returns the shape for a budget, and prints it with the warning of the start.
 
@@ -84,12 +92,11 @@ def scaled(
         config: a configuration, whose image tower gets the shape; None for none.
         num_heads: of which the width is a multiple; None for those of the configuration, or 1.
         multiple: of which width and size of the MLPs are multiples.
+        weights: see `scale`.
     """
     sweeps.check_dimensions(start.shape)
-    multiples = {"width": math.lcm(multiple, num_heads or 1), "mlp": multiple}
-    if config is not None and num_heads is None:
-        multiples = sweeps.multiples_of(config, multiple)
-    found = scale(start.shape, start.compute, budget, exponents, multiples)
+    multiples = multiples_of(config, num_heads, multiple)
+    found = scale(start.shape, start.compute, budget, exponents, multiples, weights)
     if start.warning:
         print(f"warning: {start.warning}")
     print(f"shape: {shown_shape(found.shape)}")

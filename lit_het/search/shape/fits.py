@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,13 @@ def select_start(folder: Path, metric: str, direction: str | None) -> Selection:
 def fit(folder: Path, metric: str, direction: str | None, level: float, resamples: int) -> Path:
     """Fits a sweep, prints the result and saves it as ``fit.json`` in its folder; returns the path."""
     uncertainty.check(level, resamples)
-    if sweeps.load(folder).kind == "star":
+    kind = sweeps.load(folder).kind
+    if kind == "deviations":
+        raise UserError(f"{folder} is a sweep of equal compute, to which no law is fitted; see lit-het shape plot")
+    if kind == "star":
         found = fit_star(folder, metric, direction, level, resamples)
         print_results(table(found))
-        lines, saved = notes(found), _saved_star(found, metric)
+        lines, saved = notes(found), _saved_star(found, metric, direction)
     else:
         chosen = select_start(folder, metric, direction)
         lines, saved = start_lines(chosen), _saved_grid(chosen, metric)
@@ -130,6 +134,30 @@ def read(path: Path) -> Saved:
         return grid_runs.CONVERTER.structure(untrusted.read_json(path), Saved)
 
 
+def law_of(path: Path) -> tuple[Law, dict[str, float], str]:
+    """Returns the law of the fit of a star sweep, the centre, and the name of the loss."""
+    saved = read(path)
+    if saved.kind != "star" or "centre" not in saved.detail:
+        raise UserError(f"{path} has no law with its centre; repeat lit-het shape fit of a star sweep")
+    with grid_runs.explained(path, "is not a fit", "repeat lit-het shape fit"):
+        law = grid_runs.CONVERTER.structure(saved.detail["law"], Law)
+        return law, grid_runs.CONVERTER.structure(saved.detail["centre"], dict[str, float]), str(saved.detail["loss"])
+
+
+def prediction(path: Path, shape: Mapping[str, float], compute: float) -> list[str]:
+    """Returns what the fit of a star sweep predicts for a whole shape (Eq. 3), as lines."""
+    law, centre, loss = law_of(path)
+    sweeps.check_dimensions(shape)
+    for name, value in {"compute": compute, **shape}.items():
+        if not 0 < value < math.inf:
+            raise UserError(f"{name} {value:g} must be above 0 and finite")
+    found, (xi, epsilon) = float(law.whole(shape, compute, centre)), law.constants(centre)
+    lines = [f"{shown_shape(shape)} at {compute:.4g} GFLOP: {loss} {found:.4g} by Eq. 3"]
+    if not min(xi, epsilon) > 0:
+        lines.append(f"warning: Eq. 3 has ξ = {xi:.3g} and ε = {epsilon:.3g}, not both above 0: dimensions disagree")
+    return lines
+
+
 def _varied(sweep: sweeps.Sweep) -> set[str]:
     """Returns the dimensions that vary; one without a spoke has no law."""
     return {name for run in sweep.runs for name, value in run.shape.items() if value != sweep.centre.get(name)}
@@ -146,11 +174,13 @@ def _interval(ends: tuple[float | None, float | None]) -> str:
     return " to ".join("open" if end is None else f"{end:.3f}" for end in ends)
 
 
-def _saved_star(found: Exponents, metric: str) -> Saved:
+def _saved_star(found: Exponents, metric: str, direction: str | None) -> Saved:
     data = found.fit.star
     detail = {
         "level": found.level,
         "law": dataclasses.asdict(found.fit.law),
+        "centre": dict(data.centre),
+        "loss": sweeps.loss_name(metric, direction),
         "relative_error": found.fit.relative_error,
         "runs": len(data.f),
         "excluded": data.excluded,

@@ -49,6 +49,9 @@ def write(folders: Sequence[Path], metrics: Sequence[str], direction: str | None
         if sweep.kind == "grid":
             observed = sweeps.observations(sweep, folder, metric, direction)
             section = grid_section(observed, fits.select_start(folder, metric, direction), name, folder.name)
+        elif sweep.kind == "deviations":
+            observed = sweeps.observations(sweep, folder, metric, direction)
+            section = deviations_section(observed, sweep.centre, name, folder.name)
         else:
             # A page needs no bootstrap: the table of the fit has it.
             of_metrics = {
@@ -71,12 +74,33 @@ def grid_section(observed: Sequence[Observation], chosen: Selection, loss: str, 
     y = [value for _, value in front for _ in range(2)][:-1]
     start_x, start_y = zip(*chosen.start.losses, strict=True)
     lines = {
-        "shapes": Line(_logs([one.compute for one in finite]), [one.loss for one in finite], joined=False),
-        "frontier": Line(_logs(x), y, colour=1),
-        f"start: {shown_shape(chosen.start.shape)}": Line(_logs(start_x), start_y, colour=2, bold=True, joined=False),
+        "shapes": Line(logs([one.compute for one in finite]), [one.loss for one in finite], joined=False),
+        "frontier": Line(logs(x), y, colour=1),
+        f"start: {shown_shape(chosen.start.shape)}": Line(logs(start_x), start_y, colour=2, bold=True, joined=False),
     }
-    drawn = figures.plot("Metric against compute", lines, _COMPUTE, loss, ticks=_ticks([one.compute for one in finite]))
+    drawn = figures.plot(
+        "Metric against compute", lines, _COMPUTE, loss, ticks=ticks_of([one.compute for one in finite])
+    )
     return Section(f"Grid sweep {title}", (drawn, *map(paragraph, fits.start_lines(chosen))))
+
+
+def deviations_section(observed: Sequence[Observation], centre: Mapping[str, float], loss: str, title: str) -> Section:
+    """Returns the measured loss of shapes of equal compute that differ from one in one dimension (Fig. 6)."""
+    lines = {}
+    for colour, name in enumerate(centre):
+        others = [one for one in observed if all(one.shape[k] == centre[k] for k in centre if k != name)]
+        shown = sorted((one.shape[name] / centre[name], one.loss) for one in others if math.isfinite(one.loss))
+        if len({factor for factor, _ in shown}) > 1:
+            lines[name] = Line(logs([factor for factor, _ in shown]), [value for _, value in shown], colour=colour)
+    if not lines:
+        raise UserError(f"{title}: no dimension has two shapes that are finished and finite; train more of them")
+    factors = sorted({one.shape[name] / centre[name] for one in observed for name in centre})
+    drawn = figures.plot(
+        "Measured, with equal compute", lines, "size / size of the centre", loss, ticks=_numbers(factors)
+    )
+    compute = np.mean([one.compute for one in observed])
+    text = f"Around {shown_shape(centre)}, each with {_shown(float(compute))} GFLOP; one point for each seed."
+    return Section(f"Deviations {title}", (drawn, paragraph(text)))
 
 
 def star_section(found: Exponents, loss: str, title: str) -> Section:
@@ -157,7 +181,7 @@ def isoflop_figure(fit: Fit, name: str, loss: str) -> Html:
     lines, best_x, best_y = {}, [], []
     for colour, compute in enumerate(np.quantile(star.t[rows], _QUANTILES).tolist()):
         values = fit.law.value(name, sizes, compute)
-        lines[f"{_shown(compute)} GFLOP"] = Line(_logs(sizes), values.tolist(), colour=colour)
+        lines[f"{_shown(compute)} GFLOP"] = Line(logs(sizes), values.tolist(), colour=colour)
         best = float(fit.law.optimum(name, compute))
         if sizes[0] <= best <= sizes[-1]:
             best_x.append(best)
@@ -167,10 +191,10 @@ def isoflop_figure(fit: Fit, name: str, loss: str) -> Html:
     inside = (sizes[0] <= optima) & (optima <= sizes[-1])
     if inside.any():
         lines["frontier (Eq. 5)"] = Line(
-            _logs(optima[inside]), fit.law.frontier(name, between[inside]).tolist(), colour=None
+            logs(optima[inside]), fit.law.frontier(name, between[inside]).tolist(), colour=None
         )
     if best_x:
-        lines["optimum"] = Line(_logs(best_x), best_y, colour=len(_QUANTILES), joined=False, bold=True)
+        lines["optimum"] = Line(logs(best_x), best_y, colour=len(_QUANTILES), joined=False, bold=True)
     caption = "" if best_x else "No optimum lies within the sizes of the sweep."
     ticks = {math.log10(x): f"{x:g}" for x in sorted(set(star.x[rows].tolist()))}
     return figures.plot(f"Equal compute: {name}", lines, name, loss, ticks=ticks, caption=caption)
@@ -183,7 +207,7 @@ def deviations_figure(fit: Fit, loss: str) -> Html:
     for colour, name in enumerate(fit.star.dimensions):
         best = fit.law.optimum(name, compute)
         excess = fit.law.value(name, factors * best, compute) / fit.law.value(name, best, compute) - 1
-        lines[name] = Line(_logs(factors), excess.tolist(), colour=colour)
+        lines[name] = Line(logs(factors), excess.tolist(), colour=colour)
     ticks = {math.log10(factor): f"{factor:g}" for factor in (0.5, 0.7, 1.0, 1.4, 2.0)}
     return figures.plot(
         f"Cost of other sizes at {_shown(compute)} GFLOP, predicted",
@@ -202,9 +226,9 @@ def times_figure(times: Sequence[tuple[float, float]]) -> Html:
     varies = min(len(set(gflop)), len(set(hours))) > 1
     correlation = f"Correlation {np.corrcoef(gflop, hours)[0, 1]:.2f}; " if varies else ""
     caption = f"{correlation}{rate}, compilation and evaluations included. Of resumed runs, the last process counts."
-    line = Line(_logs(gflop), hours, joined=False)
+    line = Line(logs(gflop), hours, joined=False)
     return figures.plot(
-        "Hours of training", {"runs": line}, _COMPUTE, "hours", ticks=_ticks(gflop), logarithmic=True, caption=caption
+        "Hours of training", {"runs": line}, _COMPUTE, "hours", ticks=ticks_of(gflop), logarithmic=True, caption=caption
     )
 
 
@@ -223,8 +247,13 @@ def _unidentified(shown: Mapping[str, Exponent]) -> str:
     return f"Not identified: {', '.join(names)}." if names else ""
 
 
-def _logs(values: Sequence[float] | Float[np.ndarray, " n"]) -> list[float]:
+def logs(values: Sequence[float] | Float[np.ndarray, " n"]) -> list[float]:
+    """Returns positions on a logarithmic axis."""
     return np.log10(np.asarray(values, np.float64)).tolist()
+
+
+def _numbers(values: Sequence[float]) -> dict[float, str]:
+    return {math.log10(value): f"{value:.2g}" for value in values}
 
 
 def _shown(compute: float) -> str:
@@ -232,7 +261,7 @@ def _shown(compute: float) -> str:
     return f"{float(f'{compute:.2g}'):g}".replace("e+", "e")
 
 
-def _ticks(computes: Sequence[float]) -> dict[float, str]:
+def ticks_of(computes: Sequence[float]) -> dict[float, str]:
     """Returns ticks of a logarithmic axis: about four round numbers."""
     low, high = (math.log10(value) for value in (min(computes), max(computes)))
     step = max(0.1, (high - low) / 3)

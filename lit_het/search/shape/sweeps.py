@@ -29,7 +29,7 @@ from lit_het.towers.encoder_config import EncoderConfig
 from lit_het.towers.image_config import ViTConfig
 from lit_het.training.durations import Duration, RunLength
 
-Kind = Literal["star", "grid"]
+Kind = Literal["star", "grid", "deviations"]
 # Fields of the encoder by dimension.
 FIELDS: Mapping[str, str] = {"width": "width", "depth": "depth", "mlp": "mlp_width"}
 # Fields in which the runs of a sweep differ.
@@ -151,7 +151,7 @@ def sweep(
     kind: Kind,
     config: ExperimentConfig,
     output: Path,
-    metric: str,
+    metrics: Sequence[str],
     *,
     centre: Mapping[str, int],
     vary: Mapping[str, Sequence[int]],
@@ -168,7 +168,7 @@ def sweep(
         kind: "star" or "grid".
         config: of all runs, apart from shape, length and seed.
         output: folder of the sweep.
-        metric: that every run must have.
+        metrics: that every run must have.
         centre: values of the centre that differ from the configuration's.
         vary: values by dimension.
         factors: of the centre, for dimensions without values.
@@ -193,7 +193,7 @@ def sweep(
         # A refused command must not change sweep.json.
         grid_runs.check_folder(planned, output)
         found = save(found, output)
-        grid.run(planned, output, (metric,))
+        grid.run(planned, output, tuple(metrics))
     return found
 
 
@@ -267,21 +267,24 @@ def observations(sweep: Sweep, output: Path, metric: str, direction: str | None 
     Args:
         sweep: as `load` returns it.
         output: its folder.
-        metric: such as ``few_shot/imagenet/10_shot``.
+        metric: such as ``few_shot/imagenet/10_shot``; ``A+B`` is the mean of several (SoViT Sec. 4.2).
         direction: "lower" or "higher" values are better; None for what the name of the metric tells. Of the latter the
             loss is the error, 1 - metric.
     """
-    is_error = (direction or direction_of(metric)) == "higher"
+    metrics, is_error = metric.split("+"), _is_error(metric, direction)
     found, results = [], grid_runs.finished((run.name for run in sweep.runs), output)
     for run in sweep.runs:
         if run.name not in results:
             continue
         figures = results[run.name].figures
-        if figures and metric not in figures:
-            raise UserError(f"{run.name} has no metric {metric}; it has {', '.join(sorted(figures))}")
-        value = figures.get(metric, math.nan)
-        if is_error and value > 1:
-            raise UserError(f"{metric} = {value:g}: only of shares up to 1 the error is 1 - metric; name another one")
+        for one in metrics:
+            if figures and one not in figures:
+                raise UserError(f"{run.name} has no metric {one}; it has {', '.join(sorted(figures))}")
+            if is_error and figures.get(one, 0) > 1:
+                raise UserError(
+                    f"{one} = {figures[one]:g}: only of shares up to 1 the error is 1 - metric; name another"
+                )
+        value = sum(figures.get(one, math.nan) for one in metrics) / len(metrics)
         found.append(Observation(_floats(run.shape), run.gflop, 1 - value if is_error else value))
     if missing := len(sweep.runs) - len(results):
         message(f"{pluralize(missing, 'run')} of {len(sweep.runs)} not finished")
@@ -299,7 +302,16 @@ def training_times(sweep: Sweep, output: Path) -> list[tuple[float, float]]:
 
 def loss_name(metric: str, direction: str | None = None) -> str:
     """Returns the name of the loss made of a metric."""
-    return f"1 - {metric}" if (direction or direction_of(metric)) == "higher" else metric
+    shown = metric if "+" not in metric else f"mean of {', '.join(metric.split('+'))}"
+    return f"1 - {shown}" if _is_error(metric, direction) else shown
+
+
+def _is_error(metric: str, direction: str | None) -> bool:
+    """Returns whether higher values are better, of every metric of a mean."""
+    found = {direction or direction_of(one) for one in metric.split("+")}
+    if len(found) > 1:
+        raise UserError(f"--metric {metric}: of some of these lower values are better, of others higher; take one kind")
+    return "higher" in found
 
 
 def listed(sweep: Sweep) -> Iterator[str]:
