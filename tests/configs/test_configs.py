@@ -245,7 +245,7 @@ def test_mixup_and_transforms_of_images_have_flags():
 def test_a_config_in_full_size_has_a_train_step(name):
     """It is traced, neither compiled nor run: what does not fit is found in a second."""
     config = load(name)
-    config.schedule.build(RunLength.resolve(config.length, config.data.batch_size, epoch_size=1_281_167))
+    config.schedule.build(RunLength.resolve(config.length, config.data.batch_size, epoch_size=305_000_000))
     planned = Step(config, config.mesh.build())
     state, locked, batch = planned.inputs.state, planned.inputs.locked, planned.inputs.batch
     with jax.set_mesh(planned.mesh):
