@@ -33,12 +33,9 @@ WITHOUT_IMAGES = ("n03931044", "n09859684")
 """Those of the 21,843 classes of published models of which the release of fall 2011 has no images."""
 
 _WNID = re.compile(r"n\d{8}")
-# By the number of classes: ImageNet-21K-P of fall 2011 and of winter 2021, and the release of fall 2011.
-_PUBLISHED = {
-    11_221: {"train": 11_797_632, "test": 561_052},
-    10_450: {"train": 11_060_223, "test": 522_500},
-    NUM_FALL11 + len(WITHOUT_IMAGES): {"train": 14_197_122 - TEST_IMAGES, "test": TEST_IMAGES},
-}
+# Images of the release of fall 2011, and of ImageNet-21K-P of fall 2011 and of winter 2021 by the number of classes.
+_FALL11_IMAGES = 14_197_122
+_PROCESSED = {11_221: {"train": 11_797_632, "test": 561_052}, 10_450: {"train": 11_060_223, "test": 522_500}}
 _PARTS = {"train": 0, "val": 1}
 _NO_PART = 2
 _HEADER_BYTES, _NAME_BYTES = 512, 100
@@ -93,17 +90,23 @@ def read_imagenet21k(
     images = _index(_tars(source), skip_broken)
     if not len(images.tar):
         raise UserError(f"{source}: holds no images of classes; name the tars of ImageNet-21k, such as n00004475.tar")
+    left_out: dict[str, int] = {}
+    if is_processed := bool((images.part != _NO_PART).any()):
+        # Its archive has the classes that it leaves out, too.
+        outside = images.part == _NO_PART
+        images = _Images(images.tars, *(column[~outside] for column in images[1:]))
+        left_out = {"of classes outside of train and val": int(outside.sum())}
     present = [f"n{number:08d}" for number in np.unique(images.wnid).tolist()]
     wnids = classes_of(present) if classes is None else _listed(classes, present)
-    published = _PUBLISHED.get(len(wnids), {})
-    left_out = {}
-    if (images.part == _NO_PART).all():
-        chosen = _chosen(images, test_images, source)
-        parts = {"train": ~chosen, "test": chosen}
-    else:
+    if is_processed:
         parts = {name: images.part == _PARTS[part] for name, part in (("train", "train"), ("test", "val"))}
         parts = {name: rows for name, rows in parts.items() if rows.any()}
-        left_out = {"of classes outside of train and val": int((images.part == _NO_PART).sum())}
+        published = _PROCESSED.get(len(present), {})
+    else:
+        chosen = _chosen(images, test_images, source)
+        parts = {"train": ~chosen, "test": chosen}
+        is_whole = len(present) == NUM_FALL11
+        published = {"train": _FALL11_IMAGES - test_images, "test": test_images} if is_whole else {}
     splits = {
         name: _split(images, np.flatnonzero(parts[name]), wnids, published.get(name), left_out)
         for name in select_splits(parts, split, str(source))

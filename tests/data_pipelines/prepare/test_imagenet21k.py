@@ -107,6 +107,7 @@ def test_the_processed_data_set_has_splits_of_its_own(tmp_path, capsys):
     dataset = read_imagenet21k(tar)
     assert labelled(write(dataset, tmp_path / "out", "train")) == [(0, make_image(0)), (1, make_image(20))]
     assert labelled(write(dataset, tmp_path / "out", "test")) == [(1, make_image(40))]
+    assert dataset.class_names == WNIDS[:2], "the classes that it leaves out are none"
     assert dataset.splits["train"].left_out == {"of classes outside of train and val": 1}
 
 
