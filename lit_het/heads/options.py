@@ -30,6 +30,9 @@ TRAINING_FIELDS = (
 )
 """Last names of the fields of heads that change how they are trained, but not what a trained one predicts."""
 
+LATER_FIELDS = {"get_logits.type": "DenseLogits", "likelihood": "samples"}
+"""Fields that heads and their losses gained after runs had been trained, with the value that changes nothing."""
+
 
 class HeadOptions:
     """What the configuration of any head says of it; here, of a head without noise.

@@ -26,8 +26,9 @@ from lit_het.errors import DoesNotFit, UserError, pluralize
 from lit_het.eval.report.naming import split, style_of
 from lit_het.eval.saved_runs import differences
 from lit_het.files import write_atomically
+from lit_het.heads import options as heads
 from lit_het.models.pretrained import abstract_params
-from lit_het.towers.base import LATER_FIELDS
+from lit_het.towers import base as towers
 from lit_het.training.checks import CHANGEABLE_FIELDS
 from lit_het.training.directory import config_path, load_config
 from lit_het.training.log import read_metrics
@@ -305,7 +306,8 @@ def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changes_nothing(field: str, value: Any) -> bool:
     """Returns whether a field has the value by which earlier versions, which had no such field, trained."""
-    return value == [] or any(field.endswith(f".{name}") and value == neutral for name, neutral in LATER_FIELDS.items())
+    later = {**towers.LATER_FIELDS, **heads.LATER_FIELDS}
+    return value == [] or any(field.endswith(f".{name}") and value == neutral for name, neutral in later.items())
 
 
 CONVERTER = cattrs.Converter(forbid_extra_keys=True)
