@@ -32,7 +32,7 @@ CORE = {
     f"training.{name}"
     for name in (
         *("cadence", "durations", "isotropic_noise", "lock", "log", "loop", "optimizers", "optimizers_config"),
-        *("preemption", "schedules", "step", "tracking"),
+        *("optax_table", "preemption", "schedules", "step", "tracking"),
     )
 }
 # What opens and writes runs, beside the readers and writers of formats.

@@ -11,8 +11,9 @@ from jaxtyping import Array, ArrayLike, Float
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.training import optax_table
 from lit_het.training.durations import RunLength
-from lit_het.training.optimizers_config import SGD, Adafactor, AdamW, Optimizer, ParameterGroup
+from lit_het.training.optimizers_config import SGD, Adafactor, AdamW, Optax, Optimizer, ParameterGroup
 from lit_het.training.schedules import Schedule
 from lit_het.types import Params
 
@@ -108,6 +109,29 @@ def _clip_by_rms(limit: float) -> optax.GradientTransformation:
 def sgd(config: SGD) -> Rule:
     """Returns the rule."""
     return Rule(optax.trace(config.momentum, accumulator_dtype=jnp.bfloat16), lambda *_: None)
+
+
+def of_optax(config: Optax) -> Rule:
+    """Returns the rule of a transformation of optax."""
+    options = optax_table.options(config)
+    if config.name == "scale_by_muon":
+        # One transformation of kernels and another of the rest. Both subtract, and so do learning rates here.
+        whole = optax.contrib.muon(1.0, muon_weight_dimension_numbers=_matrices, **options)
+        return Rule(optax.chain(whole, optax.scale(-1.0)), lambda *_: None)
+    make = getattr(optax, config.name, None) or getattr(optax.contrib, config.name)
+    return Rule(make(**options), lambda *_: None)
+
+
+def _matrices(params: Any) -> Any:
+    """Returns where the kernels of a tree have their inputs and outputs; None for parameters that are none."""
+
+    def axes(path: Any, array: Array) -> optax.contrib.MuonDimensionNumbers | None:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        # Axes before the last two are blocks, experts or, of convolutions, places: a matrix of each.
+        is_matrix = re.fullmatch(DECAYED, name) and array.ndim - parameters.is_stacked(name) >= 2
+        return optax.contrib.MuonDimensionNumbers(-2, -1) if is_matrix else None
+
+    return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def build(

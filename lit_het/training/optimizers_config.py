@@ -108,6 +108,34 @@ class SGD:
 
 
 @dataclasses.dataclass(frozen=True)
+class Optax:
+    """A transformation of optax.
+
+    Muon is that of kernels; other parameters are updated by Adam, as in ``optax.contrib.muon``. With
+    ``consistent_rms=0.2`` its updates are as large as Adam's, so that one learning rate fits both (Liu et al. 2025,
+    arXiv:2502.16982); without, an update has the size ``√max(1, fan_out / fan_in)``.
+
+    Attributes:
+        name: of the transformation, such as ``scale_by_lion``, see `lit_het.training.optax_table.TABLE`.
+        arguments: such as ``b1=0.95``; others have optax's defaults.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        from lit_het.training import optax_table
+
+        optax_table.options(self)
+
+    def build(self) -> "Rule":
+        """Returns the update rule."""
+        from lit_het.training.optimizers import of_optax
+
+        return of_optax(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class ParameterGroup:
     """Parameters with their own learning rate and weight decay.
 
@@ -142,7 +170,7 @@ class Optimizer:
         layer_decay: factor of the learning rate from a layer to the one below it; the head has the factor 1.
     """
 
-    rule: AdamW | Adafactor | SGD = AdamW()
+    rule: AdamW | Adafactor | SGD | Optax = AdamW()
     weight_decay: float = 1e-4
     clip_norm: float | None = 1.0
     groups: tuple[ParameterGroup, ...] = ()
