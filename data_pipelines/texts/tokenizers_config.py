@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from lit_het.errors import UserError
 
 if TYPE_CHECKING:
+    from lit_het.data_pipelines.texts.auto_tokenizer import TransformersTokenizer
     from lit_het.data_pipelines.texts.tensorflow_text import TensorFlowTextTokenizer
     from lit_het.data_pipelines.texts.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 
@@ -115,4 +116,31 @@ class TensorFlowTextConfig:
             raise UserError(f"{self.model}: {error}") from error
 
 
-TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig | TensorFlowTextConfig
+@dataclasses.dataclass(frozen=True)
+class TransformersTokenizerConfig:
+    """Any tokenizer of `transformers`, for a kind that the others here do not read; slower.
+
+    Attributes:
+        model: the folder of its files; of a run, one file with all of them.
+        length: tokens per caption, control tokens included.
+        padding_id: None uses the tokenizer's own.
+    """
+
+    model: Path
+    length: int = 16
+    padding_id: int | None = None
+
+    def build(self) -> "TransformersTokenizer":
+        """Reads the files."""
+        from lit_het.data_pipelines.texts import auto_tokenizer
+
+        model_bytes = auto_tokenizer.read(self.model)
+        try:
+            return auto_tokenizer.TransformersTokenizer(model_bytes, self.length, self.padding_id)
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from error
+
+
+TokenizerConfig: TypeAlias = (
+    SentencePieceConfig | HuggingFaceTokenizerConfig | TensorFlowTextConfig | TransformersTokenizerConfig
+)

@@ -36,7 +36,7 @@ def add_to(commands: Any) -> None:
     add_pairs(noise, required=False)
     noise.add_argument("--output", type=Path, metavar="RUN", help="directory of the new run")
     noise.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="of the text tower; only where it is not beside the weights"
+        "--tokenizer", metavar="FILE|FOLDER", help="of the text tower; only where it is not beside the weights"
     )
     noise.add_argument(
         "-h",
@@ -70,7 +70,7 @@ def _add_noise(options: argparse.Namespace, flags: list[str]) -> None:
     require_weights(options.model)
     require_shards(options.data)
     if options.tokenizer is not None:
-        require_file(str(options.tokenizer))
+        require_file(options.tokenizer)
     from lit_het.apps.add_noise import add_noise
     from lit_het.weights.importing import ImportOptions
 

@@ -48,9 +48,9 @@ def add_to(commands: Any) -> None:
     )
     importing.add_argument(
         "--tokenizer",
-        type=Path,
-        metavar="FILE",
-        help="the text tower's, if not beside the weights: SentencePiece model, tokenizer.json or vocab.txt",
+        metavar="FILE|FOLDER",
+        help="the text tower's, if not beside the weights: SentencePiece model, tokenizer.json, vocab.txt, or a folder "
+        "of transformers, also hf://owner/model",
     )
     importing.set_defaults(command=_import, name="import")
 
@@ -88,7 +88,7 @@ def add_to(commands: Any) -> None:
 def _import(options: argparse.Namespace, _: list[str]) -> None:
     require_weights(options.source)
     if options.tokenizer is not None:
-        require_file(str(options.tokenizer))
+        require_file(options.tokenizer)
     from lit_het.weights.importing import ImportOptions, import_weights
 
     fields = (field.name for field in dataclasses.fields(ImportOptions))

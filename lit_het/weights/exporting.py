@@ -196,7 +196,7 @@ def _export_contrastive(run: Run, to: str, output: Path, calibration: Calibratio
         return
     tokenizer = run.tokenizer
     if not isinstance(tokenizer, SentencePieceTokenizer | HuggingFaceTokenizer | None):
-        raise UserError("transformers has no tokenizer with the ids of TensorFlow Text; export with --to lit-het")
+        raise UserError("only SentencePiece and tokenizer.json are written for transformers; export with --to lit-het")
     processor = image_processors.write(run.config.data.preprocessing, image.image_size)
     is_sigmoid = run.config.task.loss.has_class_probabilities
     from lit_het.weights.huggingface.exporting import write_image_text  # transformers takes a second to import

@@ -13,12 +13,14 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.texts import auto_tokenizer
 from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 from lit_het.data_pipelines.texts.tokenizers_config import (
     HuggingFaceTokenizerConfig,
     SentencePieceConfig,
     TensorFlowTextConfig,
     TokenizerConfig,
+    TransformersTokenizerConfig,
 )
 from lit_het.errors import UserError
 from lit_het.files import completed_folder
@@ -39,10 +41,17 @@ from lit_het.training.durations import Duration
 from lit_het.types import Params
 from lit_het.weights import formats, portable, rename
 from lit_het.weights.huggingface import image_processors
-from lit_het.weights.huggingface.tokenizer import folds_case, padding_token, read_settings
+from lit_het.weights.huggingface.tokenizer import (
+    SENTENCEPIECE_FILES,
+    TOKENIZER_JSON,
+    folds_case,
+    padding_token,
+    read_settings,
+)
 from lit_het.weights.imported import Imported
 from lit_het.weights.native import checksums
 from lit_het.weights.native.saving import save_imported
+from lit_het.weights.sources import fetch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +65,8 @@ class ImportOptions:
         text_pooling: pooling of a text tower in a big_vision file, or of a BERT.
         num_selected, num_members: K and M of experts.
         tokenizer: file of the text tower's tokenizer: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt``
-            of a BERT in a big_vision file; None takes that beside the weights.
+            of a BERT in a big_vision file; or a folder of transformers, also ``hf://owner/model``; None takes that
+            beside the weights.
     """
 
     image_size: int | None = None
@@ -152,7 +162,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
     if experts and not any(tower and tower.experts for tower in (found.image_tower, found.text_tower)):
         raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)
-    tokenizer = Path(options.tokenizer) if options.tokenizer else found.tokenizer
+    tokenizer = _tokenizer_path(str(options.tokenizer)) if options.tokenizer else found.tokenizer
     image_size, patches = task.image_tower.image_size, task.image_tower.patches
     if patches is not None and options.image_size is not None:
         raise UserError(f"{source} takes {patches}, of images of any shape; leave out --image-size")
@@ -253,8 +263,24 @@ def _tokenizer(
     return config
 
 
+def _tokenizer_path(address: str) -> Path:
+    """Returns the file of a tokenizer, or its folder where it has none of the files that are read without transformers.
+
+    Args:
+        address: of a file, or of a folder of transformers; local, or of fsspec such as ``hf://owner/model``.
+    """
+    if "://" not in address:
+        place = Path(address)
+    else:
+        place = fetch(address, () if Path(address).name in auto_tokenizer.FILES else auto_tokenizer.FILES)
+    known = (TOKENIZER_JSON, *SENTENCEPIECE_FILES)
+    return next((place / name for name in known if (place / name).is_file()), place)
+
+
 def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
-    """Returns the tokenizer configuration for a file, by its suffix."""
+    """Returns the tokenizer configuration for a file, by its suffix, or for a folder of transformers."""
+    if model.is_dir():
+        return TransformersTokenizerConfig(model, length)
     if model.suffix == ".json":
         config = HuggingFaceTokenizerConfig(model, length, fold_case=folds_case(model))
         padding = padding_token(model)

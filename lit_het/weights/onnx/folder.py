@@ -184,7 +184,7 @@ def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
         case None:
             raise UserError("the run has no tokenizer; import it again with --tokenizer FILE")
         case _:
-            raise UserError("TensorFlow Text has no tokenizer without TensorFlow; export with --to lit-het")
+            raise UserError("only SentencePiece and tokenizer.json are written for ONNX; export with --to lit-het")
 
 
 def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
