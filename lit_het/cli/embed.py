@@ -2,11 +2,17 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_het.cli.train import ALLOW_BAD_SAMPLES
 from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.paths import locate_config, require_run, require_shards
+
+if TYPE_CHECKING:
+    from lit_het.apps.embed.images import EmbedOptions
+
+TRANSFORMERS = "transformers:"
+"""Before the folder or address of a model that PyTorch computes."""
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -16,7 +22,8 @@ def add_to(commands: Any) -> None:
     embedding = commands.add_parser(
         "embed",
         allow_abbrev=False,
-        usage="lit-het embed --tower RUN|FILE --output DIR [--texts | --tokens | --logits] [--data SHARDS ...] "
+        usage="lit-het embed --tower RUN|FILE|transformers:FOLDER --output DIR "
+        "[--texts | --tokens | --logits] [--data SHARDS ...] "
         "[--dtype TYPE] [--crops K] [--part I/N] "
         "[--any.field.of-the-configuration VALUE ...]",
         description="Embeds every image of the shards, preprocessed as in evaluation, into one file per shard. "
@@ -29,9 +36,9 @@ def add_to(commands: Any) -> None:
     )
     embedding.add_argument(
         "--tower",
-        type=Path,
-        metavar="RUN|FILE",
-        help="directory of a run, or the configuration file (and its flags) of the run to be trained",
+        metavar="RUN|FILE|transformers:FOLDER",
+        help="directory of a run, or the configuration file (and its flags) of the run to be trained; or any AutoModel "
+        "of images of transformers by PyTorch, also transformers:hf://owner/model (extra torch-towers)",
     )
     embedding.add_argument("--output", metavar="DIR", help="folder or address to write to")
     embedding.add_argument("--texts", action="store_true", help="embed the captions, with a text tower that is locked")
@@ -89,21 +96,33 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
         if options.help:
             return
         raise UserError("embed needs --tower RUN|FILE and --output DIR, see lit-het embed --help")
-    tower = options.tower
-    if ".py" in tower.name:
+    of_transformers = options.tower.startswith(TRANSFORMERS)
+    tower = Path(options.tower)
+    if ".py" in tower.name and not of_transformers:
         tower = locate_config(tower)
-    else:
+    elif not of_transformers:
         require_run(tower)
     for pattern in options.data:
         require_shards(pattern)
+    if of_transformers:
+        from lit_het.apps.embed.torch_tower import embed_by_torch
+
+        if options.texts:
+            raise UserError("--tower transformers:... embeds images; leave out --texts")
+        embed_by_torch(options.tower.removeprefix(TRANSFORMERS), flags, options.output, _how(options))
+        return
     from lit_het.configs.parsing import parse_tower
 
     config = parse_tower(tower, flags)
-    from lit_het.apps.embed import captions
-    from lit_het.apps.embed import images as embedding
+    from lit_het.apps.embed import captions, images
 
-    how = embedding.EmbedOptions(
+    embed = captions.embed_captions if options.texts else images.embed
+    embed(tower, config, options.output, _how(options))
+
+
+def _how(options: argparse.Namespace) -> "EmbedOptions":
+    from lit_het.apps.embed.images import EmbedOptions
+
+    return EmbedOptions(
         tuple(options.data), options.dtype, options.crops, parse_part(options.part), options.tokens, options.logits
     )
-    embed = captions.embed_captions if options.texts else embedding.embed
-    embed(tower, config, options.output, how)

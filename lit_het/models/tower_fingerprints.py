@@ -33,7 +33,7 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Toke
     fields = experiment.fields(config.task.towers[part])
     fields = _earlier({k: v for k, v in fields.items() if not k.startswith(EXECUTION_FIELDS)})
     compute_type = config.task.compute_type
-    used = parameters.cast({part: params[part]}, compute_type)
+    used = parameters.cast({part: params.get(part, {})}, compute_type)
     text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"
     if tokenizer is not None:
         settings = dataclasses.asdict(dataclasses.replace(config.tokenizer, model=Path())) if config.tokenizer else {}

@@ -108,7 +108,8 @@ class Task(Generic[Config, Model]):
         self.learning_rates = learning_rate_groups(abstract)
         self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
-        parameters.check_patterns(self.shapes, config.locked)
+        # A tower that is not here has no parameters, and may be locked like any other.
+        parameters.check_patterns({part: {"": None} for part in config.towers} | self.shapes, config.locked)
         self._check_tuned()
         trainable = parameters.partition(self.shapes, self.locked)[1]
         self.trained = frozenset(trainable)

@@ -43,7 +43,7 @@ class FeatureExtractor:
         if view.ndim == 2:
             self._check_size(view)
             return view.astype(jnp.float32)
-        return nnx.merge(self._graph, params["image_tower"])(view).embedding
+        return nnx.merge(self._graph, params.get("image_tower", {}))(view).embedding
 
     def embedding(self, features: Float[Array, "b f"]) -> Float[Array, "_ d"]:
         """Returns the embeddings of features, one per image or one per member, as the tower is configured."""

@@ -262,6 +262,7 @@ def _single_temperature(calibration: Calibration) -> FittedTemperature:
 
 
 def _vit(tower: ImageTowerConfig) -> ViTConfig:
-    if isinstance(tower, ResNetConfig):
-        raise UserError("a ResNet cannot be exported; only a ViT can")
+    if not isinstance(tower, ViTConfig):
+        what = "a ResNet" if isinstance(tower, ResNetConfig) else "a tower of which only embeddings are stored"
+        raise UserError(f"{what} cannot be exported; only a ViT can")
     return tower

@@ -99,7 +99,9 @@ def write(
 def _without_training(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the configuration without paths and evaluations of the machine that trained it."""
     towers: Any = config.task.towers
-    without_weights: Any = {part: dataclasses.replace(tower, weights=None) for part, tower in towers.items()}
+    # Some towers have no such field.
+    loaded = {part: tower for part, tower in towers.items() if tower.weights is not None}
+    without_weights: Any = {part: dataclasses.replace(tower, weights=None) for part, tower in loaded.items()}
     task = dataclasses.replace(config.task, locked=(), **without_weights)
     tokenizer = config.tokenizer and dataclasses.replace(config.tokenizer, model=Path("tokenizer.model"))
     # A decoder asks questions in the prompts of its data sets.

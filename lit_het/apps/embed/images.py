@@ -35,7 +35,7 @@ from lit_het.towers.image_config import ImageTowerConfig
 from lit_het.types import Batch, Params
 
 # Maps a batch of the loader to the embeddings of its rows.
-Encode = Callable[[Batch], jax.Array]
+Encode = Callable[[Batch], jax.Array | np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +79,6 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     """
     _check_tower(config.task.require_image_tower(), options)
     data = whole_data(config, options)
-    if options.num_crops and data.crop is None and not data.augmentations:
-        raise UserError(
-            "all crops would be equal: give `crop` or `augmentations` in the configuration, or leave out --crops"
-        )
     addresses = addresses_of(data, options)
     mesh = config.mesh.build(jax.local_devices())
     sharding.check_batch_size(data.batch_size, mesh)
@@ -101,6 +97,21 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
         num_tokens=tower.num_tokens if options.tokens else 0,
         logits=options.logits,
     )
+    store(recipe, data, addresses, output, lambda: _encoder(config, params, mesh, logits=options.logits))
+
+
+def store(
+    recipe: Recipe, data: LoaderConfig, addresses: Sequence[str], output: str, encoder: Callable[[], Encode]
+) -> None:
+    """Writes the embeddings of all images; shards that already have embeddings are skipped.
+
+    Args:
+        recipe: how they are computed.
+        data: how images are read.
+        addresses: the shards of this host.
+        output: the folder to write to: a local path or an fsspec address.
+        encoder: returns what embeds a batch; called if an embedding is missing.
+    """
     folder = EmbeddingFolder(output, recipe)
     missing, num_samples = missing_shards(folder, addresses, IMAGE)
     if not missing:
@@ -111,8 +122,8 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
     if recipe.num_tokens:
         message(_disk_space(recipe, loader.num_samples))
-    encode = _encoder(config, params, mesh, logits=options.logits)
-    with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
+    encode = encoder()
+    with Bar("embedding", loader.num_samples * max(1, recipe.num_crops), "images") as bar:
         unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         message(f"{shard}: {pluralize(count, 'image')} without embedding: {cause}")
@@ -180,6 +191,10 @@ def whole_data(config: ExperimentConfig, options: EmbedOptions) -> LoaderConfig:
     data = dataclasses.replace(
         config.data.without_embeddings(), labels=None, portion=ALL, suspects=None, exclude=(), stream=None
     )
+    if options.num_crops and data.crop is None and not data.augmentations:
+        raise UserError(
+            "all crops would be equal: give `crop` or `augmentations` in the configuration, or leave out --crops"
+        )
     return dataclasses.replace(data, shards=options.shards, mixture=()) if options.shards else data
 
 
@@ -203,7 +218,7 @@ def tower_params(source: Path | None, config: ExperimentConfig, part: str) -> Pa
 def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh, *, logits: bool) -> Encode:
     """Returns the compiled tower, or classifier, with its parameters on the devices of the mesh."""
     tower, found = config.task.require_image_tower(), None
-    weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
+    weights = parameters.cast({"image_tower": params.get("image_tower", {})}, tower.compute_type)
     if logits:
         assert isinstance(config.task, ClassificationConfig), "checked"
         weights["head"], found = params["head"], _logits(config.task)
@@ -256,7 +271,7 @@ def _rows(
     """Yields the embeddings of each batch, ``total`` rows in all; invalid rows are NaN."""
     left = total
 
-    def fetched(batch: Batch, embeddings: jax.Array) -> np.ndarray:
+    def fetched(batch: Batch, embeddings: jax.Array | np.ndarray) -> np.ndarray:
         nonlocal left
         rows = np.array(embeddings, np.float32)
         if not np.isfinite(rows[batch.valid]).all():
@@ -267,7 +282,7 @@ def _rows(
         advance(len(rows))
         return rows
 
-    previous: tuple[Batch, jax.Array] | None = None
+    previous: tuple[Batch, jax.Array | np.ndarray] | None = None
     for batch in batches:
         # Dispatch the next batch before waiting for this one, so that the device is never idle.
         current = batch, encode(batch)

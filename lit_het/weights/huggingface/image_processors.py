@@ -37,6 +37,7 @@ def read(processor: Mapping[str, Any], image_size: int, patches: Patches | None 
         image_size: side of the square images, if the processor does not set it.
         patches: those of the tower; None for squares.
     """
+    processor = _with_crop(processor)
     remarks = [f"{name} = {processor[name]!r} is not supported" for name in _UNSUPPORTED if processor.get(name)]
     if not processor.get("do_resize", True):
         remarks.append("do_resize = False, but lit-het always resizes images")
@@ -49,6 +50,18 @@ def read(processor: Mapping[str, Any], image_size: int, patches: Patches | None 
     # All of them convert to RGB, by which transparency is dropped.
     preprocessing = Preprocessing(**fit, filter=filter or "bicubic", transparency="dropped", patches=patches)
     return Reading(preprocessing, size, (*remarks, *([remark] if remark else [])))
+
+
+def _with_crop(processor: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a processor with ConvNeXt's ``crop_pct`` as a crop: from 384 pixels on it squashes."""
+    size, fraction = processor.get("size"), processor.get("crop_pct")
+    side = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    if not isinstance(fraction, float) or not 0 < fraction <= 1 or not isinstance(side, int):
+        return processor
+    square = {"height": side, "width": side}
+    if side >= 384:
+        return {**processor, "size": square}
+    return {**processor, "size": {"shortest_edge": int(side / fraction)}, "do_center_crop": True, "crop_size": square}
 
 
 def _square(processor: Mapping[str, Any], image_size: int) -> tuple[float | None, int, str | None]:
