@@ -1,6 +1,6 @@
 """The names of ``import lit_het``, which loads this module when one of them is used."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,13 @@ __path__: list[str] = []  # of a package, which it was: its modules are found el
 # What only one of them needs is imported where it runs: `lit_het.load` needs none of it.
 
 
-def train(config: ExperimentConfig | str | Path, *, resume: bool = False, allow_commands: bool = False) -> Path:
+def train(
+    config: ExperimentConfig | str | Path,
+    *,
+    resume: bool = False,
+    allow_commands: bool = False,
+    pipeline: Iterable[Any] | None = None,
+) -> Path:
     """Trains a run to its end, calibrates it, and returns its directory, for `lit_het.load`.
 
     Args:
@@ -33,6 +39,8 @@ def train(config: ExperimentConfig | str | Path, *, resume: bool = False, allow_
             module, as in ``lit_het.configs.quickstart_upstream.get_config()``, and use ``dataclasses.replace``.
         resume: whether to continue from the newest checkpoint.
         allow_commands: whether a ``config.json`` or a list of shards may contain shell commands.
+        pipeline: a ``webdataset.WebDataset`` or other iterable of its samples, read in place of ``data.shards``, which
+            name what it reads; with ``data.stream``. Each process gives its own, which `split_by_node` splits.
 
     Raises:
         UserError: the configuration, the data or the run directory cannot be used.
@@ -45,7 +53,7 @@ def train(config: ExperimentConfig | str | Path, *, resume: bool = False, allow_
         )
     from lit_het.training import train as training
 
-    training.train(config, resume=resume, allow_commands=allow_commands)
+    training.train(config, resume=resume, allow_commands=allow_commands, pipeline=pipeline)
     return config.run_dir
 
 

@@ -212,7 +212,7 @@ class _ShardReader:
             keys[key] = tuple(found)
             if key in self._excluded.get(address, ()):
                 continue
-            yield RawSample(address, key, {kind: _first_member(found, kind, key) for kind in self._kinds})
+            yield RawSample(address, key, {kind: first_member(found, kind, key) for kind in self._kinds})
 
     def _members(self, address: str) -> Iterator[tuple[str, str, bytes | Unreadable]]:
         """Yields key, extension and content; counts a shard that is truncated or damaged."""
@@ -269,7 +269,8 @@ def _counted(samples: Iterator[RawSample], count: int, advance: Callable[[int], 
     yield from samples
 
 
-def _first_member(found: dict[str, bytes | Unreadable], kind: str, key: str) -> bytes | Unreadable:
+def first_member(found: Mapping[str, bytes | Unreadable], kind: str, key: str) -> bytes | Unreadable:
+    """Returns the member of a sample that is of a kind, or why there is none."""
     names = extensions(kind)
     for extension in names:
         if extension in found:

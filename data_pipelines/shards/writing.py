@@ -121,7 +121,7 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
     count = 0
     with path.open("wb") as file:
         # Without times, equal samples give equal bytes and so equal digests.
-        with TarWriter(file, mtime=0, encoder=_encoded) as writer:
+        with TarWriter(file, mtime=0, encoder=encoded) as writer:
             for sample in samples:
                 key = sample["__key__"]
                 if not key or "." in key.rpartition("/")[2]:
@@ -134,7 +134,7 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
     return count
 
 
-def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
+def encoded(sample: dict[str, Any]) -> dict[str, Any]:
     """Returns a sample as bytes; webdataset's own encoder would compress the bytes of a ``.gz`` again."""
     from webdataset.writer import default_handlers, encode_based_on_extension
 

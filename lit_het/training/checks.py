@@ -14,7 +14,7 @@ from lit_het.tasks.base import AnyTask
 from lit_het.training.directory import config_path, load_config
 
 if TYPE_CHECKING:
-    from lit_het.data_pipelines.shards.stream import Stream
+    from lit_het.data_pipelines.shards.pipeline import AnyStream
 
 # Fields that a resumed run may change. Apart from rounding and the grouping of tokens for experts, they change neither
 # the model nor the sequence of batches.
@@ -128,7 +128,7 @@ def report_reused(config: ExperimentConfig) -> None:
 
 
 def check_embeddings(
-    loader: "Loader | Stream", task: AnyTask, tower: Callable[[], str], text_tower: Callable[[], str]
+    loader: "Loader | AnyStream", task: AnyTask, tower: Callable[[], str], text_tower: Callable[[], str]
 ) -> None:
     """Checks that stored embeddings are those of the locked towers, given by their fingerprints."""
     if not isinstance(loader, Loader):

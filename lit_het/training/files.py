@@ -23,7 +23,7 @@ from lit_het.training import directory
 from lit_het.training.directory import config_path, with_absolute_weights
 
 if TYPE_CHECKING:
-    from lit_het.data_pipelines.shards.stream import Stream
+    from lit_het.data_pipelines.shards.pipeline import AnyStream
     from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 
 # Variables that change the computation; none of them holds a secret.
@@ -88,7 +88,7 @@ def _commit() -> str | None:
         return None
 
 
-def write_nonfinite(config: ExperimentConfig, loader: "Loader | Stream", step: int) -> Path:
+def write_nonfinite(config: ExperimentConfig, loader: "Loader | AnyStream", step: int) -> Path:
     """Writes the samples in the batch of a step to a JSON file, and returns its path."""
     positions = range((step - 1) * config.data.batch_size, step * config.data.batch_size)
     content: dict[str, Any] = {"step": step, "positions": [positions.start, positions.stop]}

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -54,7 +54,7 @@ from lit_het.weights.native.folders import complete_steps
 from lit_het.weights.native.saving import Checkpoints, Retention
 
 if TYPE_CHECKING:
-    from lit_het.data_pipelines.shards.stream import Stream
+    from lit_het.data_pipelines.shards.pipeline import AnyStream
     from lit_het.data_pipelines.texts.tokenizers import Tokenizer
 
 
@@ -63,7 +63,12 @@ Watch: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
 def train(
-    config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False, watch: Watch | None = None
+    config: ExperimentConfig,
+    *,
+    resume: bool = False,
+    allow_commands: bool = False,
+    watch: Watch | None = None,
+    pipeline: Iterable[Any] | None = None,
 ) -> TrainState:
     """Trains a run to its end, calibrates it on the samples that it holds out, and returns the last state.
 
@@ -72,6 +77,7 @@ def train(
         resume: whether to continue from the newest checkpoint.
         allow_commands: whether lists of shards may contain shell commands; the configuration always may.
         watch: see `loop.train`; for a single process.
+        pipeline: of webdataset, read in place of the shards, see `PipelineStream`.
     """
     check_is_trained(config)
     check_source(config)
@@ -89,7 +95,7 @@ def train(
     # Losses read the current mesh to find the devices that share a batch.
     with locked(config.run_dir, message) as check_lock, jax.set_mesh(mesh):
         check_run_dir(config, resume)  # again: another process may have trained here meanwhile
-        state, samples = _train_on(mesh, config, resume, check_lock, allow_commands, watch)
+        state, samples = _train_on(mesh, config, resume, check_lock, allow_commands, watch, pipeline)
     calibrate_held_out(config, int(state.step), samples)
     return state
 
@@ -101,9 +107,10 @@ def _train_on(
     check_lock: Callable[[], None],
     allow_commands: bool,
     watch: Watch | None,
+    pipeline: Iterable[Any] | None,
 ) -> tuple[TrainState, Split]:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
-    loader, samples = open_data(config, tokenizer, allow_commands)
+    loader, samples = open_data(config, tokenizer, allow_commands, pipeline)
     if samples.problem:
         message(f"nothing is held out to calibrate on: {samples.problem}")
     config.task.check_data(config, loader, tokenizer)
@@ -253,25 +260,32 @@ def _cache_compiled_programs() -> None:
 
 
 def open_data(
-    config: ExperimentConfig, tokenizer: "Tokenizer | None", allow_commands: bool
-) -> tuple["Loader | Stream", Split]:
+    config: ExperimentConfig,
+    tokenizer: "Tokenizer | None",
+    allow_commands: bool,
+    pipeline: Iterable[Any] | None = None,
+) -> tuple["Loader | AnyStream", Split]:
     """Opens the samples to train on; the others of the split are left out of them."""
-    if config.data.stream is not None:
-        from lit_het.data_pipelines.shards.stream import Stream
+    if config.data.stream is not None or pipeline is not None:
+        from lit_het.data_pipelines.shards.pipeline import open_stream
 
-        return Stream(config.data, tokenizer, allow_commands=allow_commands), split(config, 0)
+        return open_stream(config.data, tokenizer, allow_commands, pipeline), split(config, 0)
     with Bar("indexing", sum(map(len, config.data.data_sets())), "shards") as bar:
         loader = Loader(config.data, tokenizer, bar.advance)
     return split_samples(config, loader)
 
 
-def _run_length(config: ExperimentConfig, loader: "Loader | Stream | None") -> RunLength:
+def _run_length(config: ExperimentConfig, loader: "Loader | AnyStream | None") -> RunLength:
     epoch_size = loader.num_samples if isinstance(loader, Loader) else None
     return RunLength.resolve(config.length, config.data.batch_size, epoch_size)
 
 
 def _resumed(
-    checkpoints: Checkpoints, state: TrainState, config: ExperimentConfig, loader: "Loader | Stream", checksum: str
+    checkpoints: Checkpoints,
+    state: TrainState,
+    config: ExperimentConfig,
+    loader: "Loader | AnyStream",
+    checksum: str,
 ) -> tuple[TrainState, int, str | None]:
     """Returns the newest intact state, the position of the next sample, and the recorded digest of the start."""
     state, info = checkpoints.restore(state)
@@ -295,7 +309,7 @@ def _resumed(
     return state, position, info.get("origin")
 
 
-def identity(loader: "Loader | Stream", checksum: str, origin: str | None) -> dict[str, str | None]:
+def identity(loader: "Loader | AnyStream", checksum: str, origin: str | None) -> dict[str, str | None]:
     """Returns by what a checkpoint knows the locked parameters and the samples that it was trained with, and its start.
 
     Args:
@@ -309,7 +323,7 @@ def identity(loader: "Loader | Stream", checksum: str, origin: str | None) -> di
 
 
 @contextlib.contextmanager
-def _opened_batches(loader: "Loader | Stream", position: int) -> Iterator[Iterator[Batch]]:
+def _opened_batches(loader: "Loader | AnyStream", position: int) -> Iterator[Iterator[Batch]]:
     """Yields the batches from a position on and closes them at the end; a stream's buffer is filled first."""
     place = position, jax.process_index(), jax.process_count()
     first: list[Batch] = []

@@ -17,8 +17,8 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from lit_het.data_pipelines.images.decoding import encode_jpeg
 from lit_het.data_pipelines.images.transforms import Filter
 from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.pipeline import AnyStream
 from lit_het.data_pipelines.shards.storage import Unreadable
-from lit_het.data_pipelines.shards.stream import Stream
 from lit_het.data_pipelines.shards.writing import write_shards
 
 NUM_SAMPLES = 23
@@ -66,7 +66,7 @@ def number_tokens(captions: list[str]) -> np.ndarray:
     return np.array([[int(caption[4:] or 0), 99] for caption in captions], np.int32)
 
 
-def take(reader: Loader | Stream, count: int, *place: int) -> list[Any]:
+def take(reader: Loader | AnyStream, count: int, *place: int) -> list[Any]:
     """The first batches from a position on, of one process of several."""
     with contextlib.closing(reader.batches(*place)) as batches:
         return list(itertools.islice(batches, count))
