@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.patches_config import Patches
 from lit_het.towers.base import ImageTowerOptions
 from lit_het.towers.encoder_config import ComputeType, EncoderConfig
 from lit_het.towers.stem_config import StemConfig
+from lit_het.towers.stored_config import StoredConfig
 from lit_het.towers.tuning_config import Tuning
 from lit_het.types import Params
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from lit_het.towers.resnet import ResNet
-    from lit_het.towers.stored import StoredTower
     from lit_het.towers.vit import ViT
 
 
@@ -382,37 +382,6 @@ class ResNetConfig(ImageTowerOptions):
     def layers_above(self, params: Params) -> Params:
         """Raises an error, as the papers define no layer decay for a ResNet."""
         raise UserError("--optimizer.layer-decay needs a Transformer, but the tower is a ResNet; set it to 1")
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredConfig(ImageTowerOptions):
-    """A tower of another program, of which only stored embeddings are here: ``lit-het embed --tower transformers:...``.
-
-    Attributes:
-        model: the fingerprint that ``embed`` says, of its weights and of how it sees pixels.
-        embedding_size: size of the embedding.
-        image_size: height and width in pixels.
-    """
-
-    model: str
-    embedding_size: int  # pyright: ignore[reportIncompatibleVariableOverride]
-    image_size: int = 224
-
-    pools_tokens = False
-    compute_type: ClassVar[ComputeType] = "float32"  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "embedding_size", "image_size")
-
-    def in_float32(self) -> "StoredConfig":
-        """Returns the tower."""
-        return self
-
-    def build(self, rngs: "nnx.Rngs") -> "StoredTower":
-        """Returns the tower, which has no parameters."""
-        from lit_het.towers.stored import StoredTower
-
-        return StoredTower(self)
 
 
 ImageTowerConfig: TypeAlias = ViTConfig | ResNetConfig | StoredConfig

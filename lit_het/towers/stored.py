@@ -4,7 +4,7 @@ from flax import nnx
 from jaxtyping import Array, Key, UInt8
 
 from lit_het.errors import UserError
-from lit_het.towers.image_config import StoredConfig
+from lit_het.towers.stored_config import StoredConfig
 from lit_het.types import TowerOutput
 
 

@@ -20,7 +20,7 @@ from lit_het.configs.flags import with_flags
 from lit_het.configs.parsing import parse_tower
 from lit_het.data_pipelines.images.transforms import Preprocessing
 from lit_het.errors import UserError
-from lit_het.towers.image_config import StoredConfig
+from lit_het.towers.stored_config import StoredConfig
 from lit_het.training.log import read_metrics
 from lit_het.training.train import train
 from lit_het.weights.importing import ImportOptions, import_weights

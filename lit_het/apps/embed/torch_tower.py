@@ -24,7 +24,7 @@ from lit_het.data_pipelines.embeddings import Recipe, describe
 from lit_het.errors import UserError
 from lit_het.models.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.image_config import StoredConfig
+from lit_het.towers.stored_config import StoredConfig
 from lit_het.training.durations import Duration
 from lit_het.types import Batch
 from lit_het.weights.huggingface import image_processors
