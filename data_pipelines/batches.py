@@ -14,6 +14,7 @@ from lit_het.data_pipelines.images.decoding import BrokenImage
 from lit_het.data_pipelines.images.transforms import Training
 from lit_het.data_pipelines.labels import Labels, check_names_beside
 from lit_het.data_pipelines.labels_config import ClassIndex, MultiHot
+from lit_het.data_pipelines.masks import Masks, read_categories_beside
 from lit_het.data_pipelines.shards import urls
 from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise
@@ -114,6 +115,7 @@ class BatchMaker:
         image_input: for the image tower, or the encoder of texts to translate.
         captions: for the text tower, or None.
         labels: or None.
+        masks: of the pixels of images, or None.
         stored: embeddings that are read beside these, of the captions and of other models.
         seed: of all random draws in training.
         faults: counts broken samples.
@@ -121,7 +123,7 @@ class BatchMaker:
     Attributes:
         members: the kinds of members that are read.
         shared: those of all data sets of a mixture; captions may be in another one of each.
-        num_classes: of the labels; None without labels.
+        num_classes: of the labels, or of the masks; None without both.
     """
 
     def __init__(
@@ -129,14 +131,18 @@ class BatchMaker:
         image_input: Input,
         captions: Captions | None,
         labels: Labels | None,
+        masks: Masks | None,
         stored: "Sequence[StoredEmbeddings]",
         seed: int,
         faults: FaultLog,
     ):
         self._image_input, self._captions, self._labels, self._stored = image_input, captions, labels, stored
+        self._masks = masks
         self._seed, self._faults = seed, faults
-        self.num_classes = labels.num_classes if labels else None
+        classes = labels or masks
+        self.num_classes = classes.num_classes if classes else None
         others = [part.member for part in (*stored, labels) if part is not None]
+        others += masks.members if masks else ()
         self.shared = tuple(dict.fromkeys([image_input.member, *others]))
         places = captions.places if captions else ()
         self.members = tuple(dict.fromkeys([*self.shared, *(member for place in places for member in place.members)]))
@@ -154,6 +160,7 @@ class BatchMaker:
         count = len(samples)
         rows, valid, texts = self._image_input.zeros(count), np.zeros(count, bool), [Text("", "")] * count
         label = self._labels.zeros(count) if self._labels else None
+        masks = self._masks.zeros(count) if self._masks else None
         stored_rows = {one.field: one.zeros(count) for one in self._stored}
         # One per batch: threads make batches at the same time, and a `StreamRandom` must not be shared.
         random = StreamRandom(self._seed)
@@ -184,6 +191,10 @@ class BatchMaker:
                         stored_rows[stored.field][row] = stored.read(content, generator)
                 if label is not None and self._labels:
                     label[row] = self._labels.encode(members[self._labels.member])
+                if masks is not None and self._masks:
+                    # The numbers of images again, so that both have the same crop.
+                    generator = None if positions is None else random.at(positions[row])
+                    masks[row] = self._masks.read(members, generator)
             # The row stays in place and becomes invalid, so that the batch has its shape and other rows their
             # positions.
             except (BrokenImage, Unreadable) as error:
@@ -198,7 +209,7 @@ class BatchMaker:
             image_id = _hashes(name.encode("utf-8", "surrogateescape") for name in names)
             text_id = _hashes(map(np.ndarray.tobytes, of_texts["text"]))
             fields |= {**of_texts, "image_id": image_id, "text_id": text_id}
-        return Batch(valid=valid, label=label, **fields)
+        return Batch(valid=valid, label=label, masks=masks, **fields)
 
 
 def _hashes(contents: Iterable[bytes]) -> UInt32[np.ndarray, "n 2"]:
@@ -221,4 +232,5 @@ def batch_maker(
     labels = config.labels.build(urls.parent(addresses[0])) if config.labels else None
     if isinstance(config.labels, ClassIndex | MultiHot) and config.labels.names is None:
         check_names_beside(addresses)
-    return BatchMaker(image_input, captions, labels, stored, config.seed, faults)
+    masks = Masks(read_categories_beside(addresses), config.training, config.image_size) if config.masks else None
+    return BatchMaker(image_input, captions, labels, masks, stored, config.seed, faults)

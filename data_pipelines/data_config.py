@@ -7,6 +7,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+from lit_het.data_pipelines.images.augment import HorizontalFlip
 from lit_het.data_pipelines.images.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.data_pipelines.labels_config import LabelsConfig
 from lit_het.data_pipelines.shards.portions import ALL, Portion
@@ -67,6 +68,7 @@ class LoaderConfig:
         image_size: pixels along each side of squares, and of the tower's grid of positions.
         batch_size: samples over all hosts.
         labels: how to read labels; None reads none.
+        masks: whether to read masks of panoptic segmentation, see `lit_het.data_pipelines.masks`.
         portion: of the samples of ``shards``, to hold out a part of a training set for validation.
         suspects: samples of ``shards`` that training leaves out or weights less, by a table of ``lit-het data score``.
         exclude: tables (.csv or .parquet) of samples that training leaves out, by their columns ``shard`` and ``key``,
@@ -105,6 +107,7 @@ class LoaderConfig:
     image_size: int = 32
     batch_size: int = 256
     labels: LabelsConfig | None = None
+    masks: bool = False
     portion: Portion = ALL
     suspects: Suspects | None = None
     exclude: tuple[Path, ...] = ()
@@ -158,6 +161,8 @@ class LoaderConfig:
                 raise UserError(f"LoaderConfig: {field} are of one kind of `captions`; leave them out of the mixture")
         if self.source is not None and any(getattr(self, field) for field in STORED):
             raise UserError("LoaderConfig: `source` is read in place of images; leave out the embeddings")
+        if self.masks:
+            self._check_masks()
         if len(self._held_out) > 1:
             raise UserError("LoaderConfig: only one data set of the mixture can be held_out; list its shards in one")
         if self.stream is not None:
@@ -166,6 +171,19 @@ class LoaderConfig:
                     raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
             if self.language is not None and self.language.only:
                 raise UserError("LoaderConfig: a `stream` reads all languages; leave out `language.only`")
+
+    def _check_masks(self) -> None:
+        for field, has in (("source", self.source), ("embeddings", self.embeddings)):
+            if has is not None:
+                raise UserError(f"LoaderConfig: masks are of pixels, which `{field}` replaces; leave out one of them")
+        if self.preprocessing.patches is not None:
+            raise UserError("LoaderConfig: masks are of squares; leave out `masks` or preprocessing.patches")
+        for augmentation in self.augmentations:
+            if not isinstance(augmentation, HorizontalFlip):
+                raise UserError(
+                    f"LoaderConfig: {type(augmentation).__name__} would move pixels of images, and not their masks; "
+                    "leave it out of `augmentations`, or leave out `masks`"
+                )
 
     @property
     def training(self) -> Training:

@@ -52,6 +52,8 @@ class Batch:
         image_id, text_id: hashes of the sample and of its token ids, equal for rows with the same image or text.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data; mixed ones where
             images are mixed.
+        masks: of each pixel of ``image`` the class (0 for void, then from 1), and the number of its instance: from 1
+            over all classes, 0 for void and for stuff, such as sky.
         weight: of each row in the mean loss; None for 1. Metrics do not use it.
         mixed: what the images are mixed of; None where they are not mixed.
     """
@@ -69,6 +71,7 @@ class Batch:
     image_id: UInt32[Any, "b 2"] | None = None
     text_id: UInt32[Any, "b 2"] | None = None
     label: Int[Any, " b"] | Float[Any, "b k"] | LabelMixture | None = None
+    masks: Int[Any, "b h w 2"] | None = None
     weight: Float[Any, " b"] | None = None
     mixed: MixedImages | None = None
 

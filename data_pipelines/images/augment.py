@@ -5,7 +5,7 @@ import math
 from typing import Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 
 from lit_het.errors import UserError, require_at_least
 
@@ -91,7 +91,9 @@ class HorizontalFlip:
         if not 0 <= self.probability <= 1:
             raise UserError(f"HorizontalFlip: probability = {self.probability} must be from 0 to 1")
 
-    def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
+    def apply(
+        self, image: Shaped[np.ndarray, "h w *c"], generator: np.random.Generator
+    ) -> Shaped[np.ndarray, "h w *c"]:
         """Returns the image or its mirror image; always draws one number from the generator."""
         import cv2
 

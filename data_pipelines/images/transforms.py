@@ -143,11 +143,9 @@ class InceptionCrop:
                 f"InceptionCrop: areas from {self.min_area} to {self.max_area} must be above 0, at most 1 and in order"
             )
 
-    def apply(
-        self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
-    ) -> UInt8[np.ndarray, "height width 3"]:
-        """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decoding.decode`."""
-        return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator))
+    def box(self, size: int, generator: np.random.Generator) -> Callable[[int, int], Box]:
+        """Returns what draws the part of an image by its height and width."""
+        return functools.partial(self.draw, generator)
 
     def draw(self, generator: np.random.Generator, height: int, width: int) -> Box:
         """Draws a crop of one image, in whole pixels."""
@@ -180,11 +178,9 @@ class RandomCrop:
         if not 0 < self.fraction <= 1:
             raise UserError(f"RandomCrop: fraction = {self.fraction} must be above 0 and at most 1")
 
-    def apply(
-        self, data: bytes, size: int, preprocessing: Preprocessing, generator: np.random.Generator
-    ) -> UInt8[np.ndarray, "height width 3"]:
-        """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decoding.decode`."""
-        return preprocessing.apply_to_box(data, size, functools.partial(self.draw, generator, size))
+    def box(self, size: int, generator: np.random.Generator) -> Callable[[int, int], Box]:
+        """Returns what draws the part of an image by its height and width."""
+        return functools.partial(self.draw, generator, size)
 
     def draw(self, generator: np.random.Generator, size: int, height: int, width: int) -> Box:
         """Draws a crop of one image, in whole pixels of the larger square."""
@@ -214,13 +210,14 @@ class Training:
         Raises:
             BrokenImage: as `lit_het.data_pipelines.images.decoding.decode`.
         """
-        if self.crop is None:
-            pixels = self.preprocessing.apply_to_box(data, size, self.preprocessing.box(size))
-        else:
-            pixels = self.crop.apply(data, size, self.preprocessing, generator)
+        pixels = self.preprocessing.apply_to_box(data, size, self.box(size, generator))
         for augmentation in self.augmentations:
             pixels = augmentation.apply(pixels, generator)
         return self.preprocessing.finish(pixels)
+
+    def box(self, size: int, generator: np.random.Generator) -> Callable[[int, int], Box]:
+        """Returns what chooses the part of an image by its height and width; draws from the generator when called."""
+        return self.preprocessing.box(size) if self.crop is None else self.crop.box(size, generator)
 
 
 def whole(height: int, width: int) -> Box:

@@ -18,6 +18,7 @@ from lit_het.data_pipelines.labels_config import ClassIndex
 from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
 from lit_het.data_pipelines.prepare.dataset import DataSet, Split
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
+from lit_het.data_pipelines.scenes import SceneConfig, write_scenes
 from lit_het.data_pipelines.shards.checksums import checksum_mismatch, save_checksum
 from lit_het.data_pipelines.shards.faults import FaultLog
 from lit_het.data_pipelines.shards.index import summarize
@@ -82,6 +83,13 @@ def corrupt(
             if not writer.finished:
                 writer.write(bar.advance)
     message(f"{pluralize(len(clean), 'image')} in {pluralize(len(writers), 'set')} in {output}")
+
+
+def draw_scenes(config: SceneConfig, output: Path) -> None:
+    """Draws scenes of glyphs with their masks."""
+    with Bar("drawing", config.num_train + config.num_test, "images") as bar:
+        write_scenes(config, output, bar.advance)
+    message(f"{config.num_train:,} scenes in {output / 'train'}, {config.num_test:,} in {output / 'test'}")
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:

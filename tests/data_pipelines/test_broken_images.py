@@ -18,7 +18,7 @@ from lit_het.data_pipelines.images import decoding
 from lit_het.data_pipelines.images.decoding import decode, decode_whole, open_with_pillow
 from lit_het.data_pipelines.images.headers import MAX_SCANS, BrokenImage
 from lit_het.data_pipelines.images.repair import repaired_jpeg
-from lit_het.data_pipelines.images.transforms import Filter, InceptionCrop, Preprocessing
+from lit_het.data_pipelines.images.transforms import Filter, InceptionCrop, Preprocessing, Training
 from tests.data_pipelines.conftest import FILTERS, encoded
 
 SIZE = 16
@@ -77,7 +77,7 @@ def check(data: bytes, filter: Filter) -> None:
     for convert in (
         lambda: decode(data, SIZE, filter=filter, max_pixels=2**20),
         lambda: Preprocessing("crop", 0.875, filter).apply(data, SIZE),
-        lambda: InceptionCrop().apply(data, SIZE, Preprocessing(filter=filter), np.random.default_rng(0)),
+        lambda: Training(Preprocessing(filter=filter), InceptionCrop()).apply(data, SIZE, np.random.default_rng(0)),
     ):
         began = time.monotonic()
         try:
@@ -447,7 +447,7 @@ def test_unusual_images_are_decoded_without_warnings(name: str, filter: Filter):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whole = decode(ODD[name], SIZE, filter=filter)
-        crop = InceptionCrop().apply(ODD[name], SIZE, Preprocessing(filter=filter), np.random.default_rng(0))
+        crop = Training(Preprocessing(filter=filter), InceptionCrop()).apply(ODD[name], SIZE, np.random.default_rng(0))
     for pixels in (whole, crop, Preprocessing("crop", 0.875, filter).apply(ODD[name], SIZE)):
         assert (pixels.shape, pixels.dtype) == ((SIZE, SIZE, 3), np.uint8)
     # and much like what Pillow makes of it

@@ -136,7 +136,9 @@ def test_a_crop_of_area_one_is_the_whole_image():
     for filter in FILTERS:
         for seed in range(20):
             box = InceptionCrop(1.0, 1.0).draw(np.random.default_rng(seed), 60, 60)
-            pixels = InceptionCrop(1.0, 1.0).apply(data, 24, Preprocessing(filter=filter), np.random.default_rng(seed))
+            pixels = Training(Preprocessing(filter=filter), InceptionCrop(1.0, 1.0)).apply(
+                data, 24, np.random.default_rng(seed)
+            )
             np.testing.assert_array_equal(pixels, decode(data, 24, lambda height, width, box=box: box, filter))
 
 
@@ -166,7 +168,7 @@ def test_training_is_crop_then_augmentations_in_order_from_one_generator():
     pixels = [training.apply(data, 32, random.at(position)) for position in range(10)]
     for position in (7, 0):
         generator = StreamRandom(5).at(position)
-        expected = InceptionCrop().apply(data, 32, training.preprocessing, generator)
+        expected = Training(training.preprocessing, InceptionCrop()).apply(data, 32, generator)
         for augmentation in augmentations:
             expected = augmentation.apply(expected, generator)
         np.testing.assert_array_equal(pixels[position], expected)
@@ -201,7 +203,7 @@ def test_images_of_any_shape_become_squares(fit, filter):
             pixels = Preprocessing(fit, 0.875, filter).apply(data, 32)
             assert pixels.shape == (32, 32, 3)
             assert np.abs(pixels.astype(int) - 90).max() <= 2
-            crop = InceptionCrop().apply(data, 32, Preprocessing(filter=filter), np.random.default_rng(0))
+            crop = Training(Preprocessing(filter=filter), InceptionCrop()).apply(data, 32, np.random.default_rng(0))
             assert np.abs(crop.astype(int) - 90).max() <= 2
 
 
@@ -217,7 +219,7 @@ def test_a_random_crop_is_a_part_of_the_image_resized_to_a_larger_square():
         column, row = round(left / 120 * 64), round(top / 90 * 64)
         places.add((column, row))
         if position < 5:
-            ours = crop.apply(data, 56, Preprocessing(filter="bicubic"), random.at(position))
+            ours = Training(Preprocessing(filter="bicubic"), crop).apply(data, 56, random.at(position))
             assert mean_difference(ours, larger[row : row + 56, column : column + 56]) < 1.0
     assert {column for column, _ in places} == {row for _, row in places} == set(range(9))
     assert RandomCrop(1.0).draw(StreamRandom(0).at(0), 56, 90, 120) == (0.0, 0.0, 120.0, 90.0)
