@@ -41,6 +41,7 @@ def locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Para
     # A partly locked tower is read completely.
     shapes = abstract_params(config.task.untuned().build())
     locked = parameters.flatten(load_weights(config.task, {part: shapes[part] for part in like}))
+    locked |= parameters.flatten(load_sources(config.task, like, run_dir))
     missing = {plain_path(path) for path in wanted} - locked.keys()
     rest = {path: wanted.get(path, shape) for path, shape in parameters.flatten(shapes).items() if path in missing}
     if rest and config.pretrained is not None:
@@ -49,6 +50,35 @@ def locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Para
     if rest:
         locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
     return parameters.unflatten(divided(locked, wanted))
+
+
+def load_sources(config: TaskConfig, like: Params, run_dir: Path | None = None) -> Params:
+    """Returns the parts of a model that are those of other runs, see `TaskOptions.sources`.
+
+    Args:
+        config: of the model.
+        like: shapes of its parameters; parts without shapes are skipped.
+        run_dir: the run that is opened, with which others may have been moved; None at the start of one.
+    """
+    loaded = {}
+    for part, origin in config.sources.items():
+        if part not in like:
+            continue
+        origin = origin if run_dir is None else find_pretrained(origin, run_dir)
+        source = load_config(origin)
+        check_chain(origin)
+        theirs, ours = (getattr(task, part, None) for task in (source.task, config))
+        if theirs is None:
+            raise UserError(f"{origin} has no {part}; name the run that trained it with --task.{part}-run")
+        for field, (before, now) in experiment.differences(theirs, ours).items():
+            if not field.endswith(("remat", "unrolled", "compute_type")):
+                raise UserError(
+                    f"the {part} of {origin} has {field} = {before}, but this configuration has {now}; set "
+                    f"--task.{part}.{field.replace('_', '-')} {before}"
+                )
+        flat = parameters.flatten({part: like[part]})
+        loaded |= parameters.unflatten(_saved(source, origin, flat))
+    return loaded
 
 
 def load_pretrained(config: ExperimentConfig, like: Params) -> Params:

@@ -60,9 +60,9 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, str, 
     for factor in (2, 4, 8):
         wider = dataclasses.replace(mesh, data=-1, fsdp=factor * mesh.fsdp)
         yield "--mesh.fsdp", f"{wider.fsdp}", lambda config, wider=wider: dataclasses.replace(config, mesh=wider)
-    if vars(loss).get("form", "ring") != "ring":
+    if getattr(loss, "form", "ring") != "ring":
         yield "--task.loss.form", "ring", lambda config: _with_loss(config, form="ring")
-    if vars(loss).get("block_size", 0) > _SMALL_BLOCK:
+    if getattr(loss, "block_size", 0) > _SMALL_BLOCK:
         rows = loss.block_size // 4
         yield "--task.loss.block-size", f"{rows}", lambda config: _with_loss(config, block_size=rows)
     for part in ("text_tower", "decoder", "image_tower"):

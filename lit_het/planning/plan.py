@@ -118,7 +118,7 @@ class Step:
         locked, trainable = self.inputs.locked, self.inputs.state.params
         return {
             part: (parameters.count(locked.get(part, {})), parameters.count(trainable.get(part, {})))
-            for part in ("image_tower", "text_tower", "decoder", *self.config.task.objectives, "head")
+            for part in ("image_tower", "text_tower", "decoder", *self.config.task.objectives, "head", "oracle")
             if part in locked or part in trainable
         }
 

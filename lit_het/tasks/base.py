@@ -194,6 +194,16 @@ class Task(Generic[Config, Model]):
             )
         return params | held
 
+    def advanced(self, params: Params, metrics: Any, keys: Keys) -> tuple[Params, Metrics]:
+        """Returns trainable parameters after an update, and metrics; some may follow statistics and not a gradient.
+
+        Args:
+            params: of which those have a gradient of zero.
+            metrics: of the loss, with the statistics, which are no metrics of the result.
+            keys: of the step.
+        """
+        return params, metrics
+
     def tower_output(self, model: Model, part: str, rows: Any, key: Key[Array, ""]) -> TowerOutput:
         """Returns the output of a tower, in microbatches; a locked one neither drops nor routes by chance."""
         used = key if part in self.trained else None

@@ -43,7 +43,11 @@ class FeatureExtractor:
         if view.ndim == 2:
             self._check_size(view)
             return view.astype(jnp.float32)
-        return nnx.merge(self._graph, params.get("image_tower", {}))(view).embedding
+        return self.tower(params, view)
+
+    def tower(self, params: Params, image: UInt8[Array, "b *image"]) -> Float[Array, "b f"]:
+        """Returns the features of images of the tower's own; the parameters are those of a call."""
+        return nnx.merge(self._graph, params.get("image_tower", {}))(image).embedding
 
     def embedding(self, features: Float[Array, "b f"]) -> Float[Array, "_ d"]:
         """Returns the embeddings of features, one per image or one per member, as the tower is configured."""

@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het.errors import UserError
 from lit_het.objectives.tokens import shifted
+from lit_het.tasks.base import AnyTask
 from lit_het.tasks.given_texts import at_positions, mean_log_p
-from lit_het.tasks.writing import EncoderDecoder, WritingTask
+from lit_het.tasks.writing import EncoderDecoder
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderState, Source
 from lit_het.trees import tree_of_arrays
@@ -50,7 +51,7 @@ class Prompt(NamedTuple):
 
 
 def generate(
-    task: WritingTask,
+    task: AnyTask,
     params: Params,
     source: Source,
     prompt: Prompt,
@@ -65,7 +66,7 @@ def generate(
     """Returns texts of images.
 
     Args:
-        task: of the model.
+        task: of a model with a decoder and a head.
         params: its parameters.
         source: tokens of the images, or of the texts to translate.
         prompt: of each image.

@@ -1,6 +1,8 @@
 """What the configuration of a task says of it: runs, plans and commands ask every task the same questions."""
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -38,9 +40,12 @@ class TaskOptions:
         exports: formats of ``lit-het export``.
         locked: patterns of parameters to lock.
         text_members: text towers with heads of their own.
+        head, loss: their configurations; None where a task has none that others ask.
     """
 
     image_tower = text_tower = temperature_gradient = num_classes = None
+    head: Any = None
+    loss: Any = None
     locked: Any = ()
     text_members: Any = 1
     writes_text = embeds_texts = takes_members = False
@@ -57,6 +62,11 @@ class TaskOptions:
         """The towers that there are, by the names of the fields."""
         both = {"image_tower": self.image_tower, "text_tower": self.text_tower}
         return {name: tower for name, tower in both.items() if tower is not None}
+
+    @property
+    def sources(self) -> Mapping[str, Path]:
+        """The runs whose parts, beside towers, are parts of the model, by the name of the part."""
+        return {}
 
     @property
     def tunings(self) -> dict[str, Tuning]:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from lit_het.losses.classification import mean_log_probabilities
 from lit_het.types import LogitSamples
@@ -46,6 +46,17 @@ class ImageClassifier:
     noise_spectrum: Callable[[Float[Array, "n d"]], Float[Array, "n _"]]
     kernel_alignment: Callable[[Float[Array, "n d"]], Float[Array, "n two"]] | None = None
     pair_bias: Float[Array, ""] | float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSegmenter:
+    """A model of panoptic segmentation.
+
+    Attributes:
+        masks: features of images to the class and the number of the instance of each pixel, as `Batch.masks`.
+    """
+
+    masks: Callable[[Float[Array, "b f"]], Int[Array, "b h w 2"]]
 
 
 # (model, features [b f]) to [b ...]; quantities with noise also take a random key and S, which is 0 for no noise.
@@ -134,6 +145,11 @@ def log_normalizer(model: ImageClassifier, features: Float[Array, "b f"]) -> Flo
 def embeddings(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b d"]:
     """Returns embeddings without noise, the mean over members; unit vectors for image-text models."""
     return model.embeddings(_of_members(model.inputs(features), features))
+
+
+def masks(model: ImageSegmenter, features: Float[Array, "b f"]) -> Int[Array, "b h w 2"]:
+    """Returns the class and the number of the instance of each pixel, as `lit_het.types.Batch.masks`."""
+    return model.masks(features)
 
 
 def noise_norm(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, " b"]:

@@ -17,6 +17,7 @@ from lit_het.training.step import (
     TaskLoss,
     TrainStep,
     ValueAndGrad,
+    advanced,
     averaged,
     drawn,
     make_step,
@@ -65,6 +66,7 @@ def build(config: ExperimentConfig, run: RunLength, *, at_end: bool = False) -> 
     losses = [task.loss] if tower is None else at_patch_sizes(task.loss, tower)
     gradients = [of_trainable(loss, config.gradient_of(run) or plain_gradient) for loss in losses]
     step = make_step(drawn(gradients), optimizer, config.seed)
+    step = advanced(step, task.advanced, config.seed)
     step = measuring_covariances(step, measure)
     if config.average_decay is not None:
         step = averaged(step, config.average_decay)

@@ -33,6 +33,7 @@ CHANGEABLE_FIELDS = (
     "data.embeddings",
     "data.text_embeddings",
     "pretrained.run",
+    "task.oracle_run",
     "task.image_tower.weights",
     "task.text_tower.weights",
     "task.decoder.encoder.remat",
@@ -90,7 +91,7 @@ def with_saved_rule(config: ExperimentConfig) -> ExperimentConfig:
 
 def check_is_trained(config: ExperimentConfig) -> None:
     """Checks that the head learns by gradients."""
-    if config.task.head.is_fitted:
+    if config.task.head is not None and config.task.head.is_fitted:
         raise UserError(
             "this --task.head has nothing to train: train with --task.head deterministic, then fit this head with "
             "lit-het add-noise --model RUN --task.head ..."

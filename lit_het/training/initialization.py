@@ -69,10 +69,11 @@ def _loaded(
     has_weights = any(tower.weights for tower in config.task.towers.values())
     if not (config.pretrained or locked or has_weights):
         return {}
-    from lit_het.models.pretrained import load_pretrained, load_weights
+    from lit_het.models.pretrained import load_pretrained, load_sources, load_weights
 
     shapes = parameters.unflatten(like)
     loaded = parameters.flatten(load_weights(config.task, shapes, shardings))
+    loaded |= parameters.flatten(load_sources(config.task, shapes))
     pattern = config.pretrained.pattern if config.pretrained else None
     if pattern:
         parameters.check_patterns(shapes, (pattern,))

@@ -91,6 +91,17 @@ def drawn(choices: Sequence[ValueAndGrad]) -> ValueAndGrad:
     return value_and_grad if len(choices) > 1 else choices[0]
 
 
+def advanced(step: TrainStep, advance: Callable[[Params, Any, Keys], tuple[Params, Metrics]], seed: int) -> TrainStep:
+    """Returns the step with the parameters that follow statistics of the batch, see `Task.advanced`."""
+
+    def with_statistics(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        after, metrics = step(state, locked, batch)
+        params, metrics = advance(after.params, metrics, keys_at(seed, state.step))
+        return dataclasses.replace(after, params=params), metrics
+
+    return with_statistics
+
+
 def averaged(step: TrainStep, decay: float) -> TrainStep:
     """Returns the step with the moving average of the parameters."""
 
