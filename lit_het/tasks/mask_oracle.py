@@ -56,7 +56,7 @@ class MaskOracleConfig(TaskOptions):
         """Raises a `UserError`: masks are read, and images beside them."""
         raise UserError(
             "an oracle of masks has no image tower, and predicts nothing of an image alone; give the model that "
-            "predicts its codes (PanopticConfig)"
+            "predicts its codes (SegmentationConfig)"
         )
 
     def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:

@@ -13,7 +13,7 @@ from lit_het.random import Keys
 from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.features import FeatureExtractor, ImageOrStored
 from lit_het.tasks.generation import Prompt, generate
-from lit_het.tasks.panoptic import PanopticConfig
+from lit_het.tasks.segmentation import SegmentationConfig
 from lit_het.tasks.quantities import ImageSegmenter
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import Source
@@ -27,7 +27,7 @@ _NEVER = -1
 class Segmenter(nnx.Module):
     """Tower, decoder, head and oracle; the names of its attributes begin parameter paths."""
 
-    def __init__(self, config: PanopticConfig, rngs: nnx.Rngs):
+    def __init__(self, config: SegmentationConfig, rngs: nnx.Rngs):
         self.image_tower = config.image_tower.build(rngs)
         self.decoder = config.decoder.build(config.image_tower.encoder.width, rngs)
         self.head = build_head(config.decoder, config.head, self.decoder, rngs)
@@ -37,7 +37,7 @@ class Segmenter(nnx.Module):
 class TokensAndPixels(FeatureExtractor):
     """What is known of an image: the tokens of its tower, then its pixels, which the oracle decodes codes beside."""
 
-    def __init__(self, config: PanopticConfig):
+    def __init__(self, config: SegmentationConfig):
         super().__init__(config.image_tower)
         self.num_values = self.size
         self.side = config.oracle.image_size
@@ -49,10 +49,10 @@ class TokensAndPixels(FeatureExtractor):
         return jnp.concatenate([tokens, view.reshape(len(view), -1).astype(jnp.float32)], axis=1)
 
 
-class PanopticTask(Task[PanopticConfig, Segmenter]):
-    """The task of a `PanopticConfig`."""
+class SegmentationTask(Task[SegmentationConfig, Segmenter]):
+    """The task of a `SegmentationConfig`."""
 
-    def __init__(self, config: PanopticConfig):
+    def __init__(self, config: SegmentationConfig):
         super().__init__(config, Segmenter)
         self._layered["decoder"] = config.decoder
         self.features = TokensAndPixels(config)

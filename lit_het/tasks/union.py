@@ -6,9 +6,14 @@ from lit_het.tasks.captioning import CaptioningConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.mask_oracle import MaskOracleConfig
-from lit_het.tasks.panoptic import PanopticConfig
+from lit_het.tasks.segmentation import SegmentationConfig
 from lit_het.tasks.translation import TranslationConfig
 
 TaskConfig: TypeAlias = (
-    ContrastiveConfig | ClassificationConfig | CaptioningConfig | TranslationConfig | MaskOracleConfig | PanopticConfig
+    ContrastiveConfig
+    | ClassificationConfig
+    | CaptioningConfig
+    | TranslationConfig
+    | MaskOracleConfig
+    | SegmentationConfig
 )

@@ -52,7 +52,7 @@ def quantized(
 ) -> tuple[Float[Array, "b n d"], Int[Array, "b n"]]:
     """Returns the nearest word of each vector, whose gradient is the vector's, and the word's number."""
     # The square of the vector is the same for all words.
-    distances = jnp.sum(words**2, axis=1) - 2 * jnp.einsum("bnd,kd->bnk", vectors, words)
+    distances = jnp.sum(words**2, axis=1)[None, None] - 2 * jnp.einsum("bnd,kd->bnk", vectors, words)
     numbers = jnp.argmin(distances, axis=2).astype(jnp.int32)
     return vectors + jax.lax.stop_gradient(words[numbers] - vectors), numbers
 

@@ -70,7 +70,7 @@ class Oracle(nnx.Module):
         x = x + self.instances(_one_hot(found[..., 1], config.num_instances, config.encoder.compute_type))
         if config.encoder_sees_image:
             x = x + self.encoder_image(self._pixels(image))
-        x = self.encoder(x + self.encoder_positions[...]).tokens
+        x = self.encoder(x + self.encoder_positions[...][None]).tokens
         x = self.to_words(_resized(x, config.side, config.code_side))
         vectors = jax.nn.standardize(x, axis=-1)
         return Code(vectors, *quantized(vectors, self.codebook.words()))
@@ -81,7 +81,7 @@ class Oracle(nnx.Module):
         x = _resized(self.from_words(words), config.code_side, config.side)
         if config.decoder_sees_image:
             x = x + self.decoder_image(self._pixels(image))
-        x = self.decoder(x + self.decoder_positions[...]).tokens
+        x = self.decoder(x + self.decoder_positions[...][None]).tokens
         shape = (*x.shape[:2], config.patch_size**2, -1)
         return MaskLogits(self.class_logits(x).reshape(shape), self.instance_logits(x).reshape(shape))
 

@@ -32,7 +32,7 @@ def test_a_vector_becomes_its_nearest_word():
 
 def test_the_gradient_of_a_word_is_that_of_its_vector_and_words_have_none():
     def value(vectors, words):
-        return jnp.sum(jnp.sin(quantized(vectors, words)[0]) * jnp.arange(3))
+        return jnp.sum(jnp.sin(quantized(vectors, words)[0]) * jnp.arange(3)[None, None])
 
     of_vectors, of_words = jax.grad(value, argnums=(0, 1))(jnp.asarray(VECTORS), jnp.asarray(WORDS))
     # As if e were x: the derivative at the word, handed to the vector.
@@ -79,7 +79,10 @@ def split_slowly(counts, sums, least):
 )
 def test_sums_and_counts_move_and_the_rarest_word_becomes_half_of_the_most_frequent(counts, number_of_splits):
     config = CodebookConfig(5, 3, momentum=0.5, least_count=0.3)
-    before, batch = Counted(jnp.array(counts), jnp.asarray(WORDS)), Counted(jnp.array(counts) / 4, jnp.asarray(2 * WORDS))
+    before, batch = (
+        Counted(jnp.array(counts), jnp.asarray(WORDS)),
+        Counted(jnp.array(counts) / 4, jnp.asarray(2 * WORDS)),
+    )
     expected = split_slowly(0.75 * np.array(counts), 2.5 * WORDS, 0.3)
     found = followed(before, batch, config, KEY)
     np.testing.assert_allclose(found.counts, expected[0], rtol=1e-6)
@@ -135,11 +138,14 @@ def test_patches_of_masks_are_put_together_again():
     np.testing.assert_array_equal(built.as_image(patches[..., 1]), masks[..., 1])
 
 
-@pytest.mark.parametrize(("field", "value", "message"), [
-    ("image_size", 9, "is not a multiple of patch_size"),
-    ("code_length", 5, "is not a square number"),
-    ("encoder", EncoderConfig(causal=True), "see all patches"),
-])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("image_size", 9, "is not a multiple of patch_size"),
+        ("code_length", 5, "is not a square number"),
+        ("encoder", EncoderConfig(causal=True), "see all patches"),
+    ],
+)
 def test_shapes_that_cannot_be_are_refused(field, value, message):
     with pytest.raises(UserError, match=message):
         OracleConfig(**{field: value})

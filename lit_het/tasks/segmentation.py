@@ -18,13 +18,13 @@ from lit_het.towers.image_config import ViTConfig
 from lit_het.towers.oracle_config import OracleConfig
 
 if TYPE_CHECKING:
-    from lit_het.tasks.segmenting import PanopticTask
+    from lit_het.tasks.segmenting import SegmentationTask
 
 _ORACLE = OracleConfig()
 
 
 @dataclasses.dataclass(frozen=True)
-class PanopticConfig(TaskOptions):
+class SegmentationConfig(TaskOptions):
     """A model of panoptic segmentation: a decoder writes the code of an image's masks, which the oracle decodes.
 
     Attributes:
@@ -95,8 +95,8 @@ class PanopticConfig(TaskOptions):
         return token_logits_at_once(self.decoder, self.head, rows)
 
     @shared
-    def build(self) -> "PanopticTask":
+    def build(self) -> "SegmentationTask":
         """Returns the task."""
-        from lit_het.tasks.segmenting import PanopticTask
+        from lit_het.tasks.segmenting import SegmentationTask
 
-        return PanopticTask(self)
+        return SegmentationTask(self)
