@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -81,6 +82,7 @@ class DataSet:
         candidates: the class names of classifiers of more classes that can be evaluated, such as ImageNet's 1,000; None
             if the set has all classes of such classifiers.
         groups: for each class, the indices of the candidates that count as this class.
+        categories: the classes of masks, in COCO's form; None if there are no masks.
     """
 
     splits: Mapping[str, Split]
@@ -88,6 +90,7 @@ class DataSet:
     templates: tuple[str, ...] = TEMPLATES
     candidates: tuple[str, ...] | None = None
     groups: tuple[tuple[int, ...], ...] = ()
+    categories: Sequence[Mapping[str, Any]] | None = None
 
 
 def split_of_files(

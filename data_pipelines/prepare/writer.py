@@ -3,6 +3,7 @@
 ```
 OUTPUT/classnames.txt                               one name per line; the line number is the label
 OUTPUT/zeroshot_classification_templates.txt        prompts with {c} for a name
+OUTPUT/categories.json                              of masks of panoptic segmentation, in COCO's form
 OUTPUT/candidates.txt  classes.json                 of a subset: names of a larger classifier, and those of each class
 OUTPUT/<split>/nshards.txt                          the number of shards
 OUTPUT/<split>/0.tar  1.tar  ...                    s0000000.cls  s0000000.jpg  s0000001.cls  ...
@@ -30,6 +31,7 @@ import numpy as np
 
 from lit_het.data_pipelines.images.decoding import BrokenImage
 from lit_het.data_pipelines.labels import text_of
+from lit_het.data_pipelines.masks import CATEGORIES_FILE
 from lit_het.data_pipelines.prepare.archives import TarFiles
 from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split
 from lit_het.data_pipelines.prepare.images import as_stored
@@ -215,16 +217,16 @@ class SplitWriter:
 
 
 def write_names(output: Path, dataset: DataSet) -> None:
-    """Writes class names, prompt templates and candidates, where there are any; existing templates stay."""
+    """Writes class names, prompt templates, candidates and categories, where there are any; existing templates stay."""
+    if dataset.categories is not None:
+        _write_same(output / CATEGORIES_FILE, json.dumps(dataset.categories, indent=1) + "\n", "categories")
     if dataset.class_names is None:
         return
     for name in dataset.class_names:
         if not name.strip() or len(name.splitlines()) > 1:
             raise UserError(f"class name {name!r} is not one line of text; rename the class")
-    path, names = output / "classnames.txt", "".join(f"{name}\n" for name in dataset.class_names)
-    if path.exists() and path.read_text("utf-8") != names:
-        raise UserError(f"{path} has other class names; choose another output, or remove it with its splits")
-    write_atomically(path, names)
+    names = "".join(f"{name}\n" for name in dataset.class_names)
+    _write_same(output / "classnames.txt", names, "class names")
     templates = output / "zeroshot_classification_templates.txt"
     if not templates.exists():
         write_atomically(templates, "".join(f"{template}\n" for template in dataset.templates))
@@ -232,6 +234,13 @@ def write_names(output: Path, dataset: DataSet) -> None:
         write_atomically(output / "candidates.txt", "".join(f"{name}\n" for name in dataset.candidates))
         groups = dict(zip(dataset.class_names, dataset.groups, strict=True))
         write_atomically(output / "classes.json", json.dumps(groups) + "\n")
+
+
+def _write_same(path: Path, text: str, what: str) -> None:
+    """Writes what all splits of a set share."""
+    if path.exists() and path.read_text("utf-8") != text:
+        raise UserError(f"{path} has other {what}; choose another output, or remove it with its splits")
+    write_atomically(path, text)
 
 
 def _fault_of(caption: bytes) -> str | None:

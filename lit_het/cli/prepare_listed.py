@@ -1,4 +1,4 @@
-"""The kinds of ``lit-het data prepare`` whose images are listed by a JSON file, with captions or questions."""
+"""The kinds of ``lit-het data prepare`` whose images are listed by a JSON file: with captions, questions or masks."""
 
 import argparse
 import functools
@@ -20,6 +20,11 @@ IMAGES: tuple[str, dict[str, Any]] = (
 SKIP_MISSING: tuple[str, dict[str, Any]] = (
     "--skip-missing",
     {"action": "store_true", "help": "leave out images that are missing, and say how many"},
+)
+
+MASKS: tuple[str, dict[str, Any]] = (
+    "--masks",
+    {"type": Path, "metavar": "PATH", "help": "folder or zip of the PNGs; default: of SOURCE's name, beside it"},
 )
 
 KINDS = {
@@ -46,18 +51,22 @@ KINDS = {
     ),
     "st-vqa": ("ST-VQA, questions that need reading", "train_task_3.json or test_task_3.json"),
     "ocr-vqa": ("OCR-VQA, questions about covers of books", "dataset.json"),
+    "coco-panoptic": (
+        "COCO's panoptic segmentation, masks of 133 classes",
+        "panoptic_val2017.json or panoptic_train2017.json (unzipped) beside panoptic_val2017.zip and the like",
+    ),
 }
 """What each kind is, and its SOURCE."""
 
 
 def flags_of(kind: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Returns the further arguments of a kind. Only the images of OCR-VQA must be fetched one by one from shops."""
-    return (IMAGES, SKIP_MISSING) if kind == "ocr-vqa" else (IMAGES,)
+    return (IMAGES, *{"ocr-vqa": (SKIP_MISSING,), "coco-panoptic": (MASKS,)}.get(kind, ()))
 
 
 def read(options: argparse.Namespace) -> "DataSet":
     """Opens the data set of a kind; raises as its reader."""
-    from lit_het.data_pipelines.prepare import captions, questions
+    from lit_het.data_pipelines.prepare import captions, panoptic, questions
 
     readers = {
         "captions": captions.read_captions,
@@ -67,5 +76,6 @@ def read(options: argparse.Namespace) -> "DataSet":
         "textvqa": questions.read_textvqa,
         "st-vqa": questions.read_stvqa,
         "ocr-vqa": functools.partial(questions.read_ocrvqa, skip_missing=getattr(options, "skip_missing", False)),
+        "coco-panoptic": functools.partial(panoptic.read_coco_panoptic, masks=getattr(options, "masks", None)),
     }
     return readers[options.kind](options.source, options.output, options.split, options.images)

@@ -46,7 +46,7 @@ class Written:
 
 
 def written(folder: Path) -> list[Written]:
-    optional = ("jpg", "png", "webp", "cls", "soft.npy", "txt", "json")
+    optional = ("jpg", "png", "webp", "cls", "soft.npy", "txt", "json", "panoptic.png", "panoptic.json")
     index = ShardIndex(expand(folder), [IMAGE], optional)
     sizes = {kind: index.sizes(kind) for kind in optional}
     samples = []
