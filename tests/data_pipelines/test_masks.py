@@ -123,14 +123,19 @@ def test_training_and_evaluation_read_masks_beside_images_and_labels(tmp_path: P
     assert loader.num_classes == 3
     first, second = (next(one.batches()) for one in (loader, Loader(dataclasses.replace(config, threads=2))))
     assert first.valid.all()
+    assert first.masks is not None
     assert first.masks.shape == (4, 32, 32, 2)
     assert second.label is not None
     np.testing.assert_array_equal(first.masks, second.masks)
-    squashed = next(loader.epoch()).masks[0]
+    of_epoch = next(loader.epoch()).masks
+    assert of_epoch is not None
+    squashed = of_epoch[0]
     np.testing.assert_array_equal(squashed[..., 0], LABELS[nearest(places, (32, 32), whole(40, 56))])
     streamed = Stream(dataclasses.replace(config, stream=Streaming(4), labels=None, shuffle=True))
     batches = streamed.batches()
-    assert next(batches).masks.shape == (4, 32, 32, 2)
+    of_stream = next(batches).masks
+    assert of_stream is not None
+    assert of_stream.shape == (4, 32, 32, 2)
     batches.close()
 
 

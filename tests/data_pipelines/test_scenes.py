@@ -11,6 +11,7 @@ from lit_het.data_pipelines.masks import PIXELS, SEGMENTS, ids_in, read_categori
 from lit_het.data_pipelines.scenes import STUFF, THINGS, SceneConfig, draw_scene, write_scenes
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.storage import content_or_raise
 from lit_het.data_pipelines.shards.writing import expand
 from tests.refusals import assert_refused
 
@@ -52,11 +53,13 @@ def test_a_command_writes_scenes_that_the_loader_reads(tmp_path: Path):
     assert categories.names[:4] == ("square", "circle", "up-pointing triangle", "star")
     batch = next(Loader(LoaderConfig((f"{tmp_path}/train",), 48, 12, masks=True, threads=0)).epoch())
     assert batch.valid.all()
+    assert batch.image is not None
+    assert batch.masks is not None
     assert batch.image.shape == (12, 48, 48, 3)
     things = np.isin(batch.masks[..., 0], np.arange(1, 11))
     np.testing.assert_array_equal(batch.masks[..., 1] > 0, things)
     index = ShardIndex(expand(f"{tmp_path}/train"), [PIXELS, SEGMENTS])
-    ((pixels, segments),) = index.read([0], [PIXELS, SEGMENTS])
+    pixels, segments = map(content_or_raise, index.read([0], [PIXELS, SEGMENTS])[0])
     assert {*np.unique(ids_in(pixels))} - {0} == {entry["id"] for entry in json.loads(segments)["segments_info"]}
     assert_refused("holds shard-.*shards already", write_scenes, SMALL, tmp_path)
 
@@ -67,6 +70,7 @@ def test_equal_configurations_give_equal_bytes_and_more_images_the_same_first_on
     assert (tmp_path / "a/train/shard-000000.tar").read_bytes() == (tmp_path / "b/train/shard-000000.tar").read_bytes()
     write_scenes(SceneConfig(num_train=5, num_test=1), tmp_path / "c")
     pair = [next(Loader(LoaderConfig((f"{tmp_path}/{name}/train",), 64, 4, threads=0)).epoch()) for name in "ac"]
+    assert pair[0].image is not None
     np.testing.assert_array_equal(pair[0].image, pair[1].image)
-    other = draw_scene(SMALL, np.random.default_rng([1, 0, 0]))
-    assert not np.array_equal(pair[0].image[0], other[0])
+    other, _, _ = draw_scene(SMALL, np.random.default_rng([1, 0, 0]))
+    assert not np.array_equal(pair[0].image[0], other)
