@@ -231,8 +231,8 @@ def cut(
     return ids
 
 
-def nearest(ids: Int[np.ndarray, "h w"], sides: tuple[int, int], box: Box) -> Int[np.ndarray, "height width"]:
-    """Resizes a box to a height and a width.
+def nearest(ids: Int[np.ndarray, "h w *c"], sides: tuple[int, int], box: Box) -> Int[np.ndarray, "height width *c"]:
+    """Resizes a box of ids or of masks to a height and a width.
 
     Each pixel takes the value at its centre: the mean of two ids would be that of a third object.
     """

@@ -163,12 +163,12 @@ def _risk_points(confidence: Float[np.ndarray, " n"], loss: Float[np.ndarray, " 
     return np.stack([places / risks.size, risks[places - 1]])
 
 
-def thumbnails(opened: OpenSet, positions: np.ndarray) -> np.ndarray:
+def thumbnails(opened: OpenSet, positions: np.ndarray, side: int = _LARGEST_SIDE) -> np.ndarray:
     """Returns the preprocessed images, shrunk for reports ``[p h w 3]``, uint8; beside and below them is white."""
     small = []
     for pixels in opened.images([int(position) for position in positions]):
         image = Image.fromarray(pixels)
-        image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
+        image.thumbnail((side, side))
         small.append(np.asarray(image))
     shape = np.max([image.shape for image in small], axis=0)
     margins = ([(0, int(most - side)) for most, side in zip(shape, image.shape, strict=True)] for image in small)

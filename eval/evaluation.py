@@ -29,7 +29,7 @@ CALIBRATED = "calibrated"
 FIGURES_OF_TRAINING = (
     *("top1", "nll", "ece", "calibrated/temperature_factor", "mean_average_precision"),
     *("image_to_text_recall1", "text_to_image_recall1", "10_shot"),
-    *("cider", "log_perplexity", "vqa_accuracy", "exact_match", "anls"),
+    *("pq", "cider", "log_perplexity", "vqa_accuracy", "exact_match", "anls"),
 )
 """The figures of evaluations during training that reports draw as curves."""
 

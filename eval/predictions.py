@@ -302,12 +302,17 @@ def _blocks(
 
 
 def image_quantity(
-    model: EvaluatedModel, quantity: Quantity, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
+    model: EvaluatedModel,
+    quantity: Quantity,
+    values: Float[np.ndarray, "n f"],
+    block_size: int = BLOCK_SIZE,
+    num_shards: int = 1,
 ) -> np.ndarray:
     """Returns a quantity that depends neither on classes nor on noise, from the features of images."""
-    # One block at a time, which every device computes whole: eigenvalues (of the noise spectrum) in a program that is
-    # sharded over virtual CPU devices were observed to wait for one another without end.
-    return np.concatenate([model(quantity, blocks)[: len(rows)] for rows, blocks, _ in _blocks(values, block_size)])
+    # By default one block at a time, which every device computes whole: eigenvalues (of the noise spectrum) in a
+    # program that is sharded over virtual CPU devices were observed to wait for one another without end.
+    blocks = _blocks(values, block_size, num_shards)
+    return np.concatenate([model(quantity, of_devices)[: len(rows)] for rows, of_devices, _ in blocks])
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:

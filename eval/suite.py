@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lit_het.eval.evaluators.ensemble import Ensemble
     from lit_het.eval.evaluators.frozen import FewShot, Probe
     from lit_het.eval.evaluators.out_of_distribution import OutOfDistribution
+    from lit_het.eval.evaluators.panoptic import Panoptic
     from lit_het.eval.evaluators.retrieval import Retrieval
     from lit_het.eval.evaluators.shift import Shift
     from lit_het.eval.evaluators.zero_shot import ZeroShot
@@ -160,6 +161,35 @@ class RetrievalConfig(EvaluationOptions):
 
         opened = sets.open(dataclasses.replace(self.data, labelled=False), self.captions)
         return Retrieval(opened, read_captions(opened, self.captions))
+
+
+@dataclasses.dataclass(frozen=True)
+class PanopticConfig(EvaluationOptions):
+    """Panoptic segmentation, scored as by COCO (Kirillov et al. 2019; SoViT Sec. 5.4).
+
+    Attributes:
+        data: the set; class names are not needed, but masks and their categories.
+        shown: images on the page of a report, evenly spread over the set.
+    """
+
+    data: ImageSet
+    shown: int = 24
+
+    main_figure = "pq"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "shown")
+
+    def build(self, sets: "Sets") -> "Panoptic":
+        """Opens the set and reads the categories."""
+        from lit_het.data_pipelines.masks import read_categories_beside
+        from lit_het.eval.evaluators.panoptic import Panoptic
+
+        if sets.preprocessing.fit != "squash" or sets.preprocessing.patches is not None:
+            raise UserError("masks are predicted of whole images: train with --data.preprocessing.fit squash")
+        opened = sets.open(dataclasses.replace(self.data, labelled=False))
+        addresses = [summary.address for summary in opened.loader.index.summaries]
+        return Panoptic(opened, read_categories_beside(addresses), self.shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,6 +351,7 @@ class EnsembleConfig(EvaluationOptions):
 EvaluationConfig: TypeAlias = (
     ZeroShotConfig
     | RetrievalConfig
+    | PanopticConfig
     | FewShotConfig
     | LinearProbeConfig
     | ShiftConfig
@@ -333,6 +364,7 @@ EvaluationConfig: TypeAlias = (
 EVALUATIONS: dict[str, type[EvaluationConfig]] = {
     "zero-shot": ZeroShotConfig,
     "retrieval": RetrievalConfig,
+    "panoptic": PanopticConfig,
     "few-shot": FewShotConfig,
     "linear-probe": LinearProbeConfig,
     "shift": ShiftConfig,
@@ -342,5 +374,5 @@ EVALUATIONS: dict[str, type[EvaluationConfig]] = {
     "question-answering": AnswerQuestionsConfig,
 }
 
-UNLABELLED = ("retrieval", "captioning", "question-answering")
+UNLABELLED = ("retrieval", "panoptic", "captioning", "question-answering")
 """Those of images without classes."""

@@ -311,6 +311,11 @@ class EvaluatedModel(Protocol):
         ...
 
     @property
+    def mask_classes(self) -> int | None:
+        """The number of classes of the masks that are predicted of images, without void; None for other models."""
+        ...
+
+    @property
     def num_predictions(self) -> int:
         """How many predictions of an image are averaged: of members of its towers, and of heads."""
         ...

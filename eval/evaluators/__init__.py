@@ -36,6 +36,11 @@ COMMANDS = {
         "Joint and individual metrics of the members of an e3 model, of noise samples, of the runs of lit-het train "
         "--members, or of several checkpoints, among which --select chooses.",
     ),
+    "panoptic": (
+        "score the masks of panoptic segmentation",
+        "Panoptic quality, segmentation quality and recognition quality of all classes, things and stuff, at the size "
+        "of the true masks and by the rules of COCO's evaluation.",
+    ),
     "captioning": (
         "score the captions that a decoder writes",
         "CIDEr-D, BLEU-4, ROUGE-L and exact match of captions, perplexity of the true ones, and the calibration of "

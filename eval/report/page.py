@@ -111,14 +111,16 @@ def folded(summary: str, *parts: Html, unfolded: bool = False) -> Html:
     )
 
 
-def img(pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str) -> Html:
+def img(
+    pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str, largest_side: int = LARGEST_IMAGE_SIDE
+) -> Html:
     """Returns an image stored in the page, with its description; ``c`` is 1 or 3.
 
     Small images are stored without loss; large images are shrunk and stored as JPEG.
     """
     squeezed = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
     image = Image.fromarray(np.ascontiguousarray(squeezed))
-    image.thumbnail((LARGEST_IMAGE_SIDE, LARGEST_IMAGE_SIDE))
+    image.thumbnail((largest_side, largest_side))
     buffer = io.BytesIO()
     kind = "png" if max(image.size) <= LARGEST_EXACT_SIDE else "jpeg"
     image.save(buffer, format=kind, optimize=True, quality=88)

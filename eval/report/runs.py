@@ -26,6 +26,7 @@ _HEADLINES = (
     ("zero_shot", ("top1", "mean_average_precision")),
     ("supervised", ("top1", "mean_average_precision")),
     ("retrieval", ("image_to_text_recall1",)),
+    ("panoptic", ("pq",)),
     ("captioning", ("cider",)),
     ("question_answering", ("vqa_accuracy", "exact_match", "anls")),
     ("linear_probe", ("top1",)),

@@ -9,6 +9,7 @@ from lit_het.eval.evaluation import Record
 from lit_het.eval.report import figures, grids
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
+from lit_het.eval.report.masks import drawn_masks
 from lit_het.eval.report.naming import (
     SIGNIFICANTLY,
     place_of_kind,
@@ -33,6 +34,8 @@ _NOTES = {
     "linear_probe": "A linear classifier on frozen features.",
     "shift": "The same images, with corruptions of increasing severity.",
     "out_of_distribution": "Whether out-of-distribution images have higher scores; an AUROC of 0.5 is chance.",
+    "panoptic": "Segments match if their IoU is above 1/2; PQ is the product of the mean IoU of matches (SQ) and of "
+    "their F1 score (RQ), by class, and then the mean over classes.",
     "captioning": "Captions that a decoder writes, and its predictions of the tokens of the true ones.",
     "question_answering": "Answers of a decoder; their confidence is the probability of the whole answer.",
     "ensemble": f"The mean of several predictions, and each of them. {_OF_SIZES}",
@@ -270,6 +273,10 @@ def _texts(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, 
     return drawn_texts(titled(drawn, [key]))
 
 
+def _masks(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
+    return drawn_masks(titled(drawn, [key]))
+
+
 _Drawings = Callable[[Sequence[SavedRun], Sequence[SavedRun], tuple[str, str]], list[Html]]
 _DRAWINGS: Mapping[str, _Drawings] = {
     "retrieval": _retrieval,
@@ -279,6 +286,7 @@ _DRAWINGS: Mapping[str, _Drawings] = {
     "out_of_distribution": _out_of_distribution,
     "ensemble": _ensemble,
     "deep_ensemble": _ensemble,
+    "panoptic": _masks,
     "captioning": _texts,
     "question_answering": _texts,
 }

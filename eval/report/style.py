@@ -84,6 +84,13 @@ img { display: block; background: #fff; border-radius: .3rem; object-fit: contai
 .card { padding: .8rem; border: 1px solid var(--line); border-radius: .6rem; background: var(--card); }
 .card header { display: flex; gap: .8rem; align-items: center; min-height: 4.5rem; margin-bottom: .6rem; }
 .card header img { flex: none; width: 4.5rem; height: 4.5rem; border: 1px solid var(--line); }
+.masks { grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); }
+.masks header { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); align-items: start; }
+.masks header img { width: 100%; height: auto; }
+.masks figure { margin: 0; }
+.masks figcaption { margin-top: .2rem; font-size: .75rem; text-align: center; }
+.masks .legend { margin: 0 0 .4rem; gap: .1rem .9rem; font-size: .75rem; }
+.masks .swatch { width: .8rem; border-top-width: .8rem; vertical-align: -.1em; }
 .pair header img { width: 8rem; height: 8rem; }
 .card h3 { margin: 0; font-size: .875rem; line-height: 1.35; overflow-wrap: anywhere; }
 .candidates { margin: 0; padding: 0; list-style: none; font-size: .8rem; line-height: 1.3; }

@@ -128,6 +128,22 @@ class OpenSet:
         assert image is not None
         return [data.preprocessing.picture(one) for one in image]
 
+    def contents(self, kinds: Sequence[str]) -> Callable[[int], list[bytes]]:
+        """Indexes further members; returns what reads those of the sample at a position of the set."""
+        index = ShardIndex([one.address for one in self.loader.index.summaries], self.loader.required, kinds)
+
+        def read(position: int) -> list[bytes]:
+            number = self.loader.numbers[position]
+            (found,) = index.read([number], kinds)
+            try:
+                return [content_or_raise(content) for content in found]
+            except Unreadable as error:
+                raise UserError(
+                    f"{index.shard(number)}: {index.key(number)}: {error}; prepare the set again"
+                ) from error
+
+        return read
+
     def labels(self) -> Int[np.ndarray, " n"]:
         """Returns the readable labels of a single-label set, without reading images."""
         labels, found = ClassIndex(f"{self.config.directory}/{CLASS_NAMES_FILE}").build(""), []

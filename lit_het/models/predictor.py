@@ -213,6 +213,11 @@ class Model:
         return 0 if is_headless else self.programs.task.num_classes
 
     @property
+    def mask_classes(self) -> int | None:
+        """The number of classes of masks, without void; None of a model that predicts none."""
+        return self.programs.task.config.mask_classes
+
+    @property
     def num_predictions(self) -> int:
         """The number of predictions of an image without noise: of members of its tower, and of their heads."""
         return self.programs.task.num_predictions

@@ -31,6 +31,7 @@ class TaskOptions:
         image_tower, text_tower: configurations of the towers; None where there is none.
         temperature_gradient: how held-out rows train τ; None without them.
         num_classes: of a classifier; None of another model.
+        mask_classes: of a model that predicts masks of images; None of another model.
         writes_text: whether a decoder writes text about what is read.
         embeds_texts: whether images are compared with texts.
         takes_members: whether an image may have several embeddings, of members of its tower.
@@ -43,7 +44,7 @@ class TaskOptions:
         head, loss: their configurations; None where a task has none that others ask.
     """
 
-    image_tower = text_tower = temperature_gradient = num_classes = None
+    image_tower = text_tower = temperature_gradient = num_classes = mask_classes = None
     head: Any = None
     loss: Any = None
     locked: Any = ()

@@ -75,6 +75,11 @@ class SegmentationConfig(TaskOptions):
         super().__post_init__()
 
     @property
+    def mask_classes(self) -> int:
+        """The classes of the oracle's masks."""
+        return self.oracle.num_classes
+
+    @property
     def sources(self) -> Mapping[str, Path]:
         """The run of the oracle, see `TaskOptions`."""
         return {"oracle": self.oracle_run}

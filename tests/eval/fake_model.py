@@ -23,6 +23,7 @@ class FakeModel:
         logits: features ``[b f]``, S and class embeddings to logits of every member ``[b m k]``.
         embeddings: features to embeddings ``[b d]``.
         noise_norm: features to noise norms.
+        masks: features to the masks of images.
         alignment: features to the cosines of HET heads.
         text_members: M; samples are those of the members in turn.
     """
@@ -32,8 +33,10 @@ class FakeModel:
     embeddings: Callable[[np.ndarray], np.ndarray] = lambda features: features
     noise_norm: Callable[[np.ndarray], np.ndarray] = lambda features: np.zeros(len(features), np.float32)
     alignment: Callable[[np.ndarray], np.ndarray] = lambda features: np.zeros((len(features), 0))
+    masks: Callable[[np.ndarray], np.ndarray] = lambda features: np.zeros((len(features), 1, 1, 2))
     text: TextEncoder | None = None
     num_classes: int | None = None
+    mask_classes: int | None = None
     has_noise: bool = False
     has_class_probabilities: bool = False
     calibration: Calibration | None = None
@@ -63,6 +66,8 @@ class FakeModel:
         match quantity:
             case quantities.embeddings:
                 found = self.embeddings(features)
+            case quantities.masks:
+                found = self.masks(features)
             case quantities.noise_norm:
                 found = self.noise_norm(features)
             case quantities.noise_spectrum:
