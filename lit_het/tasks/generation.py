@@ -12,7 +12,6 @@ from lit_het.errors import UserError
 from lit_het.objectives.tokens import shifted
 from lit_het.tasks.base import AnyTask
 from lit_het.tasks.given_texts import at_positions, mean_log_p
-from lit_het.tasks.writing import EncoderDecoder
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import DecoderState, Source
 from lit_het.trees import tree_of_arrays
@@ -94,9 +93,9 @@ def generate(
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    """Predicts the next token of every text."""
+    """Predicts the next token of every text; the model has a decoder and a head."""
 
-    model: EncoderDecoder
+    model: Any
     config: GenerationConfig
     end_token: int
     noise: tuple[Key[Array, ""], int] | None

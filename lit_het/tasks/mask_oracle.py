@@ -84,7 +84,7 @@ class MaskOracleConfig(TaskOptions):
 def check_masks(oracle: OracleConfig, run: Any, loader: Any) -> None:
     """Raises a `UserError` if data have no masks that an oracle reads."""
     if not run.data.masks:
-        raise UserError("the model learns from masks: set --data.masks True, and name shards that have them")
+        raise UserError("the model learns from masks: set --data.masks, and name shards that have them")
     if run.data.image_size != oracle.image_size:
         raise UserError(
             f"--data.image-size {run.data.image_size} differs from --task.oracle.image-size {oracle.image_size}; make "

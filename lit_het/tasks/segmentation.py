@@ -58,8 +58,6 @@ class SegmentationConfig(TaskOptions):
                 "a decoder attends to the tokens of one image tower: set task.image_tower.pooling to 'none', and leave "
                 "out its further layers (such as a projection), uncertainty tokens and ensembles of experts"
             )
-        if "oracle/.*" not in self.locked:
-            raise FieldError(self, "locked", "the oracle stays as it was trained; add 'oracle/.*'")
         oracle, decoder = self.oracle, self.decoder
         if (size := oracle.codebook.num_words + 1) != decoder.vocabulary_size:
             raise UserError(
@@ -87,6 +85,8 @@ class SegmentationConfig(TaskOptions):
     def check_data(self, run: Any, loader: Any, tokenizer: Any) -> None:
         """Checks the sizes of images and masks and the number of classes, see `TaskOptions`."""
         super().check_data(run, loader, tokenizer)
+        if "oracle/.*" not in self.locked:
+            raise FieldError(self, "locked", "the oracle stays as it was trained; add 'oracle/.*'")
         check_masks(self.oracle, run, loader)
 
     def columns(self, data: Any) -> dict[str, jax.ShapeDtypeStruct]:

@@ -13,8 +13,8 @@ from lit_het.random import Keys
 from lit_het.tasks.base import Forward, Task
 from lit_het.tasks.features import FeatureExtractor, ImageOrStored
 from lit_het.tasks.generation import Prompt, generate
-from lit_het.tasks.segmentation import SegmentationConfig
 from lit_het.tasks.quantities import ImageSegmenter
+from lit_het.tasks.segmentation import SegmentationConfig
 from lit_het.texts import GenerationConfig
 from lit_het.towers.decoder import Source
 from lit_het.towers.decoder_config import START_TOKEN
@@ -75,7 +75,7 @@ class SegmentationTask(Task[SegmentationConfig, Segmenter]):
 
         def masks(features: Float[Array, "b f"]) -> Int[Array, "b h w 2"]:
             oracle, side = self.model(params).oracle, self.features.side
-            image = features[:, self.features.num_values :].reshape(-1, side, side, 3)
+            image = features[:, self.features.num_values :].reshape(-1, side, side, 3).astype(jnp.uint8)
             logits = oracle.decode_numbers(self.codes(params, features), image)
             classes, instances = (x.reshape(len(x), -1, x.shape[-1]) for x in logits)
             found = merged(classes, instances).reshape(*logits.classes.shape[:3], 2)
