@@ -68,7 +68,7 @@ class SceneConfig:
 def scene_categories() -> list[dict[str, Any]]:
     """Returns the categories of scenes in COCO's form."""
     things = [
-        {"id": number, "name": name_of(character).removeprefix("black "), "isthing": 1}
+        {"id": number, "name": name_of(character).replace("black ", ""), "isthing": 1}
         for number, character in enumerate(THINGS, 1)
     ]
     return things + [{"id": number, "name": name, "isthing": 0} for number, name in enumerate(STUFF, _FIRST_STUFF_ID)]

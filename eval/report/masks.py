@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int, UInt8
+from PIL import Image
 
 from lit_het.eval.evaluation import Record
 from lit_het.eval.report.naming import style_of
@@ -13,8 +14,10 @@ from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
 
 # Small masks are enlarged to about this side, in pixels, so that outlines are thin; and none is larger.
 _SIDE = 320
-_OPACITY = 0.55
-_GOLDEN = 0.618034  # steps of the hue: neighbouring classes differ most
+_OPACITY = 0.65
+# Steps of the hue, by which classes near one another differ most, and saturations and values: hues nearly return after
+# 8 and 13 classes, and no multiple of 3 is among these.
+_GOLDEN, _LEVELS = 0.618034, ((0.95, 1.0), (0.5, 1.0), (0.9, 0.6))
 
 
 def drawn_masks(titled: Sequence[tuple[str, Record]]) -> list[Html]:
@@ -45,7 +48,7 @@ def _masks(record: Record) -> Html:
             f'<article class="card"><header>{figures}</header>{_legend(present[present > 0].tolist(), names)}'
             f'<p class="note">{escaped(key)}: {matched} matched, {wrong} wrong, {missed} missed</p></article>'
         )
-    note = "Colours are classes, white lines the outlines of things; without colour is void. Images are spread evenly."
+    note = "Colours are classes, white lines outline things, and void is grey. Images are spread evenly."
     return Html(f'{paragraph(note)}<div class="cards masks">{joined(map(Html, cards))}</div>')
 
 
@@ -59,8 +62,10 @@ def _legend(classes: Sequence[int], names: Sequence[str]) -> Html:
 
 
 def overlaid(image: UInt8[np.ndarray, "h w 3"], masks: Int[np.ndarray, "h w 2"]) -> UInt8[np.ndarray, "height width 3"]:
-    """Returns an image, enlarged, with the colours of its masks over it and the outlines of instances."""
-    image, masks = _enlarged(image), _enlarged(masks)
+    """Returns an image, enlarged, in grey with the colours of its masks over it and the outlines of instances."""
+    # Without its own colours, which would mix with those of classes.
+    grey = np.asarray(Image.fromarray(image).convert("L"))
+    image, masks = _enlarged(grey)[..., None].repeat(3, axis=-1), _enlarged(masks)
     labels, instances = masks[..., 0], masks[..., 1]
     colours = _colours(int(labels.max()))[labels]
     blended = np.where(labels[..., None] > 0, (1 - _OPACITY) * image + _OPACITY * colours, image)
@@ -78,7 +83,7 @@ def _enlarged(pixels: np.ndarray) -> np.ndarray:
 
 def _colours(last: int) -> UInt8[np.ndarray, "k 3"]:
     """Returns the colours of void, which is never shown, and of the classes up to the last."""
-    values = [colorsys.hsv_to_rgb(label * _GOLDEN % 1, (0.9, 0.6)[label % 2], 0.95) for label in range(last + 1)]
+    values = [colorsys.hsv_to_rgb(label * _GOLDEN % 1, *_LEVELS[label % len(_LEVELS)]) for label in range(last + 1)]
     return np.round(255 * np.array(values)).astype(np.uint8)
 
 

@@ -130,6 +130,9 @@ KINDS: Mapping[str, str] = {
 # The parts without a name: predictions as trained, or with the temperature of `lit-het calibrate`.
 PLAIN, PLAIN_CALIBRATED = "as trained", "calibrated beforehand"
 
+# Of kinds whose parts are of some of the classes.
+WHOLES = {"panoptic": "all classes"}
+
 _PARTS = {
     "calibrated": "calibrated",
     "noisy": "mean over noise samples",

@@ -15,6 +15,7 @@ from lit_het.eval.report.naming import (
     PLAIN,
     PLAIN_CALIBRATED,
     STYLES,
+    WHOLES,
     FigureStyle,
     is_setting,
     split,
@@ -198,9 +199,10 @@ def _caption(first: Record, measured: Mapping[str, Record]) -> str:
 
 
 def _plain_title(measured: Mapping[str, Record]) -> str:
-    """Returns the title of figures that are neither noisy nor calibrated by the evaluation itself."""
-    kinds = {bool(record.settings.get(CALIBRATED)) for record in measured.values()}
-    return ", or ".join(PLAIN_CALIBRATED if is_calibrated else PLAIN for is_calibrated in sorted(kinds))
+    """Returns the title of figures that are neither noisy nor calibrated by the evaluation itself, nor of a part."""
+    kinds = sorted((bool(record.settings.get(CALIBRATED)), record.kind) for record in measured.values())
+    titles = (PLAIN_CALIBRATED if is_calibrated else WHOLES.get(kind, PLAIN) for is_calibrated, kind in kinds)
+    return ", or ".join(dict.fromkeys(titles))
 
 
 @dataclasses.dataclass(frozen=True)
