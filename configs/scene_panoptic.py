@@ -9,6 +9,8 @@ from pathlib import Path
 from lit_het.configs import scene_oracle
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.scene_oracle import BLOCKS, IMAGE_SIZE, ORACLE, ROOT
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import PanopticConfig
 from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.losses.classification_config import SoftmaxCrossEntropy
 from lit_het.tasks.segmentation import SegmentationConfig
@@ -47,4 +49,5 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-5),
         schedule=Schedule(learning_rate=1e-3, warmup=Duration(100)),
         cadence=Cadence(log_steps=25, save_steps=500),
+        evaluations=(PanopticConfig(ImageSet("scenes", str(root / "data"))),),
     )

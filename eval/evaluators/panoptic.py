@@ -68,8 +68,10 @@ class Panoptic:
     def _predicted(self, model: EvaluatedModel) -> Iterator[tuple[int, Int[np.ndarray, "h w 2"]]]:
         size, shards = self.opened.config.batch_size, model.features.num_shards
         for rows in self.opened.stream(model.features):
-            masks = image_quantity(model, quantities.masks, rows.values, size, shards)
-            yield from zip(rows.positions.tolist(), masks.astype(np.int32), strict=True)
+            masks = image_quantity(model, quantities.masks, rows.values, size, shards).astype(np.int32)
+            # Stuff of an image is one segment, whatever instances a model gives it (as big_vision's evaluator).
+            masks[..., 1] *= self.categories.is_thing[masks[..., 0]]
+            yield from zip(rows.positions.tolist(), masks, strict=True)
 
     def _truth(self, members: Sequence[bytes], where: str) -> tuple[TrueSegments, Int[np.ndarray, "h w 2"]]:
         """Returns the true segments of an image, and its masks."""

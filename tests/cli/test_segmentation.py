@@ -7,7 +7,7 @@ import pytest
 
 from lit_het import parameters
 from lit_het.cli.main import main
-from lit_het.configs import scene_oracle, scene_panoptic
+from lit_het.configs import quickstart_upstream, scene_oracle, scene_panoptic
 from lit_het.data_pipelines.scenes import SceneConfig, write_scenes
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.models.opening import open_run
@@ -20,7 +20,8 @@ from lit_het.training.durations import Duration
 from lit_het.training.log import read_metrics
 from lit_het.training.schedules import Schedule
 from lit_het.training.train import train
-from tests.cli.conftest import refusal, stop_and_resume
+from tests import tiny
+from tests.cli.conftest import last_line, refusal, stop_and_resume
 from tests.scripts.conftest import write_config_file
 
 
@@ -34,6 +35,7 @@ def short(config, root, run_dir):
         length=Duration(4),
         schedule=Schedule(1e-2, warmup=Duration(1)),
         cadence=Cadence(log_steps=1, save_steps=2),
+        evaluations=(),
     )
 
 
@@ -49,8 +51,10 @@ def stage_1(root, run_dir):
 
 
 def stage_2(root, run_dir):
-    config, oracle = scene_panoptic.get_config(root), stage_1(root, run_dir).task.oracle
+    config, of_oracle = scene_panoptic.get_config(root), stage_1(root, run_dir).task
     assert isinstance(config.task, SegmentationConfig)
+    assert isinstance(of_oracle, MaskOracleConfig)
+    oracle = of_oracle.oracle
     task = dataclasses.replace(
         config.task,
         image_tower=dataclasses.replace(config.task.image_tower, encoder=oracle.encoder),
@@ -108,6 +112,8 @@ def test_stage_2_has_the_oracle_of_stage_1_and_predicts_masks(root):
     run = open_run(root / "panoptic")
     model, data = run.model(), dataclasses.replace(run.config.data, shards=(str(root / "data" / "test"),))
     (batch,) = Loader(data).epoch(4)
+    assert batch.image is not None
+    assert batch.masks is not None
     features = np.asarray(model.features.extract(batch.image))
     found = model(quantities.masks, features[None])
     assert found.shape == batch.masks.shape == (4, 64, 64, 2)
@@ -143,14 +149,20 @@ def test_a_stage_2_of_another_oracle_or_other_masks_is_refused(root, capsys, tmp
     assert message in refusal(capsys, "train", "--config", file, *flags)
 
 
-def test_a_run_without_an_oracle_is_refused_as_one(root, capsys, tmp_path):
-    # Of a model of codes the oracle is that of its stage I.
+def test_the_oracle_of_a_model_of_codes_is_that_of_its_stage_1(root, tmp_path):
     config = stage_2(root, tmp_path / "run")
-    of_codes = dataclasses.replace(config, task=dataclasses.replace(config.task, oracle_run=root / "panoptic"))
-    train(of_codes)
+    train(dataclasses.replace(config, task=dataclasses.replace(config.task, oracle_run=root / "panoptic")))
+    found = saved(tmp_path / "run")
     for path, array in saved(root / "oracle").items():
-        np.testing.assert_array_equal(saved(tmp_path / "run")[path], array, err_msg=path)
-    capsys.readouterr()
+        np.testing.assert_array_equal(found[path], array, err_msg=path)
+
+
+def test_a_run_without_an_oracle_is_refused(root, data, capsys, tmp_path):
+    classifier = tiny.classifier(quickstart_upstream.get_config(), data, tmp_path / "classifier")
+    tiny.finish_untrained(classifier)
+    file = write_config_file(stage_2(root, tmp_path / "run"), tmp_path / "config.py")
+    line = last_line(capsys, "train", "--config", file, "--task.oracle-run", tmp_path / "classifier")
+    assert "classifier has no oracle; name the run that trained it with --task.oracle-run" in line
 
 
 def test_an_exported_model_is_complete(root, tmp_path):
