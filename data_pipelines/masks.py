@@ -86,7 +86,12 @@ def parse_categories(entries: Any, origin: str) -> Categories:
 def read_categories(address: str) -> Categories:
     """Returns the categories in a file."""
     try:
-        return parse_categories(parse_json(storage.read_whole(address)), address)
+        content = storage.read_whole(address)
+    except OSError as error:
+        reason = storage.reason(error)
+        raise UserError(f"{address}: cannot be read ({reason}); masks need COCO's list of categories there") from error
+    try:
+        return parse_categories(parse_json(content), address)
     except Malformed as error:
         raise UserError(f"{address}: {error}; write the list of categories as JSON") from error
 

@@ -160,7 +160,9 @@ class Recognition:
 
 
 def require_head(model: EvaluatedModel) -> None:
-    """Raises a `UserError` for an image tower that was imported alone, which can only give features."""
+    """Raises a `UserError` for an image tower that was imported alone, a decoder or a model of masks."""
+    if model.mask_classes is not None:
+        raise UserError("the model predicts masks, and no classes of images: evaluate it with lit-het panoptic")
     if model.text is None and not model.num_classes:
         raise UserError(
             "an image tower that was imported alone has no head, and a decoder has no classes: evaluate "

@@ -30,6 +30,8 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: "Toke
         tokenizer: of the text tower; None for the image tower, or the encoder of texts to translate.
     """
     part = f"{config.task.reads}_tower" if tokenizer is None else "text_tower"
+    if part == "image_tower":
+        config.task.require_image_tower()
     fields = experiment.fields(config.task.towers[part])
     fields = _earlier({k: v for k, v in fields.items() if not k.startswith(EXECUTION_FIELDS)})
     compute_type = config.task.compute_type

@@ -173,7 +173,9 @@ def test_categories_that_cannot_be_used_are_refused(tmp_path: Path):
         (twice, "two categories have one id"),
     ):
         assert_refused(message, parse_categories, entries, "c.json")
-    (path := tmp_path / "categories.json").write_text("[")
+    path = tmp_path / "categories.json"
+    assert_refused("categories.json: cannot be read .*masks need COCO's list", read_categories, str(path))
+    path.write_text("[")
     assert_refused("categories.json: .*write the list of categories as JSON", read_categories, str(path))
     image = encoded(COLOURS[blocks(40, 56, 8)], "PNG")
     one = write(tmp_path / "a", [stored(blocks(40, 56, 8), image)])
