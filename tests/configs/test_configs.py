@@ -82,6 +82,7 @@ WITH_ARGUMENTS = {
     ],
     "dino_txt": [f"model={model}" for model in get_args(dino_txt.Model)],
     "lit_xlm_r": [f"size={size}" for size in get_args(lit_xlm_r.Size)],
+    "uvim_so400m": ["tower=trained", "tower=locked"],
     "glyph_classifier": ["minival=0", "minival=5"],
     "imagenet_experts": ["model=vmoe", "model=e3"],
 }
@@ -112,6 +113,8 @@ TRACED = (
     "flyp_imagenet.py",
     "dino_txt.py",
     "lit_xlm_r.py",
+    "uvim_oracle.py",
+    "uvim_so400m.py:tower=trained",
 )
 # The other tasks are traced by tests of their own, in small, and other kinds of experts by test_published_costs.py.
 SHORT = ("lit_so400m_het_xl.py", "fine_tune_experts.py:model=e3")
