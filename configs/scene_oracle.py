@@ -26,8 +26,9 @@ ORACLE = OracleConfig(
     num_classes=14,
     num_instances=9,  # a scene has at most 6 things and crowds
     code_length=16,
-    # A word counts as unused after some 100 batches without it, not 500 as in the paper: batches are few.
-    codebook=CodebookConfig(num_words=256, size=32, momentum=0.98),
+    # A word counts as unused after 22 batches without it, not 460 as in the paper: at first all vectors are alike, and
+    # nothing is learned before their word is split.
+    codebook=CodebookConfig(num_words=256, size=32, momentum=0.9),
     encoder=BLOCKS,
     decoder=BLOCKS,
 )
