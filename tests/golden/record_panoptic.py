@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 PATH = Path(__file__).with_name("panoptic.npz")
-SIDE, NUM_CLASSES, NUM_THINGS, NUM_IMAGES, MOST_SEGMENTS = 40, 9, 5, 24, 14
+SIDE, NUM_CLASSES, NUM_THINGS, NUM_IMAGES, MOST_SEGMENTS = 40, 7, 3, 40, 14
 
 
 def random_truth(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -22,7 +22,7 @@ def random_truth(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     places, rows = np.zeros((SIDE, SIDE), np.int64), [(0, 0)]
     stuff = random.permutation(np.arange(NUM_THINGS + 1, NUM_CLASSES))  # the last class occurs nowhere
     for label in (*stuff[:2], *random.integers(1, NUM_THINGS + 1, random.integers(2, 10))):
-        rows.append((int(label), int(label <= NUM_THINGS and random.random() < 0.25)))
+        rows.append((int(label), int(label <= NUM_THINGS and random.random() < 0.4)))
         top, left = random.integers(0, SIDE - 6, 2)
         height, width = random.integers(4, 26, 2)
         places[top : top + height, left : left + width] = len(rows) - 1

@@ -99,6 +99,16 @@ def test_masks_are_scored_at_the_size_of_the_true_ones(scenes: ImageSet, model: 
     assert found.metrics()["panoptic/scenes/things/rq"] == found.figures["things/rq"]
 
 
+def test_stuff_is_one_segment_whatever_numbers_a_model_gives_it(scenes: ImageSet, model: FakeModel):
+    def numbered(features: np.ndarray) -> np.ndarray:
+        masks = model.masks(features)
+        is_stuff = (masks[..., 0] > 10)[..., None] & [False, True]
+        return np.where(is_stuff, 1 + np.indices(masks.shape)[1] // 8, masks)
+
+    found = PanopticConfig(scenes).build(opened_sets())(dataclasses.replace(model, masks=numbered))
+    assert found.figures == pytest.approx(expected())
+
+
 def test_other_batches_and_devices_give_the_same_figures(scenes: ImageSet, model: FakeModel):
     one = PanopticConfig(scenes).build(opened_sets())(model)
     split = dataclasses.replace(model, features=dataclasses.replace(model.features, num_shards=2))
