@@ -364,12 +364,12 @@ EvaluationConfig: TypeAlias = (
 EVALUATIONS: dict[str, type[EvaluationConfig]] = {
     "zero-shot": ZeroShotConfig,
     "retrieval": RetrievalConfig,
-    "panoptic": PanopticConfig,
     "few-shot": FewShotConfig,
     "linear-probe": LinearProbeConfig,
     "shift": ShiftConfig,
     "out-of-distribution": OutOfDistributionConfig,
     "ensemble": EnsembleConfig,
+    "panoptic": PanopticConfig,
     "captioning": WriteCaptionsConfig,
     "question-answering": AnswerQuestionsConfig,
 }
