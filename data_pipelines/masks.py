@@ -143,7 +143,8 @@ def segments_of(entries: Any, categories: Categories) -> list[Segment]:
 
 def ids_in(content: bytes) -> Int[np.ndarray, "h w"]:
     """Returns the id of each pixel's segment in a member `PIXELS`; raises `BrokenImage`."""
-    return decode_whole(content).astype(np.int32) @ np.array([1, 256, 256**2], np.int32)
+    red, green, blue = np.moveaxis(decode_whole(content).astype(np.int32), -1, 0)
+    return red + (green << 8) + (blue << 16)
 
 
 def encode_ids(ids: Int[np.ndarray, "h w"]) -> bytes:
@@ -161,7 +162,8 @@ def places_of(ids: Int[np.ndarray, "h w"], segments: Iterable[Segment]) -> Int[n
     Raises:
         Unreadable: a pixel is of no segment.
     """
-    known = np.array([0, *sorted(segment.id for segment in segments)])
+    # Of the type of ids, which a search would convert otherwise.
+    known = np.array([0, *sorted(segment.id for segment in segments)], ids.dtype)
     places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
     if (is_unknown := known[places] != ids).any():
         raise Unreadable("pixels without a segment", f"no segment has the id {ids[is_unknown][0]}")

@@ -88,6 +88,8 @@ def _facts(run: SavedRun) -> dict[str, str]:
 
 
 def _model(task: Mapping[str, Any]) -> str:
+    if task.get("oracle"):
+        return "panoptic segmentation"
     if task.get("decoder"):
         return "decoder"
     return "image-text" if task.get("text_tower") else "image tower"
