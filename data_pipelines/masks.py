@@ -7,7 +7,7 @@ number of its category there, from 1.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,18 +156,19 @@ def encode_ids(ids: Int[np.ndarray, "h w"]) -> bytes:
     return cv2.imencode(".png", colours)[1].tobytes()
 
 
-def places_of(ids: Int[np.ndarray, "h w"], segments: Iterable[Segment]) -> Int[np.ndarray, "h w"]:
-    """Returns the place of each pixel's segment in ascending order of ids, from 1; 0 for void.
+def places_of(ids: Int[np.ndarray, "h w"], segments: Sequence[Segment]) -> Int[np.ndarray, "h w"]:
+    """Returns the place of each pixel's segment among these, from 1; 0 for void.
 
     Raises:
         Unreadable: a pixel is of no segment.
     """
+    ascending = sorted((segment.id, place) for place, segment in enumerate(segments, 1))
     # Of the type of ids, which a search would convert otherwise.
-    known = np.array([0, *sorted(segment.id for segment in segments)], ids.dtype)
-    places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-    if (is_unknown := known[places] != ids).any():
+    known, places = np.array([(0, 0), *ascending], ids.dtype).T
+    found = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    if (is_unknown := known[found] != ids).any():
         raise Unreadable("pixels without a segment", f"no segment has the id {ids[is_unknown][0]}")
-    return places
+    return places[found]
 
 
 def masks_of(
@@ -182,7 +183,7 @@ def masks_of(
         Unreadable: a pixel is of no segment.
     """
     places, count = places_of(ids, segments), len(segments) + 1
-    labels = np.array([0, *(segment.label for segment in sorted(segments))])
+    labels = np.array([0, *(segment.label for segment in segments)])
     height, width = ids.shape
     sizes = np.bincount(places.ravel(), minlength=count)
     # Their order is that of y h + x at the centres.

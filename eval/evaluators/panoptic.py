@@ -77,7 +77,7 @@ class Panoptic:
         """Returns the true segments of an image, and its masks."""
         pixels, about = members
         try:
-            ids, found = ids_in(pixels), sorted(segments_in(about, self.categories))
+            ids, found = ids_in(pixels), segments_in(about, self.categories)
             labels, crowds = np.array([(one.label, one.is_crowd) for one in found], np.int64).reshape(-1, 2).T
             segments = TrueSegments(places_of(ids, found), labels, crowds.astype(bool))
             return segments, masks_of(ids, found, self.categories)

@@ -16,7 +16,7 @@ FIGURES = ("pq", "sq", "rq")
 
 @dataclasses.dataclass(frozen=True)
 class TrueSegments:
-    """The segments of an image.
+    """The segments of an image, in the order of its JSON.
 
     Attributes:
         places: of each pixel in the arrays below, from 1; 0 for void.
@@ -34,7 +34,7 @@ def counts(truth: TrueSegments, predicted: Int[np.ndarray, "h w 2"], num_classes
 
     Segments of one class match if their IoU is above 1/2, where the union leaves out what is predicted on void. A
     crowd is neither matched nor missed, and a segment is not wrong of which more than half lies on void and on a crowd
-    of its class (in COCO's evaluation, of several crowds of a class the last).
+    of its class (in COCO's evaluation, of several crowds of a class the last in its JSON).
 
     Args:
         truth: of the image.

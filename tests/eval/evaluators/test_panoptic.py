@@ -109,6 +109,26 @@ def test_stuff_is_one_segment_whatever_numbers_a_model_gives_it(scenes: ImageSet
     assert found.figures == pytest.approx(expected())
 
 
+def test_of_several_crowds_the_last_in_json_is_ignored_whatever_the_ids(scenes: ImageSet, model: FakeModel, tmp_path):
+    ids = np.full((64, 64), 101, np.int32)
+    ids[:32], ids[32:48] = 9, 5
+    # All that is predicted lies in crowd 9.
+    stuff = {"id": 101, "category_id": 104, "iscrowd": 0}
+    crowds = [{"id": one, "category_id": 1, "iscrowd": 1} for one in (9, 5)]
+    wrong = {}
+    for name, segments in (("last", [stuff, *crowds[::-1]]), ("before", [stuff, *crowds])):
+        sample = {PIXELS: encode_ids(ids), SEGMENTS: {"segments_info": segments}}
+        image = encode_jpeg(np.zeros((64, 64, 3), np.uint8))
+        write_shards(tmp_path / "scenes" / name, [{"__key__": "a", "jpg": image, **sample}])
+        predicted = np.zeros((1, SIZE, SIZE, 2), np.int32)
+        predicted[:, :12] = 1, 1
+        found = PanopticConfig(dataclasses.replace(scenes, split=name)).build(opened_sets())(
+            dataclasses.replace(model, masks=lambda features, predicted=predicted: predicted)
+        )
+        wrong[name] = found.draw().arrays["found"][0, 1]
+    assert wrong == {"last": 0, "before": 1}
+
+
 def test_other_batches_and_devices_give_the_same_figures(scenes: ImageSet, model: FakeModel):
     one = PanopticConfig(scenes).build(opened_sets())(model)
     split = dataclasses.replace(model, features=dataclasses.replace(model.features, num_shards=2))
