@@ -18,14 +18,14 @@ from lit_het.training.optimizers_config import AdamW, Optimizer
 from lit_het.training.schedules import Schedule
 
 ROOT = Path("runs/scenes")
-IMAGE_SIZE, BATCH_SIZE = 64, 32
+IMAGE_SIZE, BATCH_SIZE = 64, 16
 BLOCKS = EncoderConfig(width=128, depth=2, mlp_width=256, num_heads=4, unrolled=True)
 ORACLE = OracleConfig(
     image_size=IMAGE_SIZE,
     patch_size=8,
     num_classes=14,
     num_instances=9,  # a scene has at most 6 things and crowds
-    code_length=16,
+    code_length=64,  # a word for each patch: with 16 words instances take longer to be told apart
     # A word counts as unused after 22 batches without it, not 460 as in the paper: at first all vectors are alike, and
     # nothing is learned before their word is split.
     codebook=CodebookConfig(num_words=256, size=32, momentum=0.9),
@@ -41,10 +41,10 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         task=MaskOracleConfig(ORACLE),
         data=data(root),
         calibration=None,
-        length=Duration(1500),
+        length=Duration(3000),
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-5),
         schedule=Schedule(learning_rate=2e-3, warmup=Duration(50)),
-        cadence=Cadence(log_steps=25, save_steps=500),
+        cadence=Cadence(log_steps=25, save_steps=1000),
     )
 
 

@@ -45,9 +45,9 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         ),
         data=scene_oracle.data(root),
         calibration=None,
-        length=Duration(2500),
+        length=Duration(4500),
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-5),
         schedule=Schedule(learning_rate=1e-3, warmup=Duration(100)),
-        cadence=Cadence(log_steps=25, save_steps=500),
+        cadence=Cadence(log_steps=25, save_steps=1500),
         evaluations=(PanopticConfig(ImageSet("scenes", str(root / "data"))),),
     )

@@ -56,7 +56,7 @@ MACHINE = "2 cores of an AMD EPYC of family 25 with AVX-512"
 # Minutes are those of a method's own training: of UViM those of stage II.
 FIGURES = ("pq", "sq", "rq", "things/pq", "stuff/pq", "parameters (M)", "minutes")
 # As many parameters as both stages, and about as long a training as both together.
-DEPTH, STEPS = 12, 2700
+DEPTH, STEPS = 12, 5000
 
 
 class PixelClassifier(nnx.Module):

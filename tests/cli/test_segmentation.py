@@ -96,10 +96,10 @@ def test_a_run_stopped_and_resumed_equals_an_uninterrupted_one(root, stage, name
 
 def test_words_followed_the_vectors_of_batches(root):
     book = saved(root / "oracle")
-    # Each step adds the 8 x 16 words of a batch to half of those before.
+    # Each step adds the 8 x 64 words of a batch to half of those before.
     total = 32.0
     for _ in range(4):
-        total = total / 2 + 8 * 16
+        total = total / 2 + 8 * 64
     # A word that is replaced loses its own count.
     assert total - 2 < book["oracle/codebook/counts"].sum() <= total
     assert book["oracle/codebook/counts"].min() >= 0.1
