@@ -1,4 +1,4 @@
-"""Stage I of a small UViM: codes of the masks of scenes of glyphs, learned in minutes on two cores.
+"""Stage I of a small UViM: codes of the masks of scenes of glyphs, for two cores.
 
 lit-het data scenes runs/scenes/data
 lit-het train --config configs/scene_oracle.py
