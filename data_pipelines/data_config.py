@@ -68,7 +68,6 @@ class LoaderConfig:
         image_size: pixels along each side of squares, and of the tower's grid of positions.
         batch_size: samples over all hosts.
         labels: how to read labels; None reads none.
-        masks: whether to read masks of panoptic segmentation, see `lit_het.data_pipelines.masks`.
         portion: of the samples of ``shards``, to hold out a part of a training set for validation.
         suspects: samples of ``shards`` that training leaves out or weights less, by a table of ``lit-het data score``.
         exclude: tables (.csv or .parquet) of samples that training leaves out, by their columns ``shard`` and ``key``,
@@ -101,13 +100,13 @@ class LoaderConfig:
         slow_read_seconds: after which a pending read is reported, and again at growing intervals.
         stuck_read_seconds: after which a pending read ends the process, so that a scheduler restarts it.
         stream: reads shards that cannot seek sequentially, as a `Stream`; None has random access, as a `Loader`.
+        masks: whether to read masks of panoptic segmentation, see `lit_het.data_pipelines.masks`.
     """
 
     shards: tuple[str, ...]
     image_size: int = 32
     batch_size: int = 256
     labels: LabelsConfig | None = None
-    masks: bool = False
     portion: Portion = ALL
     suspects: Suspects | None = None
     exclude: tuple[Path, ...] = ()
@@ -134,6 +133,7 @@ class LoaderConfig:
     stream: Streaming | None = None
     slow_read_seconds: float = 60.0
     stuck_read_seconds: float = 1800.0
+    masks: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "seed", "threads")

@@ -57,6 +57,7 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, str, 
     """Yields flags that may help and their values, with the change that each makes, cheapest first."""
     mesh, task = MeshConfig(*made.mesh.devices.shape), config.task
     loss: Any = task.loss
+    parts_at_once = vars(task).get("microbatches")
     for factor in (2, 4, 8):
         wider = dataclasses.replace(mesh, data=-1, fsdp=factor * mesh.fsdp)
         yield "--mesh.fsdp", f"{wider.fsdp}", lambda config, wider=wider: dataclasses.replace(config, mesh=wider)
@@ -72,8 +73,8 @@ def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, str, 
                 changed: Any = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat=policy))
                 flag = f"--task.{part.replace('_', '-')}.encoder.remat"
                 yield flag, policy, lambda config, part=part, changed=changed: _with_task(config, **{part: changed})
-    if "microbatches" in vars(task):
-        for parts in (4 * task.microbatches, 16 * task.microbatches):
+    if parts_at_once is not None:
+        for parts in (4 * parts_at_once, 16 * parts_at_once):
             yield "--task.microbatches", f"{parts}", lambda config, parts=parts: _with_task(config, microbatches=parts)
     data = dataclasses.replace(config.data, batch_size=config.data.batch_size // 2)
     yield "--data.batch-size", f"{data.batch_size}", lambda config: dataclasses.replace(config, data=data)

@@ -57,7 +57,7 @@ def test_counts_and_sums_are_those_of_valid_rows():
             counts[number] += 1
             sums[number] += x
     broken = np.where(valid[:, None, None], VECTORS, np.nan)
-    found = counted(*map(jnp.asarray, (broken, numbers, valid)), 5)
+    found = counted(jnp.asarray(broken), jnp.asarray(numbers), jnp.asarray(valid), 5)
     np.testing.assert_array_equal(found.counts, counts)
     np.testing.assert_allclose(found.sums, sums, atol=1e-5)
 

@@ -1,7 +1,6 @@
 """Classifiers' heads in the study: a head on the features of the locked tower, whose classes are the names."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ class FeatureClassifierConfig(TaskOptions):
     feature_size: int
     num_classes: int
 
-    loss: ClassVar[SoftmaxCrossEntropy] = SoftmaxCrossEntropy()
+    loss = SoftmaxCrossEntropy()
 
     def build(self) -> "FeatureClassifier":
         """Returns the task."""
