@@ -274,7 +274,7 @@ def test_a_configuration_file_loads_fields_and_checks():
     """Without the work of towers, heads, losses and data; the limit is that which one can read in an hour."""
     loaded = loaded_with("lit_het.configs.lit_so400m_het_xl")
     assert not {module.split(".")[0] for name in loaded for module in at_import(name)} & HEAVY
-    assert sum(len(MODULES[name].read_text().splitlines()) for name in loaded) < 10_800
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in loaded) < 10_900
 
 
 def test_the_list_of_commands_loads_no_command():
