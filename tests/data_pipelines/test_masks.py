@@ -97,9 +97,9 @@ def test_a_mask_is_cut_and_mirrored_as_its_image(format, filter, crop):
 def test_a_mask_takes_the_pixels_that_pillow_takes():
     ids = np.random.default_rng(0).integers(0, 255, (31, 45)).astype(np.int32)
     for box in (whole(31, 45), (3.0, 4.0, 40.0, 27.0), (2.25, 1.5, 33.75, 30.5)):
-        for sides in ((16, 16), (60, 20)):
-            expected = Image.fromarray(ids).resize(sides[::-1], Image.Resampling.NEAREST, box)
-            np.testing.assert_array_equal(nearest(ids, sides, box), expected)
+        for rows, columns in ((16, 16), (60, 20)):
+            expected = Image.fromarray(ids).resize((columns, rows), Image.Resampling.NEAREST, box)
+            np.testing.assert_array_equal(nearest(ids, (rows, columns), box), expected)
 
 
 def test_instances_are_numbered_from_the_top_over_all_classes_and_stuff_has_no_number():

@@ -77,7 +77,8 @@ def test_class_tokens_start_from_the_one_of_the_source():
     tower, params = dataclasses.replace(single, num_class_tokens=2), drawn(single)
     found = embed(tower, adapting.adapted(params, single, tower))
     assert found.shape[1] == 2 * VIT.encoder.width
-    np.testing.assert_allclose(*np.split(found, 2, axis=1), atol=1e-5)
+    first, second = np.split(found, 2, axis=1)
+    np.testing.assert_allclose(first, second, atol=1e-5)
     assert adapting.is_adapted(single, tower)
 
 
