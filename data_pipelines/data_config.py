@@ -59,6 +59,10 @@ class Streaming:
         require_at_least(1, self, "shuffle_buffer")
 
 
+LATER_FIELDS = {"masks": False}
+"""Fields that loaders gained after runs had been trained, with the value that changes nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LoaderConfig:
     """Which shards to read and how.

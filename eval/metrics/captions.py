@@ -163,8 +163,9 @@ def tokenize(caption: str) -> str:
             place += 1
             continue
         place = found.end(1)
-        if not _REMOVED.fullmatch(found[1]):
-            tokens.append(_spelled(found[1]))
+        token = "" if _REMOVED.fullmatch(found[1]) else _spelled(found[1])
+        if token:  # not of soft hyphens alone
+            tokens.append(token)
     return " ".join(tokens)
 
 

@@ -22,6 +22,7 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.configs.flags import with_flags
 from lit_het.console import Bar, message
+from lit_het.data_pipelines import data_config
 from lit_het.errors import DoesNotFit, UserError, pluralize
 from lit_het.eval.report.naming import split, style_of
 from lit_het.eval.saved_runs import differences
@@ -306,7 +307,7 @@ def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changes_nothing(field: str, value: Any) -> bool:
     """Returns whether a field has the value by which earlier versions, which had no such field, trained."""
-    later = {**towers.LATER_FIELDS, **heads.LATER_FIELDS}
+    later = {**towers.LATER_FIELDS, **heads.LATER_FIELDS, **data_config.LATER_FIELDS}
     return value == [] or any(field.endswith(f".{name}") and value == neutral for name, neutral in later.items())
 
 

@@ -33,6 +33,7 @@ class MaskOracleConfig(TaskOptions):
     commitment: float = 0.0
     locked: tuple[str, ...] = ()
 
+    head = loss = None
     pipeline_tag = "mask-generation"
     summary = "A code of the masks of panoptic segmentation"
     exports = ("lit-het",)

@@ -45,8 +45,9 @@ class TaskOptions:
     """
 
     image_tower = text_tower = temperature_gradient = num_classes = mask_classes = None
-    head: Any = None
-    loss: Any = None
+    # Without a value: configurations have fields of these names, some without a default.
+    head: Any
+    loss: Any
     locked: Any = ()
     text_members: Any = 1
     writes_text = embeds_texts = takes_members = False

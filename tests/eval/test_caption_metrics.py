@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lit_het.eval.metrics.captions import bleu, cider, cider_d, rouge_l, tokenize
@@ -157,6 +157,7 @@ def test_captions_are_split_as_one_expects(caption, tokens):
 
 @settings(deadline=None)
 @given(st.text(max_size=40))
+@example("+\xad\xad")
 def test_any_text_has_tokens_in_lower_case_and_without_punctuation(caption):
     found = tokenize(caption)
     assert found == found.lower()
