@@ -253,7 +253,8 @@ def log_p_of_label(params, layer, drawn, z, y):
     if isinstance(layer, HierarchicalSoftmax):
         return u[y]
     own = u[y] - math.log(inclusion(layer, y))
-    return own - logsumexp([own, *(u[c] - math.log(inclusion(layer, c)) for c in set(drawn) - {y})])
+    others = (u[c] - math.log(inclusion(layer, c)) for c in set(drawn) - {y})
+    return own - float(logsumexp(np.array([own, *others])))
 
 
 def reference(config, place, embeddings, drawn):
