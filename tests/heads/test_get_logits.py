@@ -254,7 +254,8 @@ def log_p_of_label(params, layer, drawn, z, y):
         return u[y]
     own = u[y] - math.log(inclusion(layer, y))
     others = (u[c] - math.log(inclusion(layer, c)) for c in set(drawn) - {y})
-    return own - float(logsumexp(np.array([own, *others])))
+    normalizer: Any = logsumexp([own, *others])
+    return own - normalizer
 
 
 def reference(config, place, embeddings, drawn):
