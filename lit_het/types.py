@@ -31,6 +31,9 @@ Metrics: TypeAlias = dict[str, Array]
 # A number of examples: an int, or where a program is traced for any number of them an expression of `jax.export`.
 Size: TypeAlias = Any
 
+MASKED = -1e30
+"""In place of minus infinity in masked logits: differences and gradients of finite numbers are never NaN."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

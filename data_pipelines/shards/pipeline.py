@@ -6,7 +6,6 @@ seek: a resumed run draws other samples.
 """
 
 import collections
-import hashlib
 import io
 import itertools
 import os
@@ -19,7 +18,7 @@ import numpy as np
 from lit_het.data_pipelines.batches import RawSample, Tokenizer, batch_maker, input_of, rows_per_process
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.shards.faults import FaultLog
-from lit_het.data_pipelines.shards.stream import Stream, first_member
+from lit_het.data_pipelines.shards.stream import Stream, digest_of, first_member
 from lit_het.data_pipelines.shards.writing import encoded
 from lit_het.errors import UserError
 from lit_het.types import Batch
@@ -63,7 +62,7 @@ class PipelineStream:
     @property
     def digest(self) -> str:
         """Identifies the shards that are named beside the pipeline."""
-        return hashlib.sha256("\n".join(self._addresses).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        return digest_of(self._addresses)
 
     def batches(
         self,

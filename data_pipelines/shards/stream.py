@@ -61,8 +61,7 @@ class Stream:
     def digest(self) -> str:
         """Identifies the addresses of the shards, whose content is unknown before it is read, and what is left out."""
         excluded = [f"{shard} {key}" for shard, keys in self._excluded.items() for key in keys]
-        content = "\n".join([*self._addresses, *sorted(excluded)])
-        return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        return digest_of([*self._addresses, *sorted(excluded)])
 
     @property
     def buffer_size(self) -> int:
@@ -267,6 +266,11 @@ def _counted(samples: Iterator[RawSample], count: int, advance: Callable[[int], 
         advance(1)
         yield sample
     yield from samples
+
+
+def digest_of(lines: Sequence[str]) -> str:
+    """Identifies what a stream reads."""
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def first_member(found: Mapping[str, bytes | Unreadable], kind: str, key: str) -> bytes | Unreadable:

@@ -18,10 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.heads.logits_config import SampledSoftmax
-from lit_het.types import LogitSamples
-
-# In place of minus infinity: differences and gradients of finite numbers are never NaN.
-_MASKED = -1e30
+from lit_het.types import MASKED, LogitSamples
 
 
 def draw(config: SampledSoftmax, num_classes: int, key: Key[Array, ""]) -> Int[Array, " c"]:
@@ -83,7 +80,7 @@ def of_labels(
         n, t, d = embedding.shape
         own = jnp.einsum("ntd,nd->nt", embedding, own_kernel) + own_bias[:, None]
         others = (embedding.reshape(n * t, d) @ kernel.T + bias[None]) / temperature - shift[None]
-        others = jnp.where(is_left_out[:, None], _MASKED, others.reshape(n, t, -1))
+        others = jnp.where(is_left_out[:, None], MASKED, others.reshape(n, t, -1))
         return jnp.concatenate([(own / temperature - own_shift[:, None])[..., None], others], axis=-1)
 
     return dataclasses.replace(

@@ -15,10 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lit_het.heads.logits import logits_layer
-from lit_het.types import LogitSamples
-
-# In place of minus infinity: differences and gradients of finite numbers are never NaN.
-_MASKED = -1e30
+from lit_het.types import MASKED, LogitSamples
 
 
 def cluster_sizes(num_classes: int) -> tuple[int, int]:
@@ -49,7 +46,7 @@ class HierarchicalLogits(nnx.Module):
         n, k = features.shape[0], self.out_features
         logits = (features @ self.kernel[...] + self.bias[...][None]) / temperature
         # Not `pad`, which ONNX files do not have here.
-        rest = jnp.full((n, self.num_clusters * self.size - k), _MASKED)
+        rest = jnp.full((n, self.num_clusters * self.size - k), MASKED)
         padded = jnp.concatenate([logits, rest], axis=1).reshape(n, self.num_clusters, self.size)
         inside = jax.nn.log_softmax(padded)
         of_cluster = jax.nn.log_softmax(self.clusters(features) / temperature)
@@ -67,13 +64,13 @@ class HierarchicalLogits(nnx.Module):
         # Classes beyond the last of the last cluster read those before, and are masked.
         index = jnp.minimum(classes, self.out_features - 1)
         inside = jnp.einsum("ntd,dns->nts", embedding, self.kernel[...][:, index]) + self.bias[...][index][:, None]
-        inside = jnp.where((classes < self.out_features)[:, None], inside / temperature, _MASKED)
+        inside = jnp.where((classes < self.out_features)[:, None], inside / temperature, MASKED)
         inside = jax.nn.log_softmax(inside)
 
         def apart(values: Float[Array, "n t m"], position: Int[Array, " n"]) -> tuple[Array, Array]:
             is_own = jnp.arange(values.shape[-1])[None] == position[:, None]
             own = jnp.sum(values, axis=-1, keepdims=True, where=is_own[:, None])
-            return own, jnp.where(is_own[:, None], _MASKED, values)
+            return own, jnp.where(is_own[:, None], MASKED, values)
 
         own_cluster, other_clusters = apart(of_cluster, cluster)
         own, others = apart(inside, place)

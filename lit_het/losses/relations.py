@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from lit_het import sharding
 from lit_het.losses import blocks
 from lit_het.losses.contrastive.blocks import Layout
-from lit_het.losses.contrastive.pairs import MASKED
+from lit_het.types import MASKED
 
 VECTORS_PER_BLOCK = 1024
 """Rows of similarities on a device that exist at the same time."""

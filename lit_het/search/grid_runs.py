@@ -39,6 +39,8 @@ from lit_het.training.train import Watch, train_unless_done
 Direction: TypeAlias = Literal["lower", "higher"]
 """Which values of a metric are better."""
 
+_LATER = {**towers.LATER_FIELDS, **heads.LATER_FIELDS, **data_config.LATER_FIELDS}
+
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
@@ -307,8 +309,7 @@ def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changes_nothing(field: str, value: Any) -> bool:
     """Returns whether a field has the value by which earlier versions, which had no such field, trained."""
-    later = {**towers.LATER_FIELDS, **heads.LATER_FIELDS, **data_config.LATER_FIELDS}
-    return value == [] or any(field.endswith(f".{name}") and value == neutral for name, neutral in later.items())
+    return value == [] or any(field.endswith(f".{name}") and value == neutral for name, neutral in _LATER.items())
 
 
 CONVERTER = cattrs.Converter(forbid_extra_keys=True)

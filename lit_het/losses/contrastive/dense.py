@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lit_het.losses.contrastive.pairs import MASKED, Examples, Pairs
+from lit_het.losses.contrastive.pairs import Examples, Pairs
+from lit_het.types import MASKED
 
 # (pairs, z) to -log E[σ(z u)] of the logit u of each pair, over the noise.
 PairLoss: TypeAlias = Callable[[Pairs, Float[Array, "#n #m"]], Float[Array, "n m"]]

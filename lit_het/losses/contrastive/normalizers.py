@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 from lit_het.losses import blocks
 from lit_het.losses.contrastive import ring
 from lit_het.losses.contrastive.blocks import Layout, sum_over_pairs
-from lit_het.losses.contrastive.pairs import MASKED, Examples, Pairs
-from lit_het.types import Queries
+from lit_het.losses.contrastive.pairs import Examples, Pairs
+from lit_het.types import MASKED, Queries
 
 # Log-sum-exps over all pairs, and over the positives.
 _Sums: TypeAlias = tuple[Array, Array]

@@ -8,10 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from lit_het.mixtures import MixedImages
 from lit_het.trees import tree_of_arrays
-from lit_het.types import Queries
-
-# In place of minus infinity in masked logits: differences and gradients of finite numbers are never NaN.
-MASKED = -1e30
+from lit_het.types import MASKED, Queries
 
 
 @tree_of_arrays

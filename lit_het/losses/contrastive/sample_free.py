@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lit_het.losses import gaussian
-from lit_het.losses.contrastive.pairs import MASKED, Pairs
-from lit_het.types import EmbeddingSamples, Queries
+from lit_het.losses.contrastive.pairs import Pairs
+from lit_het.types import MASKED, EmbeddingSamples, Queries
 
 
 def delta(pairs: Pairs) -> Float[Array, ""]:

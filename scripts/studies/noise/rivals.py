@@ -17,8 +17,7 @@ from lit_het.heads.options import ContrastiveOptions
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.heads.temperature_config import LogTemperature, TemperatureConfig
 from lit_het.losses.base import weights
-from lit_het.losses.contrastive.pairs import MASKED
-from lit_het.types import EmbeddingSamples, LogitSamples, Queries
+from lit_het.types import MASKED, EmbeddingSamples, LogitSamples, Queries
 
 
 @dataclasses.dataclass(frozen=True)
