@@ -1,9 +1,13 @@
 """Options of the fits to frozen features: few-shot classification and the linear probe."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from lit_het.errors import UserError, require_at_least, require_choice
+
+Crop: TypeAlias = Literal["whole", "random", "inception"]
+"""The views that a probe is trained on: those of evaluation, or new ones in every epoch, flipped at random: a random
+square with 7/8 of the side of the resized image (224 of 256 pixels), or an `InceptionCrop`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,9 @@ class LinearProbeOptions:
         learning_rates: peak values of the schedules.
         weight_decays: the fraction of the kernel that a step at the peak removes; not scaled by the learning rate.
         epochs: passes over the training images.
+        crops: views of the training images. Those of evaluation are stored; others need a pass of the tower in every
+            epoch, of the largest number.
+        mixup: α of the Beta(α, α) distribution of the weights of two images in random views; 0 does not mix them.
         images_per_step: the batch size; at most the number of training images.
         minival: the fraction of the training images that chooses the setting.
         initial_bias: of every class; the kernel is initialised to 0.
@@ -53,26 +60,33 @@ class LinearProbeOptions:
     learning_rates: tuple[float, ...] = (1e-3, 3e-4, 1e-4)
     weight_decays: tuple[float, ...] = (1e-4, 0.0)
     epochs: tuple[int, ...] = (1, 3, 10)
+    crops: tuple[Crop, ...] = ("whole",)
+    mixup: float = 0.1
     images_per_step: int = 512
     minival: float = 0.02
     initial_bias: float = -6.9
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("learning_rates", 0.0), ("weight_decays", 0.0), ("epochs", 1)):
+        for name, least in (("learning_rates", 0.0), ("weight_decays", 0.0), ("epochs", 1), ("crops", None)):
             values = getattr(self, name)
             if not values:
                 raise UserError(f"linear probe: {name} is empty; name at least one")
-            if min(values) < least:
+            if len({*values}) < len(values):
+                raise UserError(f"linear probe: {name} = {values} names a value twice; leave one out")
+            if least is not None and min(values) < least:
                 raise UserError(f"linear probe: {name} = {min(values)} must be at least {least}")
         if not 0 < self.minival < 1:
             raise UserError(f"linear probe: minival = {self.minival} must lie between 0 and 1")
+        if unknown := [crop for crop in self.crops if crop not in get_args(Crop)]:
+            raise UserError(f"linear probe: crops = {unknown[0]!r} must be one of {', '.join(get_args(Crop))}")
+        require_at_least(0, self, "mixup")
         require_at_least(1, self, "images_per_step")
 
     def num_steps(self, num_images: int) -> int:
-        """Returns the total of the counts passed to ``advance``: the steps of all epochs of the grid."""
+        """Returns the total of the counts passed to ``advance``: the steps of all epochs and crops of the grid."""
         num_train = num_images - self.num_minival(num_images)
-        return sum(self.epochs) * (num_train // min(self.images_per_step, num_train))
+        return len(self.crops) * sum(self.epochs) * (num_train // min(self.images_per_step, num_train))
 
     def num_minival(self, num_images: int) -> int:
         """Returns the number of images in minival."""

@@ -1,16 +1,16 @@
 """Linear probe: a linear classifier trained on the features of a frozen tower (SoViT App. E.2, Table 9).
 
 The optimizer is SGD with momentum on the sigmoid cross-entropy. It trains a grid of learning rates, weight decays and
-numbers of epochs, and the setting that is best on *minival*, a random part of the training images, is the probe.
-Settings with the same number of epochs see the same batches and are trained together: one matrix product computes the
-logits of a batch for all of them. Features stay on the host in their own precision, and are copied to the device a few
-steps at a time.
+numbers of epochs on one or more kinds of views, and the setting that is best on *minival*, a random part of the
+training images, is the probe. All settings see the same batches, the longer ones more of them, and those with the same
+number of epochs are trained together: one matrix product computes the logits of a batch for all of them. Features stay
+on the host in their own precision, and are copied to the device a few steps at a time.
 """
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,8 +20,10 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from lit_het.errors import UserError
-from lit_het.eval.fits import LinearProbeOptions
+from lit_het.eval.fits import Crop, LinearProbeOptions
 from lit_het.eval.metrics.calibration import check_labels, correctness
+from lit_het.eval.views import Examples, Plan
+from lit_het.losses.base import masked_mean
 from lit_het.training.durations import Duration, RunLength
 from lit_het.training.schedules import Schedule
 from lit_het.types import Params
@@ -37,11 +39,12 @@ class ProbeSetting:
     """One setting of the grid, and its scores on minival.
 
     Attributes:
-        learning_rate, weight_decay, epochs: the setting.
+        crop, learning_rate, weight_decay, epochs: the setting.
         accuracy: on minival; ties count as the expectation over random choices.
         loss: sigmoid cross-entropy on minival, summed over classes.
     """
 
+    crop: Crop
     learning_rate: float
     weight_decay: float
     epochs: int
@@ -81,15 +84,18 @@ def train_linear_probe(
     num_classes: int,
     options: LinearProbeOptions | None = None,
     advance: Callable[[int], object] = lambda count: None,
+    views: Callable[[Crop, Plan], Iterator[Examples]] | None = None,
 ) -> LinearProbe:
     """Trains every setting of the grid, and returns the most accurate on minival; ties go to the lower loss.
 
     Args:
-        features: of the training images, in float32 or float16.
+        features: of the training images as evaluation sees them, in float32 or float16.
         labels: their classes.
         num_classes: k.
-        options: the grid; None for the paper's.
+        options: the grid; None for the paper's, on these features alone.
         advance: called with the number of steps just finished; the total is ``options.num_steps(n)``.
+        views: returns the features of random views, see `lit_het.eval.views.Views`; only ``options.crops`` other than
+            "whole" need it.
     """
     options = options or LinearProbeOptions()
     check_labels(labels, num_classes)
@@ -98,61 +104,82 @@ def train_linear_probe(
     # A random part, not the end: shards may be sorted by class (docs/paper_map.md, 41).
     order = np.random.default_rng(options.seed).permutation(len(labels))
     minival, train = np.split(order, [options.num_minival(len(labels))])
-    pairs = list(itertools.product(options.learning_rates, options.weight_decays))
+    plan = _plan(train, options)
     grid: list[ProbeSetting] = []
     best: tuple[ProbeSetting, np.ndarray, np.ndarray] | None = None
-    for epochs in options.epochs:
-        kernels, biases = _train(features, labels, num_classes, train, pairs, epochs, options, advance)
-        for (learning_rate, weight_decay), kernel, bias in zip(pairs, kernels, biases, strict=True):
-            accuracy, loss = _evaluate(features, labels, minival, kernel, bias)
-            setting = ProbeSetting(learning_rate, weight_decay, epochs, accuracy, loss)
-            grid.append(setting)
-            if np.isfinite(loss) and (best is None or (accuracy, -loss) > (best[0].accuracy, -best[0].loss)):
-                best = setting, kernel, bias
+    for crop in options.crops:
+        if crop == "whole":
+            examples = _whole(features, labels, plan)
+        else:
+            assert views is not None, "these features are not of random views"
+            examples = views(crop, plan)
+        for epochs, kernels, biases in _train(examples, plan, features.shape[1], num_classes, options, advance):
+            for (rate, decay), kernel, bias in zip(_pairs(options), kernels, biases, strict=True):
+                accuracy, loss = _evaluate(features, labels, minival, kernel, bias)
+                setting = ProbeSetting(crop, rate, decay, epochs, accuracy, loss)
+                grid.append(setting)
+                if np.isfinite(loss) and (best is None or (accuracy, -loss) > (best[0].accuracy, -best[0].loss)):
+                    best = setting, kernel, bias
     if best is None:
         raise UserError("linear probe: no setting has a finite loss; check the features, or lower the learning rates")
     setting, kernel, bias = best
     return LinearProbe(kernel, bias, setting, tuple(grid))
 
 
+def _pairs(options: LinearProbeOptions) -> list[tuple[float, float]]:
+    """Returns learning rate and weight decay of the settings that are trained together."""
+    return list(itertools.product(options.learning_rates, options.weight_decays))
+
+
+def _plan(rows: Int[np.ndarray, " n"], options: LinearProbeOptions) -> Plan:
+    """Returns the full batches of every epoch; each epoch has its own random order."""
+    generator, size = np.random.default_rng((options.seed, 0)), min(options.images_per_step, len(rows))
+    count = len(rows) // size
+    orders = [generator.permutation(rows)[: count * size].reshape(count, size) for _ in range(max(options.epochs))]
+    return Plan(np.concatenate(orders), count, _STEPS_PER_CHUNK)
+
+
+def _whole(features: Float[np.ndarray, "n f"], labels: Int[np.ndarray, " n"], plan: Plan) -> Iterator[Examples]:
+    """Yields the examples of each chunk of a plan, as evaluation sees them."""
+    for steps in plan.chunks():
+        rows = plan.images[steps]
+        yield Examples(features[rows], labels[rows][:, :, None], np.ones((*rows.shape, 1), np.float32))
+
+
 def _train(
-    features: Float[np.ndarray, "n f"],
-    labels: Int[np.ndarray, " n"],
+    examples: Iterator[Examples],
+    plan: Plan,
+    size: int,
     num_classes: int,
-    rows: Int[np.ndarray, " train"],
-    pairs: Sequence[tuple[float, float]],
-    epochs: int,
     options: LinearProbeOptions,
     advance: Callable[[int], object],
-) -> tuple[Float[np.ndarray, "s f k"], Float[np.ndarray, "s k"]]:
-    """Returns trained kernels and biases, one for each pair of learning rate and weight decay."""
-    batches = _batches(rows, min(options.images_per_step, len(rows)), epochs, options.seed)
-    num_steps = len(batches)
-    schedule = Schedule(1.0, _WARMUP).build(RunLength(num_steps, options.images_per_step))
-    rates = np.asarray(schedule(jnp.arange(num_steps)))
-    params = {
-        # Zeros with a negative bias: all probabilities start near those of rare classes, as in fine-tuning (SoViT Table
-        # 8).
-        "kernel": jnp.zeros((len(pairs), features.shape[1], num_classes)),
-        "bias": jnp.full((len(pairs), num_classes), options.initial_bias),
-    }
-    state = (params, optax.trace(_MOMENTUM).init(params))
+) -> Iterator[tuple[int, Float[np.ndarray, "s f k"], Float[np.ndarray, "s k"]]]:
+    """Yields each number of epochs with its trained kernels and biases, one for each of `_pairs`."""
+    pairs = _pairs(options)
     learning_rates, weight_decays = jnp.array(pairs).T
-    for start in range(0, num_steps, _STEPS_PER_CHUNK):
-        chunk = batches[start : start + _STEPS_PER_CHUNK]
-        # JAX dispatches asynchronously: the device trains on the last chunk while the host gathers this one.
-        data = (features[chunk], labels[chunk].astype(np.int32), rates[start : start + len(chunk)])
-        state = _take_steps(state, data, learning_rates, weight_decays)
-        advance(len(chunk))
-    return np.asarray(state[0]["kernel"]), np.asarray(state[0]["bias"])
-
-
-def _batches(rows: Int[np.ndarray, " n"], size: int, epochs: int, seed: int) -> Int[np.ndarray, "steps b"]:
-    """Returns the full batches of every epoch; each epoch has its own random order."""
-    generator = np.random.default_rng((seed, epochs))
-    count = len(rows) // size
-    orders = [generator.permutation(rows)[: count * size].reshape(count, size) for _ in range(epochs)]
-    return np.concatenate(orders)
+    rates, states = dict[int, np.ndarray](), dict[int, Any]()
+    for epochs in options.epochs:
+        num_steps = epochs * plan.steps_per_epoch
+        schedule = Schedule(1.0, _WARMUP).build(RunLength(num_steps, options.images_per_step))
+        rates[epochs] = np.asarray(schedule(jnp.arange(num_steps)))
+        params = {
+            # Zeros with a negative bias: all probabilities start near those of rare classes, as in fine-tuning (SoViT
+            # Table 8).
+            "kernel": jnp.zeros((len(pairs), size, num_classes)),
+            "bias": jnp.full((len(pairs), num_classes), options.initial_bias),
+        }
+        states[epochs] = (params, optax.trace(_MOMENTUM).init(params))
+    for steps, chunk in zip(plan.chunks(), examples, strict=True):
+        for epochs, rate in rates.items():
+            # A shorter training ends within the chunk, or before.
+            of_chunk = rate[steps]
+            if len(of_chunk):
+                data = (*(part[: len(of_chunk)] for part in chunk), of_chunk)
+                # JAX dispatches asynchronously: the device trains on this chunk while the host gathers the next.
+                states[epochs] = _take_steps(states[epochs], data, learning_rates, weight_decays)
+                advance(len(of_chunk))
+    for epochs, (params, _) in states.items():
+        yield epochs, np.asarray(params["kernel"]), np.asarray(params["bias"])
 
 
 # The state is donated: parameters and momentum are updated in place.
@@ -161,14 +188,18 @@ def _take_steps(state: Any, data: Any, learning_rates: Float[Array, " s"], weigh
     """Trains all settings on a chunk of batches."""
     momentum = optax.trace(_MOMENTUM)
 
-    def loss(params: Params, features: Float[Array, "b f"], labels: Int[Array, " b"]) -> Float[Array, ""]:
-        return jnp.mean(_cross_entropy(features.astype(jnp.float32) @ params["kernel"] + params["bias"][None], labels))
+    def loss(
+        params: Params, features: Float[Array, "b f"], labels: Int[Array, "b m"], weights: Float[Array, "b m"]
+    ) -> Float[Array, ""]:
+        logits = features.astype(jnp.float32) @ params["kernel"] + params["bias"][None]
+        is_read = jnp.sum(weights, axis=1) > 0
+        return masked_mean(_cross_entropy(logits, labels, weights), is_read)
 
     def step(state: Any, batch: Any) -> tuple[Any, None]:
         params, velocity = state
-        features, labels, rate = batch
+        features, labels, weights, rate = batch
         # A vmap over settings makes one product of all kernels: the batch is read once, not once per setting.
-        gradients = jax.vmap(jax.grad(loss), (0, None, None))(params, features, labels)
+        gradients = jax.vmap(jax.grad(loss), (0, None, None, None))(params, features, labels, weights)
         updates, velocity = momentum.update(gradients, velocity)
         decay = {"kernel": weight_decays[:, None, None] * params["kernel"], "bias": 0.0}
 
@@ -183,11 +214,13 @@ def _take_steps(state: Any, data: Any, learning_rates: Float[Array, " s"], weigh
     return jax.lax.scan(step, state, data)[0]
 
 
-def _cross_entropy(logits: Float[Array, "b k"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
-    """Returns the sum over classes of the binary cross-entropies: Σ softplus(z) - z_label."""
-    label_logits = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    # -log σ(z) for the label is softplus(z) - z, and -log σ(-z) for the others is softplus(z).
-    return jnp.sum(jax.nn.softplus(logits), axis=1) - label_logits
+def _cross_entropy(
+    logits: Float[Array, "b k"], labels: Int[Array, "b m"], weights: Float[Array, "b m"]
+) -> Float[Array, " b"]:
+    """Returns the sum over classes of the binary cross-entropies: Σ softplus(z) - Σ w z_label."""
+    label_logits = jnp.take_along_axis(logits, labels, axis=1)
+    # -t log σ(z) - (1 - t) log σ(-z) is softplus(z) - t z, and the targets t are sums of the weights of labels.
+    return jnp.sum(jax.nn.softplus(logits), axis=1) - jnp.sum(weights * label_logits, axis=1)
 
 
 # Settings that diverged have infinite or NaN logits; their loss is then not finite, and they are never chosen.

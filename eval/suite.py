@@ -217,23 +217,31 @@ class FewShotConfig(EvaluationOptions):
 
 @dataclasses.dataclass(frozen=True)
 class LinearProbeConfig(EvaluationOptions):
-    """A linear classifier trained on the frozen features of a whole split (SoViT App. E.2, Table 9).
+    """A linear classifier trained on the frozen features of a whole split (SoViT App. E.2, Tables 2 and 9).
 
     Attributes:
         data: the set to classify.
         train_split: the folder of shards to train on.
         fit: the grid of settings.
+        relabels: the acceptable classes of each image, as in `ZeroShotConfig`.
+        others: further test sets of the same classes or of some of them, such as ImageNet-v2, -R and -A and ObjectNet,
+            ``NAME=FOLDER`` or ``FOLDER``.
     """
 
     data: ImageSet
     train_split: str = "train"
     fit: LinearProbeOptions = LinearProbeOptions()
+    relabels: Path | None = None
+    others: tuple[str, ...] = ()
 
     def build(self, sets: "Sets") -> "Probe":
-        """Opens both splits; raises as `OpenSet`."""
-        from lit_het.eval.evaluators.frozen import Probe, open_splits
+        """Opens all splits; raises as `OpenSet`."""
+        from lit_het.eval.evaluators.frozen import Probe, open_others, open_splits
+        from lit_het.eval.evaluators.zero_shot import read_relabels
 
-        return Probe(*open_splits(self.data, self.train_split, sets), self.fit)
+        train, test = open_splits(self.data, self.train_split, sets)
+        relabels = None if self.relabels is None else read_relabels(self.relabels, test)
+        return Probe(train, test, self.fit, relabels, open_others(self.others, train, test, sets))
 
 
 @dataclasses.dataclass(frozen=True)

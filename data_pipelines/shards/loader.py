@@ -39,10 +39,10 @@ from lit_het.data_pipelines.shards.order import Chosen, HeldOut, Mixed, Order, S
 from lit_het.data_pipelines.shards.portions import Concatenated, Marked, Portion
 from lit_het.data_pipelines.shards.sample_tables import excluded_samples
 from lit_het.data_pipelines.shards.storage import Unreadable
+from lit_het.data_pipelines.shards.suspects import suspects_of
 from lit_het.data_pipelines.shards.tables import ShardTable
-from lit_het.data_pipelines.shards.urls import absolute
 from lit_het.data_pipelines.shards.writing import common_shards
-from lit_het.errors import UserError, pluralize
+from lit_het.errors import UserError
 from lit_het.tasks.held_out import group
 from lit_het.types import Batch
 
@@ -111,7 +111,7 @@ class Loader:
         self._num_shards = [len(shards) for shards in data_sets]
         of_shards = np.cumsum([0, *self.index.counts])
         self._ends = of_shards[np.cumsum(self._num_shards)]
-        self._suspects = _suspects(config, self.index, data_sets[0])
+        self._suspects = suspects_of(config, self.index, data_sets[0])
         self._weight = 0.0 if config.suspects is None else config.suspects.weight
         self._excluded = excluded_samples(config.exclude, self.index)
         if config.language is not None and config.language.only:
@@ -217,10 +217,27 @@ class Loader:
             samples = [_PADDING if place == _PADDING else self.numbers[place] for place in places]
             if not num_crops:
                 return self._read(samples, None)
-            crops = zip(samples, (i % repeats for i in of_batch), strict=True)
-            return self._read(samples, [0 if s == _PADDING else self._position_of_crop(s, crop) for s, crop in crops])
+            return self._read(samples, self._positions_of_crops(samples, [i % repeats for i in of_batch]))
 
         return self._prefetch(grain.MapDataset.range(-(-num_rows // size)).map(read))
+
+    def views(
+        self, count: int, choose: Callable[[int], tuple[Int[np.ndarray, " b"], Int[np.ndarray, " b"]]]
+    ) -> Generator[Batch]:
+        """Yields ``count`` batches with the training preprocessing.
+
+        Args:
+            count: of the batches.
+            choose: the number of a batch to its samples by their index in ``epoch``, -1 for an invalid row, and to the
+                numbers of their crops, as in ``epoch``.
+        """
+
+        def read(number: int) -> Batch:
+            places, crops = (part.tolist() for part in choose(number))
+            samples = [_PADDING if place == _PADDING else self.numbers[place] for place in places]
+            return self._read(samples, self._positions_of_crops(samples, crops))
+
+        return self._prefetch(grain.MapDataset.range(count).map(read))
 
     def sources(self, positions: Iterable[int]) -> list[tuple[str, str]]:
         """Shard and key of the samples at the given positions of the training stream."""
@@ -230,6 +247,10 @@ class Loader:
     def read(self, samples: Sequence[int]) -> Batch:
         """Returns samples by their index in ``epoch``, with the evaluation preprocessing; raises as ``batches``."""
         return self._read([self.numbers[sample] for sample in samples], None)
+
+    def _positions_of_crops(self, samples: Sequence[int], crops: Sequence[int]) -> list[int]:
+        pairs = zip(samples, crops, strict=True)
+        return [0 if sample == _PADDING else self._position_of_crop(sample, crop) for sample, crop in pairs]
 
     def _position_of_crop(self, sample: int, crop: int) -> int:
         """Returns the position of a crop's random stream, which does not depend on the other shards."""
@@ -358,32 +379,6 @@ def _mixed(config: LoaderConfig, orders: Sequence[Order]) -> Order:
     others = [one for one, is_apart in zip(sets, is_held_out, strict=True) if not is_apart]
     order = Mixed([order for _, order in others], [weight for weight, _ in others]) if len(others) > 1 else orders[0]
     return HeldOut(order, orders[is_held_out.index(True)], *group(config.batch_size, config.held_out_share))
-
-
-def _suspects(config: LoaderConfig, index: ShardIndex, shards: Sequence[str]) -> Int[np.ndarray, " n"]:
-    """Returns the samples of ``config.shards`` that a table of scores ranks as suspects, in ascending order."""
-    if config.suspects is None:
-        return np.empty(0, "<i8")
-    table, weight = config.suspects.table, config.suspects.weight
-    keys, counts = config.suspects.read()
-    addresses = {absolute(address): address for address in shards}
-    if unknown := sorted(shard for shard in counts if absolute(shard) not in addresses):
-        raise UserError(f"{table} names {unknown[0]}, which is not a training shard; score the shards of data.shards")
-    samples = sum(summary.count for summary in index.summaries[: len(shards)])
-    # Images that cannot be read have no row.
-    if samples - (rows := sum(counts.values())) > config.max_bad_fraction * samples:
-        raise UserError(
-            f"{table} has {rows:,} rows for {pluralize(samples, 'sample')}: it was cut short, or samples were added; "
-            "score them again, or allow unreadable images (--data.max-bad-fraction)"
-        )
-    found = index.samples_of({addresses[absolute(shard)]: wanted for shard, wanted in keys.items()})
-    if len(found) < (named := sum(map(len, keys.values()))):
-        raise UserError(
-            f"{named - len(found)} of {named} samples that {table} names are not in the shards; score them again"
-        )
-    consequence = f"have the weight {weight:g}" if weight else "are left out"
-    message(f"{len(found):,} of {len(index):,} samples {consequence} as suspects of {table}")
-    return np.asarray(found, "<i8")
 
 
 def _data_set_order(config: LoaderConfig, counts: Sequence[int], seed: int) -> Order:

@@ -1,6 +1,7 @@
 """Evaluates the features of an image tower: few-shot classification and the linear probe."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import scipy
@@ -8,15 +9,38 @@ import scipy
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards.portions import ALL
 from lit_het.errors import UserError, pluralize
-from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.evaluation import Drawing, Evaluation, of_part
+from lit_het.eval.features import Features
 from lit_het.eval.few_shot import as_trained, few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
-from lit_het.eval.linear_probe import train_linear_probe
+from lit_het.eval.linear_probe import LinearProbe, train_linear_probe
 from lit_het.eval.metrics import scores
+from lit_het.eval.metrics.classes import merge_candidates, relabelled_accuracy
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
+from lit_het.eval.sets.folders import parse_set
 from lit_het.eval.sets.open_sets import OpenSet, Sets
+from lit_het.eval.sets.recognition import read_larger
+from lit_het.eval.views import Views
 from lit_het.types import EvaluatedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherSet:
+    """A test set of a linear probe that was trained on another set.
+
+    Attributes:
+        opened: the set.
+        groups: for each class of the set, the classes of the probe that count as this class.
+    """
+
+    opened: OpenSet
+    groups: tuple[tuple[int, ...], ...]
+
+    def predictions(self, probe: LinearProbe, model: EvaluatedModel) -> Predictions:
+        """Returns predictions among the set's own classes."""
+        found = _predictions(probe, model, self.opened.features(model.features))
+        return dataclasses.replace(found, log_probabilities=merge_candidates(found.log_probabilities, self.groups))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +84,20 @@ class FewShot:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """The evaluator of a `LinearProbeConfig`."""
+    """The evaluator of a `LinearProbeConfig`; other sets have the classes of the training images that count as theirs.
+
+    Attributes:
+        train, test: both splits.
+        fit: options of the fit.
+        relabels: the acceptable classes of each test image; None for the label.
+        others: further test sets.
+    """
 
     train: OpenSet
     test: OpenSet
     fit: LinearProbeOptions
+    relabels: tuple[tuple[int, ...], ...] | None = None
+    others: tuple[OtherSet, ...] = ()
 
     def check(self, model: EvaluatedModel) -> None:
         """Accepts any model: every model has an image tower."""
@@ -72,22 +105,51 @@ class Probe:
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.metrics.scores` for the probe that is best on minival, and its setting.
 
-        Probabilities are the softmax of the logits, although training used a sigmoid per class.
+        Those of other sets have the set before their names. Probabilities are the softmax of the logits, although
+        training used a sigmoid per class.
         """
         train, test = self.train.features(model.features), self.test.features(model.features)
         classes = np.unique(train.labels)
         as_trained(test.labels, classes, "linear-probe")
-        rows, others = (one.joint_embeddings(model.features) for one in (train, test))
-        with Bar("probing", self.fit.num_steps(len(train.labels)), "steps") as bar:
-            probe = train_linear_probe(rows, train.labels, len(self.train.class_names), self.fit, bar.advance)
-        logits = probe.logits(others)
-        zeros = np.zeros(len(logits), np.float32)
-        log_p = scipy.special.log_softmax(logits, axis=1)
-        found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, zeros, zeros))
+        probe = self._trained(model, train)
+        predictions = _predictions(probe, model, test)
+        found, errors = scores.figures(predictions)
+        if self.relabels is not None:
+            acceptable = [self.relabels[position] for position in predictions.positions]
+            found["relabelled_top1"] = relabelled_accuracy(predictions.log_probabilities, acceptable)
+        chance = dict(scores.chance(len(classes)))
+        for other in self.others:
+            of_other, name = other.predictions(probe, model), other.opened.config.name
+            figures, of_figures = scores.figures(of_other)
+            found |= of_part(name, figures)
+            errors |= of_part(name, of_figures)
+            chance |= of_part(name, scores.chance(of_other.num_classes))
         setting = dataclasses.asdict(probe.best)
+        crop = setting.pop("crop")
         found |= {f"best/{name}": float(value) for name, value in setting.items()}
-        chance = scores.chance(len(classes))
-        return Evaluation("linear_probe", self.test.config.name, found, errors, chance)
+        for kind in self.fit.crops if len(self.fit.crops) > 1 else ():
+            of_kind = (setting.accuracy for setting in probe.grid if setting.crop == kind)
+            found[f"minival_{kind}_crop/top1"] = max(of_kind)
+        drawing = Drawing(texts={"crop": [crop]})
+        return Evaluation("linear_probe", self.test.config.name, found, errors, chance, lambda: drawing)
+
+    def _trained(self, model: EvaluatedModel, train: Features) -> LinearProbe:
+        views = Views(self.train, train, model.features, self.fit)
+        with Bar("probing", self.fit.num_steps(len(train.labels)), "steps") as bar:
+            return train_linear_probe(
+                train.joint_embeddings(model.features),
+                train.labels,
+                len(self.train.class_names),
+                self.fit,
+                bar.advance,
+                views,
+            )
+
+
+def _predictions(probe: LinearProbe, model: EvaluatedModel, features: Features) -> Predictions:
+    log_p = scipy.special.log_softmax(probe.logits(features.joint_embeddings(model.features)), axis=1)
+    zeros = np.zeros(len(log_p), np.float32)
+    return Predictions(log_p, features.labels, features.positions, zeros, zeros)
 
 
 def open_splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, OpenSet]:
@@ -99,3 +161,31 @@ def open_splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, 
     if not opened[1].has_images:
         raise UserError("few-shot and linear-probe need an image tower, and the model translates texts; use captioning")
     return opened
+
+
+def open_others(places: Sequence[str], train: OpenSet, test: OpenSet, sets: Sets) -> tuple[OtherSet, ...]:
+    """Opens the further test sets of a probe, ``NAME=FOLDER`` or ``FOLDER``.
+
+    Raises:
+        UserError: two sets have one name, or a class of a set is none of the training images.
+    """
+    names, found = train.class_names, dict[str, OtherSet]()
+    like = dataclasses.replace(test.config, split=ImageSet.split, portion=ALL, embeddings=None)
+    for place in places:
+        opened = sets.open(parse_set(place, like))
+        name, labels = opened.config.name, opened.class_names
+        if name in (*found, test.config.name):
+            raise UserError(f"two sets have the name {name}; give each its own name, NAME=DIR")
+        larger = read_larger(opened.config.directory, labels)
+        if larger is not None and larger.num_classes == len(names):
+            groups = larger.groups
+        elif unknown := [label for label in labels if label not in names]:
+            raise UserError(
+                f"{name}: class {unknown[0]!r} is none of {train.config.name}; write candidates.txt and classes.json "
+                f"beside its {like.names_file}, as lit-het data prepare does, or leave it out of --others"
+            )
+        else:
+            # Equal lists are the same classes in the same order, where several may share a name.
+            groups = tuple((number if labels == names else names.index(label),) for number, label in enumerate(labels))
+        found[name] = OtherSet(opened, groups)
+    return tuple(found.values())

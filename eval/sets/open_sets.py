@@ -18,7 +18,8 @@ from jaxtyping import Float, Int
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.images.transforms import Preprocessing
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing, RandomCrop
 from lit_het.data_pipelines.labels import SOFT_LABELS, distribution, text_of
 from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE, CaptionWords, ClassIndex, LabelsConfig, MultiHot
 from lit_het.data_pipelines.shards import storage, urls
@@ -127,6 +128,22 @@ class OpenSet:
         image = loader.read(positions).image
         assert image is not None
         return [data.preprocessing.picture(one) for one in image]
+
+    def augmented(self, crop: InceptionCrop | RandomCrop, seed: int) -> Loader:
+        """Returns a loader of the same samples whose views are random crops, flipped at random."""
+        if self.loader.stored is not None:
+            raise UserError(
+                f"{self.config.name}: random crops are of images, not of stored embeddings; leave out --embeddings"
+            )
+        data = self.loader.config
+        if data.preprocessing.patches is not None:
+            raise UserError(
+                f"{self.config.name}: random crops are squares, and the tower takes images of any shape; leave out "
+                "--crops"
+            )
+        return Loader(
+            dataclasses.replace(data, crop=crop, augmentations=(HorizontalFlip(),), seed=seed), has_captions=False
+        )
 
     def contents(self, kinds: Sequence[str]) -> Callable[[int], list[bytes]]:
         """Indexes further members; returns what reads those of the sample at a position of the set."""

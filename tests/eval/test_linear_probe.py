@@ -8,6 +8,7 @@ import pytest
 from lit_het.eval import linear_probe
 from lit_het.eval.fits import LinearProbeOptions
 from lit_het.eval.linear_probe import train_linear_probe
+from lit_het.eval.views import Examples
 from tests.refusals import assert_refused
 
 SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), images_per_step=16)
@@ -29,13 +30,19 @@ def clusters(count: int = 132, classes: int = 3, seed: int = 0) -> tuple[np.ndar
 def train_slowly(features, labels, rows_of_batches, rate, decay, bias):
     """Plain momentum: v = 0.9 v + g; w -= schedule (rate v + decay w)."""
     classes = labels.max() + 1
+    batches = [(features[rows], np.eye(classes)[labels[rows]]) for rows in rows_of_batches]
+    return train_on_targets(batches, rate, decay, bias)
+
+
+def train_on_targets(batches, rate, decay, bias):
+    (features, targets), total = batches[0], len(batches)
+    classes = targets.shape[1]
     weights = np.concatenate([np.zeros((features.shape[1], classes)), np.full((1, classes), bias)])
-    velocity, total = np.zeros_like(weights), len(rows_of_batches)
-    warmup = total // 10
-    for step, rows in enumerate(rows_of_batches):
-        x = np.concatenate([features[rows], np.ones((len(rows), 1))], axis=1).astype(np.float64)
-        error = 1 / (1 + np.exp(-x @ weights)) - np.eye(classes)[labels[rows]]
-        velocity = 0.9 * velocity + x.T @ error / len(rows)
+    velocity, warmup = np.zeros_like(weights), total // 10
+    for step, (features, targets) in enumerate(batches):
+        x = np.concatenate([features, np.ones((len(features), 1))], axis=1).astype(np.float64)
+        error = 1 / (1 + np.exp(-x @ weights)) - targets
+        velocity = 0.9 * velocity + x.T @ error / len(features)
         progress = (step - warmup) / (total - warmup)
         schedule = step / warmup if step < warmup else 0.5 * (1 + np.cos(np.pi * progress))
         decayed = np.concatenate([decay * weights[:-1], np.zeros((1, classes))])
@@ -45,15 +52,16 @@ def train_slowly(features, labels, rows_of_batches, rate, decay, bias):
 
 def test_the_probe_agrees_with_plain_gradient_descent_with_momentum(monkeypatch):
     features, labels = clusters()
-    seen, batches_of = [], linear_probe._batches
+    seen, plan_of = [], linear_probe._plan
 
-    def watched(rows, *others):
-        seen.append((rows, batches_of(rows, *others)))
+    def watched(rows, options):
+        seen.append((rows, plan_of(rows, options)))
         return seen[-1][1]
 
-    monkeypatch.setattr(linear_probe, "_batches", watched)
+    monkeypatch.setattr(linear_probe, "_plan", watched)
     probe = train_linear_probe(features, labels, 3, dataclasses.replace(SMALL, epochs=(4,)))
-    [(rows, batches)] = seen
+    [(rows, plan)] = seen
+    batches = plan.images
     # Three images are held out; every epoch has an order of its own of the others, of which one fills no batch.
     assert len(set(rows.tolist())) == 132 - 3
     epochs = batches.reshape(4, 128).tolist()
@@ -62,6 +70,51 @@ def test_the_probe_agrees_with_plain_gradient_descent_with_momentum(monkeypatch)
     kernel, bias = train_slowly(features, labels, batches, 0.1, 0.01, -6.9)
     np.testing.assert_allclose(probe.kernel, kernel, atol=1e-5)
     np.testing.assert_allclose(probe.bias, bias, atol=1e-5)
+
+
+def test_views_of_mixed_images_are_trained_on_both_labels_and_those_that_cannot_be_read_are_left_out():
+    features, labels = clusters()
+    options = dataclasses.replace(SMALL, epochs=(4,), crops=("random",))
+    random, batches = np.random.default_rng(1), []
+
+    def views(crop, plan):
+        assert crop == "random"
+        for steps in plan.chunks():
+            rows = plan.images[steps]
+            seen = random.normal(size=(*rows.shape, 5)).astype(np.float32)
+            both = np.stack([labels[rows], np.roll(labels[rows], 1, axis=1)], axis=-1)
+            own = random.uniform(0.5, 1, rows.shape)
+            is_read = random.random(rows.shape) < 0.8
+            weights = (is_read[:, :, None] * np.stack([own, 1 - own], axis=-1)).astype(np.float32)
+            targets = (np.eye(3)[both] * weights[..., None]).sum(axis=2)
+            batches.extend((x[valid], t[valid]) for x, t, valid in zip(seen, targets, is_read, strict=True))
+            # What is not read may be anything.
+            yield Examples(np.where(is_read[:, :, None], seen, 1e6).astype(np.float32), both, weights)
+
+    probe = train_linear_probe(features, labels, 3, options, views=views)
+    kernel, bias = train_on_targets(batches, 0.1, 0.01, -6.9)
+    np.testing.assert_allclose(probe.kernel, kernel, atol=1e-5)
+    np.testing.assert_allclose(probe.bias, bias, atol=1e-5)
+
+
+def test_the_crops_are_an_axis_of_the_grid_and_the_best_of_all_is_chosen_on_views_of_evaluation():
+    features, labels = clusters()
+    options = dataclasses.replace(SMALL, epochs=(2, 4), crops=("whole", "random", "inception"))
+    scales = {"random": -1.0, "inception": 1.0}  # of the mirror image nothing is learned
+
+    def views(crop, plan):
+        for steps in plan.chunks():
+            rows = plan.images[steps]
+            yield Examples(scales[crop] * features[rows], labels[rows][:, :, None], np.ones((*rows.shape, 1)))
+
+    steps = []
+    probe = train_linear_probe(features, labels, 3, options, steps.append, views)
+    assert sum(steps) == options.num_steps(132) == 3 * 6 * (129 // 16)
+    assert [setting.crop for setting in probe.grid] == ["whole"] * 2 + ["random"] * 2 + ["inception"] * 2
+    whole, random, inception = probe.grid[::2]
+    assert inception == dataclasses.replace(whole, crop="inception")
+    assert random.accuracy < 0.5 < probe.best.accuracy
+    assert probe.best.crop == "whole"  # a tie goes to the first
 
 
 def test_untrained_probes_give_every_class_a_low_probability():
@@ -122,7 +175,7 @@ def test_a_handful_of_images_is_one_batch(monkeypatch):
 
 def test_a_setting_that_diverges_is_never_the_best():
     features, labels = clusters()
-    options = LinearProbeOptions(learning_rates=(1e38, 0.1, 1e-4), epochs=(2,), images_per_step=16)
+    options = LinearProbeOptions(learning_rates=(1e38, 0.1), epochs=(2,), images_per_step=16)
     probe = train_linear_probe(1e3 * features, labels, 3, options)
     assert probe.best.learning_rate == 0.1
     assert not np.isfinite(probe.grid[0].loss)
@@ -147,6 +200,10 @@ def test_invalid_training_inputs_are_one_line_errors():
         ({"weight_decays": (-1.0,)}, "weight_decays = -1.0 must be at least 0"),
         ({"epochs": (0,)}, "epochs = 0 must be at least 1"),
         ({"minival": 1.0}, "minival = 1.0 must lie between 0 and 1"),
+        ({"crops": ()}, "crops is empty"),
+        ({"crops": ("whole", "whole")}, "names a value twice"),
+        ({"crops": ("centre",)}, "crops = 'centre' must be one of whole, random, inception"),
+        ({"mixup": -0.1}, "mixup = -0.1 must be at least 0"),
         ({"images_per_step": 0}, "images_per_step = 0 must be at least 1"),
     ],
 )

@@ -1,0 +1,127 @@
+"""Random views of a probe's training images against plain NumPy."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.images.augment import HorizontalFlip
+from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.eval.fits import LinearProbeOptions
+from lit_het.eval.sets.open_sets import Sets
+from lit_het.eval.views import Examples, Plan, Views
+from lit_het.patches_config import Patches
+from tests.refusals import assert_refused
+
+NAMES = ("zero", "one", "two")
+OPTIONS = LinearProbeOptions(crops=("random",), mixup=1.0)
+# Two epochs of two batches of five of the twelve images.
+PLAN = Plan(np.array([[0, 7, 3, 11, 5], [9, 8, 1, 2, 4], [4, 3, 2, 1, 0], [11, 10, 9, 8, 7]]), 2, 3)
+
+
+@pytest.fixture
+def numbers(write_set):
+    """Images whose pixels are 0, 1, 2, ..., with classes in turn."""
+    return write_set("numbers", [{"cls": number % 3} for number in range(12)], NAMES)
+
+
+def read(data, tower, options=OPTIONS, plan=PLAN) -> Examples:
+    """Returns the examples of all chunks, of a set opened anew."""
+    opened = Sets(2, Preprocessing(), lambda: "a tower").open(data)
+    found = list(Views(opened, opened.features(tower), tower, options)("random", plan))
+    assert [len(one.features) for one in found] == [3, 1]
+    return Examples(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def test_an_image_is_mixed_with_the_one_before_by_one_weight_of_each_batch(numbers, make_encoder):
+    found = read(numbers, make_encoder(np.eye(12), ("x",)).features)
+    before = np.roll(PLAN.images, 1, axis=1)
+    np.testing.assert_array_equal(found.labels, np.stack([PLAN.images % 3, before % 3], axis=-1))
+    np.testing.assert_allclose(found.weights.sum(axis=2), 1, rtol=1e-6)
+    own = found.weights[:, :, :1]
+    assert (own == own[:, :1]).all()
+    assert len(np.unique(own)) == 4
+    assert own.min() >= 0.5
+    # Images of one colour are the same in every crop; pixels are whole numbers.
+    expected = np.round(own * PLAN.images[:, :, None] + (1 - own) * before[:, :, None])
+    np.testing.assert_array_equal(found.features, expected)
+    assert (found.features[:, :, 0] != PLAN.images).any()
+
+
+def test_the_weights_are_the_larger_parts_of_draws_from_beta(numbers, make_encoder):
+    opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
+    tower = make_encoder(np.eye(12), ("x",)).features
+    views = Views(opened, opened.features(tower), tower, dataclasses.replace(OPTIONS, mixup=0.5))
+    shares = views._shares(Plan(np.zeros((20_000, 1), int), 1, 1))
+    # Of Beta(1/2, 1/2), the arcsine law, the mean distance from 1/2 is 1/π.
+    assert shares.mean() == pytest.approx(0.5 + 1 / np.pi, abs=0.005)
+
+
+def test_without_mixup_views_are_of_one_image(numbers, make_encoder):
+    found = read(numbers, make_encoder(np.eye(12), ("x",)).features, dataclasses.replace(OPTIONS, mixup=0.0))
+    np.testing.assert_array_equal(found.features[:, :, 0], PLAN.images)
+    assert (found.weights == [1, 0]).all()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_devices_processes_and_batches_of_the_tower_change_no_view(
+    numbers, make_encoder, monkeypatch, num_shards, processes
+):
+    expected = read(numbers, make_encoder(np.eye(12), ("x",)).features)
+    tower = make_encoder(np.eye(12), ("x",), num_shards=num_shards).features
+    opened = Sets(2, Preprocessing(), lambda: "a tower").open(dataclasses.replace(numbers, batch_size=2))
+    views = Views(opened, opened.features(tower), tower, OPTIONS)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    of_process = []
+    for process in range(processes):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        of_process.append(list(views._batches(views._loaders["random"], PLAN)))
+    features = np.full(PLAN.images.size, np.nan)
+    for batches in zip(*of_process, strict=True):
+        for batch in batches:
+            assert len(batch.valid) == 2 * num_shards // processes
+            features[batch.label[batch.valid]] = batch.image[batch.valid, 0, 0, 0]
+    np.testing.assert_array_equal(features.reshape(PLAN.images.shape), expected.features[:, :, 0])
+
+
+def test_a_view_that_cannot_be_read_is_left_out_and_not_mixed(numbers, make_encoder, monkeypatch):
+    tower = make_encoder(np.eye(12), ("x",)).features
+    opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
+    views, make = Views(opened, opened.features(tower), tower, OPTIONS), Loader._read
+
+    def without_three(self, samples, positions):
+        batch = make(self, samples, positions)
+        return dataclasses.replace(batch, valid=batch.valid & (np.asarray(samples) != 3))
+
+    monkeypatch.setattr(Loader, "_read", without_three)
+    found = Examples(*map(np.concatenate, zip(*views("random", PLAN), strict=True)))
+    np.testing.assert_array_equal(found.weights.sum(axis=2) == 0, PLAN.images == 3)
+    after = np.roll(PLAN.images, 1, axis=1) == 3
+    assert after.any()
+    assert (found.weights[after] == [1, 0]).all()
+    np.testing.assert_array_equal(found.features[after, 0], PLAN.images[after])
+
+
+def test_views_are_the_random_crops_of_an_epoch(glyph_shards):
+    config = LoaderConfig((str(glyph_shards),), batch_size=4, crop=InceptionCrop(), augmentations=(HorizontalFlip(),))
+    loader = Loader(config, has_captions=False)
+    crops = np.stack([batch.image for batch in loader.epoch(6, num_crops=3)][:2]).reshape(4, 3, *(32, 32, 3))
+    chosen = [(np.array([2, 0, -1]), np.array([1, 2, 0])), (np.array([3]), np.array([0]))]
+    first, second = loader.views(2, lambda number: chosen[number])
+    np.testing.assert_array_equal(first.image[:2], [crops[2, 1], crops[0, 2]])
+    np.testing.assert_array_equal(first.valid, [True, True, False])
+    np.testing.assert_array_equal(second.image, crops[3, :1])
+
+
+def test_stored_embeddings_and_images_of_any_shape_have_no_random_crops(numbers, make_encoder):
+    tower = make_encoder(np.eye(12), ("x",)).features
+    opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
+    clean = opened.features(tower)
+    opened.loader.config = dataclasses.replace(opened.loader.config, preprocessing=Preprocessing(patches=Patches(1, 4)))
+    assert_refused("the tower takes images of any shape; leave out --crops", Views, opened, clean, tower, OPTIONS)
+    opened.loader.stored = object()
+    assert_refused("not of stored embeddings; leave out --embeddings", Views, opened, clean, tower, OPTIONS)
