@@ -160,6 +160,7 @@ def _linear_probe(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tupl
         best = {path.partition("/")[2]: value for path, value in record.figures.items() if path.startswith("best/")}
         if best:
             settings = ", ".join(f"{setting.replace('_', ' ')} {value:g}" for setting, value in best.items())
+            settings += "".join(f", {crop} crop" for crop in record.drawing.texts.get("crop", ()) if crop != "whole")
             paragraphs.append(paragraph(f"{name}: best setting of the grid: {settings}."))
     return paragraphs
 

@@ -40,7 +40,7 @@ def shapes(data, tmp_path_factory):
 def of_images(shapes):
     """The evaluations of an image-text model."""
     images = ImageSet("shapes", str(shapes), batch_size=5)
-    fit = LinearProbeOptions((0.1,), (0.0,), epochs=(1,), images_per_step=8, minival=0.2)
+    fit = LinearProbeOptions((0.1,), (0.0,), epochs=(2,), crops=("whole", "random"), images_per_step=8, minival=0.2)
     return (
         ZeroShotConfig(images, samples=2),
         RetrievalConfig(images),

@@ -1,15 +1,18 @@
 """Random views of a probe's training images against plain NumPy."""
 
 import dataclasses
+import io
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.images.augment import HorizontalFlip
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing
 from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.eval.fits import LinearProbeOptions
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.views import Examples, Plan, Views
@@ -106,15 +109,23 @@ def test_a_view_that_cannot_be_read_is_left_out_and_not_mixed(numbers, make_enco
     np.testing.assert_array_equal(found.features[after, 0], PLAN.images[after])
 
 
-def test_views_are_the_random_crops_of_an_epoch(glyph_shards):
-    config = LoaderConfig((str(glyph_shards),), batch_size=4, crop=InceptionCrop(), augmentations=(HorizontalFlip(),))
-    loader = Loader(config, has_captions=False)
-    crops = np.stack([batch.image for batch in loader.epoch(6, num_crops=3)][:2]).reshape(4, 3, *(32, 32, 3))
+def test_views_are_the_random_crops_of_an_epoch(tmp_path):
+    random, samples = np.random.default_rng(0), []
+    for number in range(4):
+        buffer = io.BytesIO()
+        Image.fromarray(random.integers(0, 256, (9, 9, 3), np.uint8)).save(buffer, "png")
+        samples.append({"__key__": f"s{number}", "png": buffer.getvalue()})
+    write_shards(tmp_path, samples)
+    crop = {"crop": InceptionCrop(), "augmentations": (HorizontalFlip(),)}
+    loader = Loader(LoaderConfig((str(tmp_path),), image_size=6, **crop), has_captions=False)
+    [epoch] = loader.epoch(12, num_crops=3)
+    crops = epoch.image.reshape(4, 3, 6, 6, 3)
     chosen = [(np.array([2, 0, -1]), np.array([1, 2, 0])), (np.array([3]), np.array([0]))]
     first, second = loader.views(2, lambda number: chosen[number])
     np.testing.assert_array_equal(first.image[:2], [crops[2, 1], crops[0, 2]])
     np.testing.assert_array_equal(first.valid, [True, True, False])
     np.testing.assert_array_equal(second.image, crops[3, :1])
+    assert len(np.unique(crops.reshape(12, -1), axis=0)) == 12
 
 
 def test_stored_embeddings_and_images_of_any_shape_have_no_random_crops(numbers, make_encoder):

@@ -135,3 +135,49 @@ def test_images_with_several_labels_are_refused(splits, sets):
     several = dataclasses.replace(splits, multi_label=True)
     for config in (FewShotConfig(several), LinearProbeConfig(several)):
         assert_refused("several labels", config.build, sets)
+
+
+def write_others(write_set, directory) -> tuple[str, ...]:
+    """Writes a set of the same classes in another order, and one of unions of classes of a larger classifier."""
+    turned = write_set("turned", [{"cls": int(number < 6)} for number in range(12)], NAMES[::-1])
+    one = write_set("one", [{"cls": 0} for _ in range(12)], ("any",))
+    (directory / "one" / "candidates.txt").write_text("low\nhigh\n")
+    (directory / "one" / "classes.json").write_text('{"any": ["low", "high"]}')
+    return turned.directory, f"all={one.directory}"
+
+
+def test_a_probe_is_trained_on_random_views_and_tested_on_several_sets_with_the_acceptable_classes(
+    splits, sets, encoder, write_set, tmp_path
+):
+    extract = encoder.features.extract
+    centred = dataclasses.replace(encoder.features, extract=lambda view: (np.asarray(extract(view)) - 5.5) / 5)
+    fit = LinearProbeOptions((0.3,), (0.0,), (60,), ("random", "whole"), mixup=0.2, minival=0.1, initial_bias=0.0)
+    relabels = tmp_path / "real.json"
+    relabels.write_text(str([[], *[[0]] * 4, [0, 1], *[[1]] * 5, [0]]))
+    others = write_others(write_set, tmp_path)
+    found = LinearProbeConfig(splits, fit=fit, relabels=relabels, others=others).build(sets)(
+        dataclasses.replace(encoder, features=centred)
+    )
+    # Of eleven images with an acceptable class, the last has another than its label.
+    assert found.figures["relabelled_top1"] == pytest.approx(10 / 11)
+    assert found.figures["top1"] == found.figures["turned/top1"] == found.figures["all/top1"] == 1
+    assert found.figures["turned/nll"] == pytest.approx(found.figures["nll"])
+    assert found.figures["all/nll"] == pytest.approx(0, abs=1e-6)
+    assert found.chance["turned/top1"] == 0.5
+    assert found.chance["all/top1"] == 1
+    assert found.errors["turned/nll"] > 0
+    assert {name for name in found.figures if name.startswith("minival_")} == {
+        "minival_random_crop/top1",
+        "minival_whole_crop/top1",
+    }
+    assert found.draw().texts["crop"][0] in fit.crops
+    assert "best/crop" not in found.figures
+
+
+def test_other_sets_need_names_of_their_own_and_classes_of_the_training_images(splits, sets, write_set):
+    other = write_set("other", [{"cls": 0}], ("low", "middle"))
+    for others, message in (
+        ((other.directory,), "other: class 'middle' is none of numbers"),
+        ((f"numbers={other.directory}",), "two sets have the name numbers; give each its own name"),
+    ):
+        assert_refused(message, LinearProbeConfig(splits, others=others).build, sets)
