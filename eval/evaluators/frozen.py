@@ -129,7 +129,7 @@ class Probe:
         found |= {f"best/{name}": float(value) for name, value in setting.items()}
         for kind in self.fit.crops if len(self.fit.crops) > 1 else ():
             of_kind = (setting.accuracy for setting in probe.grid if setting.crop == kind)
-            found[f"minival_{kind}_crop/top1"] = max(of_kind)
+            found[f"best/accuracy_{kind}_crop"] = max(of_kind)
         drawing = Drawing(texts={"crop": [crop]})
         return Evaluation("linear_probe", self.test.config.name, found, errors, chance, lambda: drawing)
 
