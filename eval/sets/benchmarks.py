@@ -132,7 +132,8 @@ SUITES: Mapping[str, Suite] = {
         (*_ZERO_SHOT_MODELS, "LiT SoViT-400m/14", "LiT G/14", "LiT G/14 HET-XL"),
         has_mean=True,
     ),
-    # The 19 tasks of Zhai et al., "A large-scale study of representation learning", 2019, here by class names.
+    # The 19 tasks of Zhai et al., "A large-scale study of representation learning", 2019, here by class names;
+    # `VTAB_1K` trains on 1,000 images of each.
     "vtab": Suite(
         (
             Group("natural", "top1", _VTAB_NATURAL),
@@ -156,6 +157,9 @@ SUITES: Mapping[str, Suite] = {
         ("SoViT-400m/14", "ViT-g/14", "DET", "HET-XL", "e3 H/14", "V-MoE H/14", "ViT-H/14"),
     ),
 }
+
+VTAB_1K = dataclasses.replace(SUITES["vtab"], published=("ViT-H/14 JFT", "ViT-L/16 JFT", "ViT-L/16 I21k"))
+"""The sets of VTAB and who fine-tuned on 1,000 images of each, see `lit_het.apps.benchmark.fine_tuning`."""
 
 
 def group_means(group: Group, values: Mapping[str, float]) -> dict[str, float]:

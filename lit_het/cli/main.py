@@ -46,6 +46,7 @@ _COMMANDS = {
         **{name: ("evaluate", line) for name, (line, _) in EVALUATIONS.items()},
         "evaluate": ("evaluate", "run all evaluations of a configuration on a trained run"),
         "benchmark": ("benchmark", "evaluate a run on all sets of a suite, beside published figures"),
+        "benchmark-vtab": ("benchmark_vtab", "fine-tune a run's image tower on 1,000 images of VTAB's 19 tasks"),
         "benchmark-uncertainty": ("benchmark_uncertainty", "compare how well models know how sure they are"),
         "report": ("report", "write a page with the configurations, curves and evaluations of runs"),
         "compare": ("report", "test whether two groups of runs differ, or what runs reach at what cost"),

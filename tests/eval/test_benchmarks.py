@@ -8,7 +8,16 @@ import pytest
 from lit_het.cli import benchmark
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet, published
-from lit_het.eval.sets.benchmarks import SUITES, Group, Suite, check_complete, find_sets, group_means, set_name
+from lit_het.eval.sets.benchmarks import (
+    SUITES,
+    VTAB_1K,
+    Group,
+    Suite,
+    check_complete,
+    find_sets,
+    group_means,
+    set_name,
+)
 from lit_het.eval.sets.published import read_published
 from lit_het.eval.suite import ClassNamesConfig, FewShotConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
 from tests.refusals import assert_refused
@@ -135,29 +144,32 @@ def test_means_are_over_the_sets_that_are_known():
     assert group_means(shots, {"imagenet1k": 0.9}) == {"mean": 0.9}
 
 
+ALL = (*SUITES.values(), VTAB_1K)
+
+
 def every(suite: Suite):
     return read_published(suite.published)
 
 
 def test_published_figures_have_sources_and_belong_to_lines_of_a_suite():
-    rows = {row for suite in SUITES.values() for row in every(suite)}
+    rows = {row for suite in ALL for row in every(suite)}
     titles = {"mean", "mean without imagenet1k"}
-    lines = {(name, group.figure) for suite in SUITES.values() for group in suite.groups for name in group.sets}
+    lines = {(name, group.figure) for suite in ALL for group in suite.groups for name in group.sets}
     for row in rows:
         assert 0 < row.value < 1
         assert row.source
         assert row.protocol
         assert (row.set, row.figure) in lines or row.set in titles
     assert len({(row.model, row.set, row.figure) for row in rows}) == len(rows)
-    for suite in SUITES.values():
+    for suite in ALL:
         assert {row.model for row in every(suite)} == set(suite.published)
     with Path(published.__file__).with_suffix(".csv").open(newline="") as file:
         models = {row["model"] for row in csv.DictReader(file)}
-    assert models == {model for suite in SUITES.values() for model in suite.published}
+    assert models == {model for suite in ALL for model in suite.published}
 
 
 def test_published_figures_are_those_that_were_printed():
-    by_place = {(row.model, row.set, row.figure): row.value for suite in SUITES.values() for row in every(suite)}
+    by_place = {(row.model, row.set, row.figure): row.value for suite in ALL for row in every(suite)}
     # HET-XL Table 6, SoViT Tables 2 and 3; e3 Tables 25 and 35, whose errors are 11.63 % and 14.29 %.
     assert by_place["LiT G/14 HET-XL", "imagenet1k", "top1"] == 0.8556
     assert by_place["SoViT-400m/14 probe", "objectnet", "top1"] == 0.687
@@ -167,3 +179,8 @@ def test_published_figures_are_those_that_were_printed():
     # SoViT prints no mean: of its nine sets it is 88.2 %.
     sovit = {row.set: row.value for row in every(SUITES["fewshot"]) if row.model == "SoViT-400m/14"}
     assert group_means(SUITES["fewshot"].groups[2], sovit)["mean"] == pytest.approx(0.8820, abs=5e-5)
+    # Dosovitskiy et al. 2021 Table 9, and the means of all tasks as Table 2 prints them.
+    assert by_place["ViT-H/14 JFT", "smallnorb_label_azimuth", "top1"] == 0.332
+    for model, mean in (("ViT-H/14 JFT", 0.7763), ("ViT-L/16 JFT", 0.7628), ("ViT-L/16 I21k", 0.7272)):
+        of_model = {row.set: row.value for row in every(VTAB_1K) if row.model == model}
+        assert group_means(VTAB_1K.groups_with_all[-1], of_model)["mean"] == pytest.approx(mean, abs=1.5e-4)

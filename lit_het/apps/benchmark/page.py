@@ -1,9 +1,10 @@
-"""The page of ``lit-het benchmark``: figures beside published ones, means, and times."""
+"""The page of ``lit-het benchmark``: figures beside published ones, means, and a further table, such as of times."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 from lit_het.apps.benchmark.results import DECODING, REST, TOWER, Result
 from lit_het.eval.report.naming import FigureStyle
@@ -27,6 +28,20 @@ _TIME_NOTE = (
 )
 
 
+class Measured(Protocol):
+    """What was measured on a set."""
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """By name."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[str, float]:
+        """Standard errors of the figures that have one, by name."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Page:
     """Contents of the page of a benchmark.
@@ -36,12 +51,18 @@ class Page:
         name: of the model.
         results: by set.
         failures: why a set could not be evaluated, by set.
+        note: what the figures are, below their table.
+        beside: a table of its own section, with what is said below it; None for none.
+        errors_of_means: standard errors of the means of groups, by their titles.
     """
 
     suite: Suite
     name: str
-    results: Mapping[str, Result]
+    results: Mapping[str, Measured]
     failures: Mapping[str, str]
+    note: str = _FIGURES_NOTE
+    beside: tuple[Table, str] | None = None
+    errors_of_means: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def published(self) -> list[Published]:
@@ -56,11 +77,11 @@ class Page:
 
     def sections(self) -> list[Section]:
         """Returns the page's sections."""
-        figures, *times = (table.html() for table in self.tables())
         failed = (paragraph(f"{name}: {reason}") for name, reason in self.failures.items())
+        beside = () if self.beside is None else (self.beside,)
         return [
-            Section("Figures", (figures, *failed), _FIGURES_NOTE),
-            *(Section("Time", (table,), _TIME_NOTE) for table in times),
+            Section("Figures", (self.tables()[0].html(), *failed), self.note),
+            *(Section(table.caption, (dataclasses.replace(table, caption="").html(),), note) for table, note in beside),
             Section("Sources of published figures", tuple(map(paragraph, self.sources()))),
         ]
 
@@ -70,10 +91,10 @@ class Page:
         return [f"{model}: {protocol}; {source}." for model, protocol, source in found]
 
     def tables(self) -> tuple[Table, ...]:
-        """Returns the table of figures and, if a set was evaluated, that of times."""
+        """Returns the table of figures and the one beside it, if there is one."""
         rows = [row for group in self.suite.groups_with_all for row in self._rows(group)]
         figures = Table("", (self.name, *self.suite.published), tuple(rows))
-        return (figures, self._times()) if self.results else (figures,)
+        return (figures,) if self.beside is None else (figures, self.beside[0])
 
     def _rows(self, group: Group) -> list[Row]:
         ours, theirs = self._ours(group), [self._theirs(group, model) for model in self.suite.published]
@@ -88,7 +109,8 @@ class Page:
             # Of the same sets as ours; a printed mean is that of all.
             means = [_mean_of_same(group, ours, one).get(title) for one in theirs]
             means = [one.get(title, mean) if is_complete else mean for one, mean in zip(theirs, means, strict=True)]
-            rows.append(Row(label, (_cell(mean), *map(_cell, means))))
+            error = self.errors_of_means.get(group.title, math.nan)
+            rows.append(Row(label, (Cell(_SHARE.shown(mean, error)), *map(_cell, means))))
         return rows
 
     def _ours(self, group: Group) -> dict[str, float]:
@@ -104,11 +126,6 @@ class Page:
         found = self.results[name]
         return Cell(_SHARE.shown(found.figures[group.figure], found.errors.get(group.figure, math.nan)))
 
-    def _times(self) -> Table:
-        columns = ("images", "seconds", "images/s", DECODING, TOWER, REST, "most for")
-        rows = ((name, *_times_of(result)) for name, result in self.results.items())
-        return plain_table("Time of each set", columns, rows)
-
 
 def _cell(value: float | None) -> Cell:
     return Cell(NO_FIGURE if value is None else _SHARE.shown(value))
@@ -117,6 +134,13 @@ def _cell(value: float | None) -> Cell:
 def _mean_of_same(group: Group, ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, float]:
     """Returns a published model's means over the sets that we evaluated; none where it lacks one of them."""
     return group_means(group, {name: theirs[name] for name in ours}) if ours.keys() <= theirs.keys() else {}
+
+
+def times(results: Mapping[str, Result]) -> tuple[Table, str] | None:
+    """Returns the table of the time of each set, with what is said below it; None without results."""
+    columns = ("images", "seconds", "images/s", DECODING, TOWER, REST, "most for")
+    rows = ((name, *_times_of(result)) for name, result in results.items())
+    return (plain_table("Time of each set", columns, rows), _TIME_NOTE) if results else None
 
 
 def _times_of(result: Result) -> tuple[str, ...]:

@@ -59,13 +59,7 @@ def benchmark(
     """
     chosen = SUITES[suite]
     templates = () if prompts == SET_PROMPTS else read_prompts(prompts)
-    found, others = find_sets(data, chosen)
-    missing = [name for name in chosen.sets if name not in found]
-    if not found:
-        raise UserError(f"{data} has no folder of a set of the suite {suite}, such as {', '.join(missing[:4])}")
-    message(f"{len(found)} of {len(chosen.sets)} sets" + (f"; missing: {', '.join(missing)}" if missing else ""))
-    if others:
-        message(f"not in the suite {suite}: {', '.join(others)}")
+    found, missing = sets_in(data, suite)
     run = with_experts(open_run(run_dir, pretrained), experts)
     # Read before anything is measured: another file of this name would be overwritten.
     saved, results, failures = read_results(output.with_suffix(".json")), {}, {}
@@ -85,13 +79,34 @@ def benchmark(
                     message(f"{name}: {failures[name]}")
                 write_results(output.with_suffix(".json"), saved | results, about)
             bar.advance(1)
-    _write(page.Page(chosen, run_dir.name, results, failures), output, {**about, "missing": missing})
+    shown = page.Page(chosen, run_dir.name, results, failures, beside=page.times(results))
+    content = {**about, "missing": missing, "failed": failures, "means": shown.means}
+    write_results(output.with_suffix(".json"), results, content)
+    write_page(shown, output)
+    check_failures(failures)
+    return results
+
+
+def sets_in(data: str, suite: str) -> tuple[dict[str, str], list[str]]:
+    """Returns the folders of a suite's sets below a folder, and the sets that are missing; says which these are."""
+    sets = SUITES[suite].sets
+    found, others = find_sets(data, SUITES[suite])
+    missing = [name for name in sets if name not in found]
+    if not found:
+        raise UserError(f"{data} has no folder of a set of the suite {suite}, such as {', '.join(missing[:4])}")
+    message(f"{len(found)} of {len(sets)} sets" + (f"; missing: {', '.join(missing)}" if missing else ""))
+    if others:
+        message(f"not in the suite {suite}: {', '.join(others)}")
+    return found, missing
+
+
+def check_failures(failures: Mapping[str, str]) -> None:
+    """Raises a `UserError` if a set could not be evaluated, see `page.Page`."""
     if failures:
         raise UserError(
             f"{pluralize(len(failures), 'set')} could not be evaluated: {', '.join(failures)}; the same command "
             "evaluates these again"
         )
-    return results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +152,7 @@ def _identity(run: Run, templates: Sequence[str]) -> str:
     return json.dumps([fields["task"], *read_by, *digests, str(run.calibration), templates])
 
 
-def _write(shown: page.Page, output: Path, about: Mapping[str, object]) -> None:
-    """Writes the page, its tables as Markdown, and the final results, and prints the tables."""
-    write_results(output.with_suffix(".json"), shown.results, {**about, "failed": shown.failures, "means": shown.means})
-    page = render_page(f"Benchmark of {shown.name}", shown.sections())
-    write_benchmark(output, page, shown.tables(), shown.sources())
+def write_page(shown: page.Page, output: Path) -> None:
+    """Writes the page of a benchmark and its tables as Markdown, and prints the tables."""
+    whole = render_page(f"Benchmark of {shown.name}", shown.sections())
+    write_benchmark(output, whole, shown.tables(), shown.sources())

@@ -1,0 +1,236 @@
+"""`lit-het benchmark-vtab`: an image tower is fine-tuned on 1,000 images of each task, chosen on 200 of them."""
+
+import json
+import math
+import shutil
+import statistics
+from pathlib import Path
+
+import pytest
+
+from lit_het.cli.main import main
+from lit_het.configs import experiment
+from lit_het.data_pipelines.shards.index import ShardIndex
+from lit_het.data_pipelines.shards.writing import expand
+from lit_het.search import grid_runs
+from lit_het.training.loop import NonFinite
+from lit_het.training.train import Watch
+from tests import tiny
+from tests.cli.conftest import last_line, refusal
+from tests.cli.test_benchmark import write_set
+
+SMALL = (
+    *("--data.image-size", 32, "--task.image-tower.image-size", 32, "--data.batch-size", 16, "--data.threads", 1),
+    *("--data.crop", "none", "--mesh.fsdp", 1, "--schedule.warmup", 1),
+)
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks of VTAB, of which one has a validation split, and a set of another suite."""
+    folder = tmp_path_factory.mktemp("wds")
+    write_task(folder / "wds_vtab-pets")
+    write_task(folder / "wds_vtab-dtd", train=800, val=200)
+    write_set(folder, "wds_food101")
+    return folder
+
+
+def write_task(directory: Path, **splits: int) -> Path:
+    """Writes coloured shapes as the training splits of a task, and 40 as its test split."""
+    for number, (split, count) in enumerate({**(splits or {"train": 1000}), "test": 40}.items()):
+        made = tiny.write_data(directory.parent / "made", num_samples=count, seed=number) / "train"
+        (directory / split).mkdir(parents=True)
+        for shard in made.glob("*.tar"):
+            shutil.move(shard, directory / split / shard.name)
+        shutil.copy(made / "classnames.txt", directory)
+        shutil.rmtree(directory.parent / "made")
+    return directory
+
+
+def command(run: Path, sets: Path, output: Path, *flags: object) -> list[str]:
+    told = ["benchmark-vtab", run, "--data", sets, "--output", output, *flags, *SMALL]
+    return [str(one) for one in told]
+
+
+def content(output: Path) -> dict:
+    return json.loads((output / "vtab_1k.json").read_text())
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Trains in no time, better at the rate 0.01 than at 0.003, and diverges at 9; the runs that were asked for."""
+    asked = list[Path]()
+
+    def train(config: experiment.ExperimentConfig, watch: Watch | None = None) -> None:
+        asked.append(config.run_dir)
+        rate = config.schedule.learning_rate
+        if rate == 9:
+            raise NonFinite("the loss is nan at step 2", 2)
+        (config.run_dir / "checkpoints").mkdir(parents=True)
+        name = config.evaluations[0].data.name
+        top1 = {0.003: 0.5, 0.01: 0.6}[rate] + 0.1 * config.seed
+        record = {"step": 2, "train/loss": 1.5, f"supervised/{name}/top1": top1, f"supervised/{name}/nll": 1.0}
+        (config.run_dir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+
+    monkeypatch.setattr(grid_runs, "train_unless_done", train)
+    return asked
+
+
+@pytest.mark.slow
+def test_a_tower_is_fine_tuned_and_tested_and_the_same_command_does_nothing_again(upstream, sets, tmp_path, capsys):
+    """All of it, without a stub, as a user does it."""
+    told = command(upstream, sets, tmp_path / "vtab", "--grid", "schedule.learning-rate=0.001,0.1", "--length", 20)
+    assert main(told) == 0
+    said, found = capsys.readouterr().err, content(tmp_path / "vtab")
+    assert "2 of 19 sets; missing: caltech101, cifar100" in said
+    tasks = found["tasks"]
+    assert list(tasks) == ["dtd", "pets"]
+    for name, tuned in tasks.items():
+        of_grid = {}
+        for rate in ("0.001", "0.1"):
+            path = tmp_path / "vtab" / "choosing" / name / "results" / f"learning-rate={rate}_seed0.json"
+            of_grid[rate] = json.loads(path.read_text())["figures"]["supervised/val200/top1"]
+        rate = tuned["setting"]["schedule.learning-rate"]
+        assert tuned["validation"] == of_grid[rate] == max(of_grid.values())
+        run = tmp_path / "vtab" / "runs" / f"{name}_seed0"
+        config = experiment.load(run / "config.json")
+        assert config.schedule.learning_rate == float(rate)
+        assert [Path(one).name for one in config.data.shards] == ["train800", "val200"]
+        assert config.evaluations[0].data.directory == str(sets / f"wds_vtab-{name}")
+        [top1] = tuned["top1"]
+        assert f"top1 {top1:.3f}" in said
+        assert top1 > 0.5, "of eight shapes, after twenty steps"
+    assert found["means"]["all 19 sets, top-1"]["mean"] == statistics.fmean(one["top1"][0] for one in tasks.values())
+    table = (tmp_path / "vtab" / "vtab_1k.md").read_text().replace("\\_", "_")
+    assert f"| pets | {tasks['pets']['top1'][0]:.1%} | 97.2% | 96.7% | 92.7% |" in table
+    assert "| caltech101 | – | 95.3% | 95.4% | 90.8% |" in table
+    # Only what can be used again is left.
+    assert not list((tmp_path / "vtab" / "choosing").rglob("checkpoints"))
+    assert main(["zero-shot", "--checkpoint", str(run), "--data", str(sets / "wds_vtab-pets")]) == 0
+    capsys.readouterr()
+    assert main(told) == 0
+    assert "step 20" not in capsys.readouterr().err
+    assert content(tmp_path / "vtab") == found
+
+
+def test_the_best_setting_on_the_200_is_trained_on_all_with_every_seed(upstream, sets, tmp_path, stub):
+    output = tmp_path / "vtab"
+    told = command(upstream, sets, output, "--seeds", 1, 2, 4, "--grid", "schedule.learning-rate=0.003,0.01,9")
+    assert main(told) == 0
+    names = [str(path.relative_to(output)) for path in stub if "pets" in str(path)]
+    assert names == [
+        *(f"choosing/pets/runs/learning-rate={rate}_seed1" for rate in ("0.003", "0.01", "9")),
+        *(f"runs/pets_seed{seed}" for seed in (1, 2, 4)),
+    ]
+    found = content(output)
+    assert found["tasks"]["pets"]["setting"] == {"schedule.learning-rate": "0.01"}
+    assert found["tasks"]["pets"]["validation"] == pytest.approx(0.7)
+    assert found["tasks"]["pets"]["top1"] == pytest.approx([0.7, 0.8, 1.0])
+    # Both tasks have the same accuracies, and so have their means.
+    error = statistics.stdev([0.7, 0.8, 1.0]) / math.sqrt(3)
+    assert found["errors_of_means"]["all 19 sets, top-1"] == pytest.approx(error)
+    table = (output / "vtab_1k.md").read_text()
+    assert f"| mean, 2 of 19 sets | 83.3% ± {100 * error:.1f} |" in table
+    assert "| pets | 0.01 | 70.0% | 3 seeds |" in table
+    # A further seed is trained alone.
+    stub.clear()
+    assert main([*told[: told.index("4") + 1], "0", *told[told.index("4") + 1 :]]) == 0
+    assert [path.name for path in stub] == ["dtd_seed0", "pets_seed0"]
+
+
+def test_a_single_setting_is_not_chosen_but_trained_on_all_at_once(upstream, sets, tmp_path, stub):
+    assert main(command(upstream, sets, tmp_path / "vtab", "--grid", "length=2500")) == 0
+    assert [path.name for path in stub] == ["dtd_seed0", "pets_seed0"]
+    assert content(tmp_path / "vtab")["tasks"]["dtd"]["validation"] is None
+
+
+def test_the_shipped_grid_and_the_crops_of_a_task_are_those_of_the_configuration(upstream, sets, tmp_path, stub):
+    flags = command(upstream, sets, tmp_path / "vtab")
+    assert main([flag for flag in flags if flag not in ("--data.crop", "none")]) == 0
+    of_pets = [path.name for path in stub if path.parent.parent.name == "pets"]
+    assert of_pets == [f"length={steps}_learning-rate={rate}_seed0" for steps in (500, 2500) for rate in (0.003, 0.01)]
+    result = json.loads((tmp_path / "vtab" / "results" / "pets_seed0.json").read_text())
+    assert result["config"]["data.crop.type"] == "RandomCrop"
+    assert result["config"]["task.num_classes"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "splits", "start"),
+    [
+        ("dtd", {"train": 1001}, 801),  # the last 200, as its own validation split is not there
+        ("dtd", {"train": 802, "valid": 203}, 0),
+        ("caltech101", {"train": 3060}, 2754),
+        ("caltech101", {"train": 2754}, 2554),  # without the images of the validation set
+    ],
+)
+def test_the_images_are_those_of_the_published_splits(name, splits, start, upstream, tmp_path, stub):
+    task = write_task(tmp_path / "wds" / name, **splits)
+    assert main(command(upstream, tmp_path / "wds", tmp_path / "vtab", "--grid", "length=2")) == 0
+    images = tmp_path / "vtab" / "images" / name
+    assert (images / "classnames.txt").read_text() == (task / "classnames.txt").read_text()
+    for split, source, chosen in (
+        ("train800", "train", range(800)),
+        ("val200", next(reversed(splits)), range(start, start + 200)),
+    ):
+        theirs = ShardIndex(expand(task / source), ["image", "cls"])
+        ours = ShardIndex(expand(images / split), ["image", "cls"])
+        assert ours.read(range(len(ours)), ["image", "cls"]) == theirs.read(chosen, ["image", "cls"])
+        assert ours.key(0) == f"{chosen.start:06d}"
+
+
+def test_what_is_no_task_of_a_thousand_images_is_named_and_the_others_go_on(upstream, tmp_path, stub, capsys):
+    folder = tmp_path / "wds"
+    write_task(folder / "pets")
+    write_task(folder / "dtd", train=999)
+    write_task(folder / "svhn", train=900, val=100)
+    write_set(folder, "cifar100")
+    by_class = write_task(folder / "eurosat")
+    (by_class / "classnames.txt").write_text("".join(f"class {number}\n" for number in range(17)))
+    told = command(upstream, folder, tmp_path / "vtab", "--grid", "length=2")
+    assert main(told) == 1
+    said = capsys.readouterr().err
+    for line in (
+        f"dtd: {folder}/dtd/train has 999 images; VTAB-1k takes 800 and 200",
+        f"svhn: {folder}/svhn/train has 900 images, and its validation split 100; VTAB-1k takes 800 and 200",
+        f"cifar100: {folder}/cifar100 has no folder train with shards, of which VTAB-1k trains on 1,000 images; export",
+        f"eurosat: the first 800 images of {folder}/eurosat/train are of 8 of 17 classes; write its shards in random",
+    ):
+        assert f"lit-het: {line}" in said
+    assert said.splitlines()[-1] == (
+        "lit-het: 4 sets could not be evaluated: cifar100, dtd, svhn, eurosat; the same command evaluates these again"
+    )
+    found = content(tmp_path / "vtab")
+    assert (list(found["tasks"]), list(found["failed"])) == (["pets"], ["cifar100", "dtd", "svhn", "eurosat"])
+    # Another set in the place of one is refused, not mixed with it.
+    shutil.rmtree(folder / "pets")
+    write_task(folder / "pets", train=1200)
+    assert main(told) == 1
+    assert f"pets: {tmp_path}/vtab/images/pets holds images of another set; delete it" in capsys.readouterr().err
+
+
+def test_settings_that_all_diverge_fail_and_a_task_of_another_process_is_left_to_it(
+    upstream, sets, tmp_path, stub, capsys, monkeypatch
+):
+    rates = ("--grid", "schedule.learning-rate=9,9.0")
+    assert main(command(upstream, sets, tmp_path / "one", *rates)) == 1
+    assert "dtd: the loss of every setting was not finite; give lower rates with --grid" in capsys.readouterr().err
+    assert main(command(upstream, sets, tmp_path / "two", *rates[:1], "schedule.learning-rate=9")) == 1
+    assert "the loss of dtd_seed0 was not finite" in capsys.readouterr().err
+    monkeypatch.setattr(grid_runs, "run_unless_done", lambda *_, **__: "in progress in another process")
+    assert main(command(upstream, sets, tmp_path / "three")) == 0
+    assert "2 runs in progress in other processes" in capsys.readouterr().err
+    assert content(tmp_path / "three")["in_progress"] == ["dtd", "pets"]
+
+
+def test_wrong_arguments_are_refused_before_an_image_is_copied(upstream, sets, tmp_path, capsys, config_file):
+    output = tmp_path / "vtab"
+    assert "config.json is missing" in refusal(capsys, *command(tmp_path / "nowhere", sets, output))
+    assert "name the folder above those" in refusal(capsys, *command(upstream, tmp_path / "nowhere", output))
+    assert "is a file; --output takes a folder" in refusal(capsys, *command(upstream, sets, config_file))
+    for flags, problem in (
+        (("--optimiser", 1), "--optimiser"),
+        (("--grid", "length"), "--grid length: write FIELD=VALUE,VALUE"),
+        (("--config", config_file), "does not accept 'task=dtd'; it accepts no arguments"),
+    ):
+        assert problem in last_line(capsys, *command(upstream, sets, output, *flags))
+    assert not output.exists()
