@@ -41,12 +41,8 @@ class RunComparison:
 
     @property
     def titles(self) -> tuple[str, str]:
-        """A short name for each group: the common prefix or suffix of its runs' names, or A and B."""
-        for shared in (_shared_start, _shared_end):
-            one, other = shared(self.one), shared(self.other)
-            if one and other and one != other:
-                return one, other
-        return WITHOUT_TITLES
+        """A short name for each group, see `titles_of`."""
+        return titles_of(self.one, self.other)
 
     @property
     def tested(self) -> dict[str, WelchTest]:
@@ -68,6 +64,15 @@ class RunComparison:
             f"{len(self.survivors)} {'is' if len(self.survivors) == 1 else 'are'} significant after Holm's "
             f"correction." + (f" {untested} {'has' if untested == 1 else 'have'} no test." if untested else "")
         )
+
+
+def titles_of(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+    """Returns a short name for each of two groups: the common prefix or suffix of its runs' names, or A and B."""
+    for shared in (_shared_start, _shared_end):
+        titles = shared(one), shared(other)
+        if all(titles) and titles[0] != titles[1]:
+            return titles
+    return WITHOUT_TITLES
 
 
 def compare_runs(runs: Sequence[SavedRun], against: Sequence[SavedRun]) -> RunComparison:

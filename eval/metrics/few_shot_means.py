@@ -7,15 +7,26 @@ For D sets with accuracies a at s shots, and those of a reference model r,
 The second gives hard sets the weight of easy ones; the reference has 1 at any number of shots. That of e3 is its
 ViT-B/32, whose accuracies per set are not printed. Tables 35 and 36 print errors in percent, and for ViT-B/32 83.35 at
 every number of shots: they are 100 - 16.65 weighted_mean(s). The paper does not explain the factor.
+
+HET-XL Table 22 averages over U upstream settings as well,
+
+    mean(s) = 1/(U D) Σ_u Σ_d a_ud(s),
+
+with a standard error that it does not define: ours are that of the U means over sets, and that of the D means over
+settings.
 """
 
+import dataclasses
 import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.metrics.significance import standard_error
 
 MEAN, WEIGHTED_MEAN = "mean", "weighted_mean"
 """The names of the means, in the place of a set's."""
@@ -45,6 +56,35 @@ def few_shot_means(accuracies: Accuracies, reference: Accuracies | None = None) 
             for count in shots
         }
     return means
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanOverSettings:
+    """A mean over settings and sets, and two standard errors, each NaN for one setting or set.
+
+    Attributes:
+        mean: over all.
+        over_settings: error of the mean over other settings, with these sets.
+        over_sets: error of the mean over other sets, with these settings.
+    """
+
+    mean: float
+    over_settings: float
+    over_sets: float
+
+
+def means_over_settings(accuracies: Sequence[Accuracies]) -> dict[int, MeanOverSettings]:
+    """Returns the mean over settings and sets by number of shots (HET-XL App. O, Table 22).
+
+    Args:
+        accuracies: of each setting, all with the same sets and numbers of shots.
+    """
+    sets, found = list(accuracies[0]), {}
+    for shots in accuracies[0][sets[0]]:
+        table = np.array([[of_setting[name][shots] for name in sets] for of_setting in accuracies])
+        errors = standard_error(table.mean(axis=1)), standard_error(table.mean(axis=0))
+        found[shots] = MeanOverSettings(float(table.mean()), *errors)
+    return found
 
 
 def evaluated_means(found: Sequence[Evaluation], reference: Accuracies | None = None) -> list[Evaluation]:

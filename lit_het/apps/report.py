@@ -7,7 +7,8 @@ from pathlib import Path
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import evaluations_folder
-from lit_het.eval.report import exports
+from lit_het.eval.few_shot_settings import SettingsGroup, settings_groups
+from lit_het.eval.report import exports, few_shot
 from lit_het.eval.report.page import Section, render_page
 from lit_het.eval.report.runs import (
     Opening,
@@ -21,13 +22,18 @@ from lit_het.eval.report.runs import (
 from lit_het.eval.report.sections import evaluation_sections
 from lit_het.eval.report.welch import welch_tables
 from lit_het.eval.report.writing import print_results, write_files
-from lit_het.eval.run_comparison import RunComparison, compare_runs
+from lit_het.eval.run_comparison import RunComparison, compare_runs, titles_of
 from lit_het.eval.saved_runs import SavedRun, by_setting, read_runs
 
 _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
     ".md": exports.comparison_markdown,
     ".csv": exports.comparison_csv,
     ".json": exports.comparison_json,
+}
+_OVER_SETTINGS: Mapping[str, Callable[[Mapping[str, SettingsGroup]], str]] = {
+    ".md": few_shot.settings_markdown,
+    ".csv": few_shot.settings_csv,
+    ".json": few_shot.settings_json,
 }
 
 
@@ -95,8 +101,7 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
         against: the second.
         output: a file .md, .csv or .json.
     """
-    if output is not None and output.suffix not in _COMPARISONS:
-        raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")
+    _check_output(output)
     runs = read_runs([*directories, *against])
     comparison = compare_runs(runs[: len(directories)], runs[len(directories) :])
     tables = (dataclasses.replace(table, caption=title) for title, table in welch_tables(comparison).items())
@@ -106,6 +111,38 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
     if output is not None:
         write_files({output: _COMPARISONS[output.suffix](comparison)})
     return comparison
+
+
+def compare_few_shot(
+    directories: Sequence[Path], against: Sequence[Path] = (), output: Path | None = None
+) -> dict[str, SettingsGroup]:
+    """Prints the mean of few-shot accuracies over sets and settings, and writes it to ``output`` if given.
+
+    Args:
+        directories: runs of any settings; those that differ only in their seeds are one setting.
+        against: runs of another method, as a second row; may be empty.
+        output: a file .md, .csv or .json.
+
+    Returns:
+        The groups by their titles.
+    """
+    _check_output(output)
+    runs = read_runs([*directories, *against])
+    parts = [part for part in (runs[: len(directories)], runs[len(directories) :]) if part]
+    names = [[run.name for run in part] for part in parts]
+    titles = titles_of(*names) if len(names) == 2 else ("all runs",)
+    groups = dict(zip(titles, settings_groups(parts), strict=True))
+    print_results(
+        few_shot.settings_table(groups), *(f"{title}: {', '.join(one.runs)}" for title, one in groups.items())
+    )
+    if output is not None:
+        write_files({output: _OVER_SETTINGS[output.suffix](groups)})
+    return groups
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None and output.suffix not in _COMPARISONS:
+        raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")
 
 
 def _comparison(settings: Sequence[Sequence[SavedRun]]) -> tuple[RunComparison | None, str]:

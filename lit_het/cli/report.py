@@ -35,8 +35,8 @@ def _add_comparison(commands: Any) -> None:
         "compare",
         allow_abbrev=False,
         description="Prints means, standard errors and Welch's t-test of every metric that all runs have. The runs of "
-        "a group differ in their seeds. With --pareto or --gains, runs may have any settings, and those that differ "
-        "only in their seeds are one point.",
+        "a group differ in their seeds. With --pareto, --gains or --few-shot, runs may have any settings, and those "
+        "that differ only in their seeds are one point.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="the first group")
     parser.add_argument("--against", type=Path, nargs="+", metavar="RUN_DIR", help="the second group")
@@ -54,6 +54,11 @@ def _add_comparison(commands: Any) -> None:
         metavar="FIGURE",
         help="relative improvements over the second group, setting by setting in the order of operations, instead; "
         "with at least 4 settings also normalised by their difficulty",
+    )
+    what.add_argument(
+        "--few-shot",
+        action="store_true",
+        help="the mean few-shot accuracy over all sets and settings of a group, with standard errors, instead",
     )
     parser.add_argument(
         "--output",
@@ -79,7 +84,7 @@ def _report(options: argparse.Namespace, _: list[str]) -> None:
 
 def _compare(options: argparse.Namespace, _: list[str]) -> None:
     against = options.against or []
-    if not against and options.pareto is None:
+    if not against and options.pareto is None and not options.few_shot:
         raise UserError("compare needs two groups of runs: RUN_DIR ... --against RUN_DIR ...")
     _check([*options.runs, *against])
     if options.pareto or options.gains:
@@ -94,6 +99,6 @@ def _compare(options: argparse.Namespace, _: list[str]) -> None:
         else:
             gains(options.runs, against, options.gains, options.output)
         return
-    from lit_het.apps.report import compare
+    from lit_het.apps.report import compare, compare_few_shot
 
-    compare(options.runs, options.against, options.output)
+    (compare_few_shot if options.few_shot else compare)(options.runs, against, options.output)

@@ -106,6 +106,7 @@ def test_a_tower_is_fine_tuned_and_tested_and_the_same_command_does_nothing_agai
     assert "| caltech101 | – | 95.3% | 95.4% | 90.8% |" in table
     # Only what can be used again is left.
     assert not list((tmp_path / "vtab" / "choosing").rglob("checkpoints"))
+    run = tmp_path / "vtab" / "runs" / "pets_seed0"
     assert main(["zero-shot", "--checkpoint", str(run), "--data", str(sets / "wds_vtab-pets")]) == 0
     capsys.readouterr()
     assert main(told) == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.metrics.few_shot_means import evaluated_means, few_shot_means
+from lit_het.eval.metrics.few_shot_means import evaluated_means, few_shot_means, means_over_settings
 from tests.refusals import assert_refused
 
 # SoViT Table 3, 10 shots: ImageNet, CIFAR-100, Pets, Birds, Caltech, Cars, Colorectal, DTD, UC Merced.
@@ -101,6 +101,48 @@ def test_e3s_weighted_errors_are_ratios_of_accuracies_to_those_of_the_reference(
         np.testing.assert_allclose([found[shots] for shots in SHOTS], printed, rtol=0.045)
     ratios_of_errors = MEANS / MEANS[REFERENCE]
     assert np.abs(ratios_of_errors / (WEIGHTED / WEIGHTED[REFERENCE]) - 1).max() > 0.3
+
+
+def test_means_over_settings_and_sets_are_those_of_a_slow_reference():
+    """HET-XL App. O: mean = 1/(U D) ΣΣ a; standard errors s / √U and s / √D of the means of rows and of columns."""
+    generator = np.random.default_rng(0)
+    table = {shots: generator.uniform(0.2, 0.9, (9, 7)) for shots in (1, 5, 10, 25)}
+    accuracies = [
+        {f"set {column}": {shots: float(table[shots][row, column]) for shots in table} for column in range(7)}
+        for row in range(9)
+    ]
+    found = means_over_settings(accuracies)
+    assert list(found) == [1, 5, 10, 25]
+    for shots, values in table.items():
+        mean, rows, columns = 0.0, [0.0] * 9, [0.0] * 7
+        for row in range(9):
+            for column in range(7):
+                mean += values[row, column] / 63
+                rows[row] += values[row, column] / 7
+                columns[column] += values[row, column] / 9
+        of_settings = math.sqrt(sum((one - mean) ** 2 for one in rows) / 8 / 9)
+        of_sets = math.sqrt(sum((one - mean) ** 2 for one in columns) / 6 / 7)
+        assert dataclasses.astuple(found[shots]) == pytest.approx((mean, of_settings, of_sets))
+    alone = means_over_settings(accuracies[:1])[10]
+    assert alone.mean == pytest.approx(table[10][0].mean())
+    assert math.isnan(alone.over_settings)
+
+
+# HET-XL Table 22 at 1, 5, 10 and 25 shots, of DET and of HET-XL; the accuracy of DET at one shot is 59.00.
+ERRORS_22 = (0.054, 0.025, 0.033, 0.029)
+
+
+def test_the_printed_errors_are_of_the_size_of_those_over_sets():
+    """Over all 81 accuracies, accuracies would differ by half a point, if the errors are printed in percent.
+
+    If they are shares, all accuracies at one shot would be 0 or 1. Over nine sets, as shares, the error at 10 shots is
+    near that of SoViT's nine sets.
+    """
+    assert max(ERRORS_22) * math.sqrt(81) < 0.5, "points"
+    largest = math.sqrt(0.59 * (1 - 0.59))
+    assert 0.95 * largest < ERRORS_22[0] * math.sqrt(81) < largest
+    of_sets = means_over_settings([of_row(row) for row in SOVIT.values()])[10].over_sets
+    assert of_sets == pytest.approx(ERRORS_22[2], rel=0.2)
 
 
 @pytest.mark.parametrize(
