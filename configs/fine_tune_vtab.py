@@ -6,8 +6,8 @@
 The first command does it for all 19 tasks, on the image tower of any run, and chooses a setting of `get_grid` by 200 of
 the images. The second trains on the folder that the first has written, ``runs/vtab/images/pets``, at one setting: rate,
 steps, batch size, clipping, decay and resolution are those with which ViT trained all tasks (Dosovitskiy et al. 2021,
-App. B.1.1 and Table 4). Its warm-up, and which tasks have crops and flips, are those that Scaling Vision Transformers'
-authors published (scenic, ``plainvit``, vtab configuration), as crops and flips change the labels of some tasks.
+App. B.1.1 and Table 4). Its warm-up, and which tasks have crops and flips, which change the labels of some, are those
+of scenic's configuration of plain ViTs on VTAB, with which ViT-G was tuned (Zhai et al. 2022): docs/paper_map.md, 116.
 """
 
 import dataclasses

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_het.apps.benchmark import thousand
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.data_pipelines.shards.index import ShardIndex
@@ -155,6 +156,15 @@ def test_the_shipped_grid_and_the_crops_of_a_task_are_those_of_the_configuration
     assert result["config"]["task.num_classes"] == 8
 
 
+@pytest.mark.slow
+def test_the_tower_of_an_image_text_model_which_locks_it_is_fine_tuned_too(trained_lit, sets, tmp_path):
+    told = command(trained_lit.run_dir, sets, tmp_path / "vtab", "--grid", "length=2")
+    assert main([*told, "--task.head", "het_xl"]) == 0
+    config = experiment.load(tmp_path / "vtab" / "runs" / "dtd_seed0" / "config.json")
+    assert (type(config.task.head).__name__, config.task.locked) == ("HetXLConfig", ())
+    assert list(content(tmp_path / "vtab")["tasks"]) == ["dtd", "pets"]
+
+
 @pytest.mark.parametrize(
     ("name", "splits", "start"),
     [
@@ -207,6 +217,19 @@ def test_what_is_no_task_of_a_thousand_images_is_named_and_the_others_go_on(upst
     write_task(folder / "pets", train=1200)
     assert main(told) == 1
     assert f"pets: {tmp_path}/vtab/images/pets holds images of another set; delete it" in capsys.readouterr().err
+
+
+def test_two_processes_may_copy_the_same_images(sets, tmp_path, monkeypatch):
+    task, folder, write = str(sets / "wds_vtab-dtd"), tmp_path / "images" / "dtd", thousand.write_shards
+
+    def write_after_another(*arguments):
+        monkeypatch.setattr(thousand, "write_shards", write)
+        assert thousand.write_thousand("dtd", task, folder) == 8
+        return write(*arguments)
+
+    monkeypatch.setattr(thousand, "write_shards", write_after_another)
+    assert thousand.write_thousand("dtd", task, folder) == 8
+    assert [path.name for path in folder.parent.iterdir()] == ["dtd"], "nothing half written is left"
 
 
 def test_settings_that_all_diverge_fail_and_a_task_of_another_process_is_left_to_it(

@@ -15,6 +15,7 @@ from lit_het.configs import (
     experiment,
     fine_tune_experts,
     fine_tune_pair,
+    fine_tune_vtab,
     imagenet21k_het_xl,
     lit_xlm_r,
     upstream_experts,
@@ -26,6 +27,7 @@ from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessin
 from lit_het.data_pipelines.texts.captions_config import classes_of
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceConfig
 from lit_het.errors import UserError
+from lit_het.eval.sets.benchmarks import VTAB_1K
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.classification_config import DeterministicConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
@@ -80,6 +82,10 @@ WITH_ARGUMENTS = {
         for model in get_args(fine_tune_pair.Model)
         for adapt in get_args(fine_tune_pair.Adapt)
     ],
+    "fine_tune_vtab": [
+        *(f"task={task}" for task in get_args(fine_tune_vtab.Task)),
+        *(f"size={size}" for size in get_args(fine_tune_vtab.Size)),
+    ],
     "dino_txt": [f"model={model}" for model in get_args(dino_txt.Model)],
     "lit_xlm_r": [f"size={size}" for size in get_args(lit_xlm_r.Size)],
     "uvim_so400m": ["tower=trained", "tower=locked"],
@@ -107,6 +113,7 @@ TRACED = (
     "fine_tune_imagenet.py:image_size=384",
     "linear_probe_imagenet.py",
     "fine_tune_experts.py:model=e3",
+    "fine_tune_vtab.py:size=h14",
     "fine_tune_pair.py:model=clip_b16,adapt=lora",
     "fine_tune_pair.py:model=siglip2_b16,adapt=last_4",
     "imagenet_experts.py:model=vmoe",
@@ -299,6 +306,27 @@ def test_recipes_have_the_numbers_of_their_tables():
     assert (len(flowers.data.portion.sample_range(1020)), len(minival.sample_range(1020))) == (918, 102)
     experts = flowers.task.image_tower.encoder.experts
     assert (experts.capacity_factor, experts.eval_capacity_factor, experts.dropout_rate) == (1.5, 8.0, 0.1)
+
+
+def test_vtab_has_the_tasks_of_its_suite_and_the_numbers_of_vit():
+    """Dosovitskiy et al. 2021, Table 4 and App. B.1.1; crops and flips of scenic's configuration."""
+    assert set(get_args(fine_tune_vtab.Task)) == set(fine_tune_vtab.RECIPES) == set(VTAB_1K.sets)
+    config = load("fine_tune_vtab.py:task=clevr_count_all,size=h14")
+    assert (config.data.batch_size, config.data.image_size, config.length) == (512, 384, Duration(2_500))
+    assert (config.optimizer.weight_decay, config.optimizer.clip_norm, config.optimizer.rule.momentum) == (
+        0.0,
+        1.0,
+        0.9,
+    )
+    assert config.schedule == Schedule(0.01, warmup=Duration(200))
+    assert config.data.preprocessing.fit == "squash"
+    assert (config.data.crop, config.data.augmentations) == (None, (HorizontalFlip(),))
+    crop = load("fine_tune_vtab.py:task=dsprites_label_orientation").data
+    assert (round(384 / crop.crop.fraction), crop.augmentations) == (448, ())
+    # The setting that ViT chose for all tasks is one of the grid.
+    grid = experiment.load_grid(Path("configs/fine_tune_vtab.py:task=pets"))
+    assert 2_500 in grid["length"]
+    assert 0.01 in grid["schedule.learning-rate"]
 
 
 def test_upstream_recipes_have_the_numbers_of_their_tables():

@@ -164,7 +164,8 @@ def _tuned(name: str, directory: str, tower: _Tower, output: Path, protocol: Pro
     images = output / "images" / name
     num_classes = write_thousand(name, directory, images)
     config, planned = _settings_of(name, tower, output, num_classes, protocol)
-    tried = {} if len(planned) == 1 else _trained(planned, output / "choosing" / name, _metric(VALIDATION))
+    choosing = output / "choosing" / name
+    tried = {} if len(planned) == 1 else _trained(planned, choosing, VALIDATION, f"choosing a setting of {name}")
     if len(planned) > max(1, len(tried)):
         return None
     setting, validation = _best(list(tried.values())) if tried else (planned[0].setting, None)
@@ -176,7 +177,7 @@ def _tuned(name: str, directory: str, tower: _Tower, output: Path, protocol: Pro
         evaluations=(ZeroShotConfig(ImageSet(name, directory)),),
     )
     runs = [grid_runs.plan_run(whole, dict(setting), name, seed, output) for seed in dict.fromkeys(protocol.seeds)]
-    tested = _trained(runs, output, _metric(name))
+    tested = _trained(runs, output, name, f"testing {name}")
     if len(tested) < len(runs):
         return None
     if failed := [run for run, result in tested.items() if not _is_finite(result, name)]:
@@ -198,11 +199,11 @@ def _settings_of(
     return config, grid.plan(of_grid, axes, protocol.seeds[:1], output / "choosing" / name)
 
 
-def _trained(planned: Sequence[Planned], output: Path, metric: str) -> dict[str, Result]:
-    """Trains runs that are not done; returns the results of those that are, by name."""
+def _trained(planned: Sequence[Planned], output: Path, evaluated: str, what: str) -> dict[str, Result]:
+    """Trains runs that are not done, as ``what``; returns the results of those that are, by name."""
     grid_runs.check_folder(planned, output)
-    attempt = functools.partial(grid_runs.run_unless_done, output=output, names=(metric,))
-    grid_runs.train_all(planned, attempt, Bar(output.name, len(planned), "runs"))
+    attempt = functools.partial(grid_runs.run_unless_done, output=output, names=(_metric(evaluated),))
+    grid_runs.train_all(planned, attempt, Bar(what, len(planned), "runs"))
     return grid_runs.finished([one.name for one in planned], output)
 
 
