@@ -141,9 +141,13 @@ def test_the_best_setting_on_the_200_is_trained_on_all_with_every_seed(upstream,
 
 
 def test_a_single_setting_is_not_chosen_but_trained_on_all_at_once(upstream, sets, tmp_path, stub):
-    assert main(command(upstream, sets, tmp_path / "vtab", "--grid", "length=2500")) == 0
+    setting = ("--grid", "length=2500", "--grid", "data.max-bad-fraction=0.5")
+    assert main(command(upstream, sets, tmp_path / "vtab", *setting)) == 0
     assert [path.name for path in stub] == ["dtd_seed0", "pets_seed0"]
     assert content(tmp_path / "vtab")["tasks"]["dtd"]["validation"] is None
+    config = json.loads((tmp_path / "vtab" / "results" / "dtd_seed0.json").read_text())["config"]
+    assert config["data.max_bad_fraction"] == 0.5
+    assert [Path(one).name for one in config["data.shards"]] == ["train800", "val200"]
 
 
 def test_the_shipped_grid_and_the_crops_of_a_task_are_those_of_the_configuration(upstream, sets, tmp_path, stub):

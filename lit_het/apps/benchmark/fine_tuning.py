@@ -171,9 +171,10 @@ def _tuned(name: str, directory: str, tower: _Tower, output: Path, protocol: Pro
     setting, validation = _best(list(tried.values())) if tried else (planned[0].setting, None)
     for one in planned:  # of no use after the choice, and large
         shutil.rmtree(checkpoint_dir(one.config.run_dir), ignore_errors=True)
+    best = grid_runs.with_setting(config, setting, "--grid")
     whole = dataclasses.replace(
-        grid_runs.with_setting(config, setting, "--grid"),
-        data=dataclasses.replace(config.data, shards=(str(images / TRAIN), str(images / VALIDATION))),
+        best,
+        data=dataclasses.replace(best.data, shards=(str(images / TRAIN), str(images / VALIDATION))),
         evaluations=(ZeroShotConfig(ImageSet(name, directory)),),
     )
     runs = [grid_runs.plan_run(whole, dict(setting), name, seed, output) for seed in dict.fromkeys(protocol.seeds)]
