@@ -21,8 +21,8 @@ from tests.cli.conftest import last_line, refusal
 from tests.cli.test_benchmark import write_set
 
 SMALL = (
-    *("--data.image-size", 32, "--task.image-tower.image-size", 32, "--data.batch-size", 16, "--data.threads", 1),
-    *("--data.crop", "none", "--mesh.fsdp", 1, "--schedule.warmup", 1),
+    *("--data.image-size", 32, "--data.batch-size", 16, "--data.threads", 1, "--data.crop", "none"),
+    *("--mesh.fsdp", 1, "--schedule.warmup", 1),
 )
 
 
@@ -158,6 +158,7 @@ def test_the_shipped_grid_and_the_crops_of_a_task_are_those_of_the_configuration
     result = json.loads((tmp_path / "vtab" / "results" / "pets_seed0.json").read_text())
     assert result["config"]["data.crop.type"] == "RandomCrop"
     assert result["config"]["task.num_classes"] == 8
+    assert result["config"]["task.image_tower.image_size"] == 32
 
 
 @pytest.mark.slow
@@ -257,6 +258,7 @@ def test_wrong_arguments_are_refused_before_an_image_is_copied(upstream, sets, t
     assert "is a file; --output takes a folder" in refusal(capsys, *command(upstream, sets, config_file))
     for flags, problem in (
         (("--optimiser", 1), "--optimiser"),
+        (("--task.image-tower.image-size", 48), "--task.image-tower.image-size 48: give --data.image-size, which"),
         (("--grid", "length"), "--grid length: write FIELD=VALUE,VALUE"),
         (("--config", config_file), "does not accept 'task=dtd'; it accepts no arguments"),
     ):

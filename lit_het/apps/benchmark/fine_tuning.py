@@ -107,7 +107,7 @@ def benchmark_vtab(run_dir: Path, data: str, output: Path, protocol: Protocol) -
     """
     found, missing = sets_in(data, "vtab")
     tower = _Tower(run_dir, load_config(run_dir))
-    _settings_of(next(iter(found)), tower, output, 1, protocol)  # errors of flags show before images are copied
+    _settings_of(next(iter(found)), tower, output, None, protocol)  # errors of flags show before images are copied
     results, failures, waiting = dict[str, Tuned](), dict[str, str](), list[str]()
     with Bar("benchmark-vtab", len(found), "tasks") as bar:
         for name, directory in found.items():
@@ -141,8 +141,15 @@ class _Tower:
     run_dir: Path
     source: ExperimentConfig
 
-    def config(self, name: str, images: Path, num_classes: int, protocol: Protocol) -> ExperimentConfig:
-        """Returns the configuration of a task, without the evaluation and the choice of images."""
+    def config(self, name: str, images: Path, num_classes: int | None, protocol: Protocol) -> ExperimentConfig:
+        """Returns the configuration of a task, without the evaluation and the choice of images.
+
+        Args:
+            name: of the task.
+            images: the folder of its 1,000 images.
+            num_classes: those of the set; None for those of the configuration file.
+            protocol: how it is trained.
+        """
         config = experiment.load_module_config(_of_task(protocol.config, name))
         if not isinstance(config.task, ClassificationConfig):
             raise UserError(f"{protocol.config} trains no classifier; start from configs/fine_tune_vtab.py")
@@ -153,10 +160,18 @@ class _Tower:
             tower, **{one.name: own[one.name] for one in dataclasses.fields(tower) if one.name in own}
         )
         preprocessing = dataclasses.replace(self.source.data.preprocessing, fit="squash")
-        task = dataclasses.replace(config.task, image_tower=tower, num_classes=num_classes)
+        classes = num_classes or config.task.num_classes
+        task = dataclasses.replace(config.task, image_tower=tower, num_classes=classes)
         data = dataclasses.replace(config.data, shards=(str(images / TRAIN),), preprocessing=preprocessing)
         config = dataclasses.replace(config, task=task, data=data, pretrained=PretrainedConfig(self.run_dir))
-        return with_flags(config, protocol.flags, "lit-het benchmark-vtab RUN")
+        changed = with_flags(config, protocol.flags, "lit-het benchmark-vtab RUN")
+        given, size = changed.task.require_image_tower(), changed.data.image_size
+        if given.image_size not in (config.data.image_size, size):
+            raise UserError(
+                f"--task.image-tower.image-size {given.image_size}: give --data.image-size, which sets both"
+            )
+        task = dataclasses.replace(changed.task, image_tower=dataclasses.replace(given, image_size=size))
+        return dataclasses.replace(changed, task=task)
 
 
 def _tuned(name: str, directory: str, tower: _Tower, output: Path, protocol: Protocol) -> Tuned | None:
@@ -189,7 +204,7 @@ def _tuned(name: str, directory: str, tower: _Tower, output: Path, protocol: Pro
 
 
 def _settings_of(
-    name: str, tower: _Tower, output: Path, num_classes: int, protocol: Protocol
+    name: str, tower: _Tower, output: Path, num_classes: int | None, protocol: Protocol
 ) -> tuple[ExperimentConfig, list[Planned]]:
     """Returns the configuration of a task, and the runs on 800 images that choose a setting."""
     images = output / "images" / name
