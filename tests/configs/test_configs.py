@@ -297,7 +297,7 @@ def test_recipes_have_the_numbers_of_their_tables():
     assert parameters.count(locked[1]) == 1153 * 1000
     run = RunLength.resolve(probe.length, probe.data.batch_size, len(probe.data.portion.sample_range(1_281_167)))
     assert run.steps(Duration(10, "epochs"), "length") == pytest.approx(24_700, rel=0.004)
-    [searched] = experiment.load_evaluations(Path("configs/linear_probe_imagenet.py"))
+    searched: Any = experiment.load_evaluations(Path("configs/linear_probe_imagenet.py"))[0]
     axes = (searched.fit.learning_rates, searched.fit.weight_decays, searched.fit.epochs, searched.fit.crops)
     assert axes == ((1e-3, 3e-4, 1e-4), (1e-4, 0.0), (1, 3, 10), ("random", "inception"))
     assert (searched.fit.mixup, searched.fit.images_per_step, searched.fit.minival) == (0.1, 512, 0.02)
