@@ -1,8 +1,9 @@
 """Scenes of glyphs: images with masks of panoptic segmentation, as COCO's, for a small machine.
 
 Things are solid symbols of matplotlib's typefaces, turned, scaled, coloured and laid over one another; stuff are four
-textures, which share the background. As in photographs, some objects have no label (they are void), and some are too
-many and too small to be labelled alone: one segment is of all of them, a crowd.
+textures, which share the background. Each class of things has a hue of its own: by shapes alone two cores do not learn
+the classes in an hour. As in photographs, some objects have no label (they are void), and some are too many and too
+small to be labelled alone: one segment is of all of them, a crowd.
 """
 
 import dataclasses
@@ -37,6 +38,7 @@ _FIRST_STUFF_ID = 101  # as in COCO, ids are no numbers from 1 without gaps
 _STAMP = 128  # side of a symbol before it is scaled, in pixels
 _MIN_PIXELS = 20  # of a segment; smaller ones are void
 _CROWD = 6  # symbols of a crowd
+_HUES = 180  # of OpenCV
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,12 +128,21 @@ def draw_scene(
         ids[region] = new_segment(_FIRST_STUFF_ID + kind)
     for character, sides in _objects(config, generator):
         segment = new_segment(1 + THINGS.index(character), int(len(sides) > 1)) if character in THINGS else 0
-        colour, centre = generator.integers(0, 256, 3), generator.uniform(0.1, 0.9, 2) * size
+        colour, centre = _colour(character, generator), generator.uniform(0.1, 0.9, 2) * size
         for side in sides:
             place = centre + (generator.normal(0, side, 2) if len(sides) > 1 else 0)
             mask = _placed(character, side, place, size, generator)
             pixels[mask], ids[mask] = colour, segment
     return pixels, *_described(ids, found)
+
+
+def _colour(character: str, generator: np.random.Generator) -> UInt8[np.ndarray, "3"]:
+    """Returns a colour: of a thing near the hue of its class, of another symbol any."""
+    hue = generator.uniform(0, _HUES)
+    if character in THINGS:
+        hue = generator.normal(THINGS.index(character) * _HUES / len(THINGS), 3)
+    pixel = [round(hue) % _HUES, generator.integers(170, 256), generator.integers(60, 200)]
+    return cv2.cvtColor(np.array([[pixel]], np.uint8), cv2.COLOR_HSV2RGB)[0, 0]
 
 
 def _objects(config: SceneConfig, generator: np.random.Generator) -> Iterator[tuple[str, list[float]]]:
