@@ -43,6 +43,7 @@ from lit_het.towers.layers import linear
 from lit_het.towers.oracle import Oracle
 from lit_het.training.durations import Duration, RunLength
 from lit_het.types import ImageFeatures
+from scripts.bench.tools import machine
 from scripts.studies import harness
 
 UVIM, ORACLE, CLASSIFIER = "UViM", "oracle of the true masks", "classifier of pixels"
@@ -52,7 +53,6 @@ WHAT = (
     "standard errors, in brackets the difference from the classifier, seed by seed."
 )
 COMMAND = "python -m scripts.studies.study_panoptic --seeds 0 1 2 --results docs/results/panoptic.json"
-MACHINE = "2 cores of an AMD EPYC of family 25 with AVX-512"
 # Minutes are those of a method's own training: of UViM those of stage II.
 FIGURES = ("pq", "sq", "rq", "things/pq", "stuff/pq", "parameters (M)", "minutes")
 # As many parameters as both stages, and about as long a training as both together.
@@ -215,7 +215,7 @@ def study(options: argparse.Namespace) -> None:
 
 def write_results(path: Path, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Writes a file of docs/results, with a line for each row."""
-    content = json.dumps({"what": WHAT, "command": COMMAND, "machine": MACHINE, "columns": titles}, indent=1)
+    content = json.dumps({"what": WHAT, "command": COMMAND, "machine": machine(), "columns": titles}, indent=1)
     lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
     write_atomically(path, f'{content.removesuffix("}").rstrip()},\n "rows": [\n{lines}\n ]\n}}\n')
 
