@@ -250,7 +250,7 @@ class _Jpeg:
     def decode(self, min_side: int, *, fast: bool) -> UInt8[np.ndarray, "h w 3"]:
         """Returns upright RGB whose sides have at least this length; 0 for full size."""
         pixels = self._decode(self._data, (min_side, min_side, 2 if min_side else 1), fast)
-        return _turned(_in_strips(pixels, _cmyk_to_rgb) if self._is_cmyk else pixels, self._turn)
+        return turned(_in_strips(pixels, _cmyk_to_rgb) if self._is_cmyk else pixels, self._turn)
 
     def _decode(self, data: bytes, size: tuple[int, int, int], fast: bool) -> np.ndarray:
         mode = "CMYK" if self._is_cmyk else "RGB"
@@ -339,11 +339,11 @@ def upright_rgb(image: Image.Image, transparency: Transparency = "white") -> UIn
         with contextlib.suppress(ValueError):  # not hexadecimal
             exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
     turn = orientation(exif or b"", xmp.encode() if isinstance(xmp, str) else xmp)
-    return _turned(pixels, turn)
+    return turned(pixels, turn)
 
 
-def _turned(pixels: np.ndarray, turn: int) -> np.ndarray:
-    """Turns pixels upright that were stored with an EXIF orientation."""
+def turned(pixels: np.ndarray, turn: int) -> np.ndarray:
+    """Returns pixels ``[h w ...]`` upright that were stored with an EXIF orientation from 1 to 8."""
     if turn >= 5:
         pixels = cv2.transpose(pixels)
     axis = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}.get(turn)

@@ -1,7 +1,8 @@
 """Images with masks of panoptic segmentation, from the files that COCO publishes (Kirillov et al. 2019).
 
 A sample has what `lit_het.data_pipelines.masks` reads: the published PNG, byte by byte, and the entries of its segments
-in the published JSON. Crowds stay, as the metric ignores what is predicted in them.
+in the published JSON. Crowds stay, as the metric ignores what is predicted in them. Masks of an image that EXIF turns
+are turned with it: the published ones are of the pixels as they are stored.
 """
 
 import dataclasses
@@ -12,9 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from lit_het.data_pipelines.images.decoding import sides_of
-from lit_het.data_pipelines.images.headers import BrokenImage
-from lit_het.data_pipelines.masks import PIXELS, SEGMENTS, Categories, ids_in, parse_categories, segments_of
+from lit_het.data_pipelines.images.decoding import sides_of, turned
+from lit_het.data_pipelines.images.headers import BrokenImage, format_of, jpeg_orientation
+from lit_het.data_pipelines.masks import (
+    PIXELS,
+    SEGMENTS,
+    Categories,
+    encode_ids,
+    ids_in,
+    parse_categories,
+    segments_of,
+)
 from lit_het.data_pipelines.prepare.archives import Files, open_files
 from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, select_splits
 from lit_het.data_pipelines.prepare.listed import Listed, field, match_name, read_object, split_of_listed
@@ -98,16 +107,15 @@ def _with_pixels(split: Split, pixels: Files, names: Sequence[str]) -> Split:
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number, sample in zip(numbers, split.read(numbers), strict=True):
-            content = pixels.read(names[number])
-            _check(content, sample, pixels.where(names[number]))
+            content = _checked(pixels.read(names[number]), sample, pixels.where(names[number]))
             yield dataclasses.replace(sample, members={**sample.members, PIXELS: content})
 
     sizes = (f"{name}:{pixels.sizes[name]}" for name in names)
     return dataclasses.replace(split, read=read, fingerprint=fingerprint([split.fingerprint, *sizes]))
 
 
-def _check(content: bytes, sample: Sample, where: str) -> None:
-    """Checks that a PNG is of its image and of its segments."""
+def _checked(content: bytes, sample: Sample, where: str) -> bytes:
+    """Returns a PNG of its image and of its segments, turned as its image."""
     again = "download both again"
     try:
         ids = ids_in(content)
@@ -116,8 +124,10 @@ def _check(content: bytes, sample: Sample, where: str) -> None:
     try:
         sides = sides_of(sample.image)
     except BrokenImage:
-        return  # the writer says so, or leaves the sample out
-    if ids.shape != sides:
+        return content  # the writer says so, or leaves the sample out
+    turn = jpeg_orientation(sample.image) if format_of(sample.image) == "JPEG" else 1
+    is_stored = ids.shape == (sides[::-1] if turn >= 5 else sides)
+    if not is_stored and ids.shape != sides:
         shapes = " and ".join(f"{width} x {height}" for height, width in (ids.shape, sides))
         raise UserError(f"{where}: differs in size from {sample.origin} ({shapes} pixels); {again}")
     shown = {*np.unique(ids).tolist()} - {0}
@@ -126,3 +136,4 @@ def _check(content: bytes, sample: Sample, where: str) -> None:
         raise UserError(f"{where}: has pixels of the id {min(unknown)}, which its segments_info lacks; {again}")
     if missing := described - shown:
         raise UserError(f"{where}: has no pixel of the id {min(missing)}, which its segments_info has; {again}")
+    return encode_ids(turned(ids, turn)) if is_stored and turn > 1 else content

@@ -1,14 +1,16 @@
 """COCO's files of panoptic segmentation become shards with masks."""
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.images.decoding import encode_jpeg
+from lit_het.data_pipelines.images.decoding import decode_whole, encode_jpeg
 from lit_het.data_pipelines.masks import PIXELS, SEGMENTS, encode_ids, ids_in
 from lit_het.data_pipelines.prepare.panoptic import read_coco_panoptic
 from lit_het.data_pipelines.scenes import SceneConfig, draw_scene, scene_categories
@@ -107,6 +109,26 @@ def test_a_png_that_disagrees_with_json_or_image_is_refused(tmp_path: Path, cont
     source = make(tmp_path, content, pngs={**PNGS, **pngs})
     dataset = read_coco_panoptic(source, tmp_path, images=tmp_path / "val2017")
     assert_refused(f"{NAMES[0]}.png: {message}", write, dataset, tmp_path / "out", "val")
+
+
+@pytest.mark.parametrize("turn", range(2, 9))
+@pytest.mark.parametrize("width", [48, 64])
+def test_masks_are_turned_as_exif_turns_their_image(tmp_path: Path, turn: int, width: int):
+    _, ids, segments = SCENES[0]
+    # The picture shows the mask, so that both can be compared.
+    shown = np.where(ids == ids[0, 0], 255, 0).astype(np.uint8)[:, :width, None].repeat(3, axis=2)
+    exif, image = Image.Exif(), io.BytesIO()
+    exif[0x0112] = turn
+    Image.fromarray(shown).save(image, "JPEG", quality=100, exif=exif)
+    present = {*np.unique(ids[:, :width]).tolist()}
+    content = changed(CONTENT, "annotations.0.segments_info", [one for one in segments if one["id"] in present])
+    png = encode_ids(ids[:, :width])
+    source = make(tmp_path, content, {**JPEGS, f"val2017/{NAMES[0]}.jpg": image.getvalue()}, {**PNGS, FIRST: png})
+    [sample, *_] = write(read_coco_panoptic(source, tmp_path, images=tmp_path / "val2017"), tmp_path / "out", "val")
+    found = ids_in(sample.members[PIXELS])
+    upright = decode_whole(sample.image)[..., 0] > 127
+    np.testing.assert_array_equal(found == ids[0, 0], upright)
+    assert not np.array_equal(found, ids[:, :width])
 
 
 def test_the_name_of_the_file_tells_the_split_and_other_categories_are_another_set(tmp_path: Path):
