@@ -141,6 +141,7 @@ def check(
     *,
     labels: ClassIndex | None = None,
     source: str | None = None,
+    masks: bool = False,
     checksum: bool = False,
     output: Path | None = None,
 ) -> None:
@@ -152,6 +153,7 @@ def check(
         captions: member with the captions, which are checked, too; None to leave them out.
         labels: to check; None to leave them out.
         source: member with the text to translate, read in place of images.
+        masks: whether every sample must have the masks of panoptic segmentation.
         checksum: whether to compare shards with their checksums.
         output: file of the table as JSON.
     """
@@ -166,6 +168,7 @@ def check(
         captions=place,
         prompt=QUESTION if TextPlace(place).has_questions else None,
         source=source,
+        masks=masks,
         threads=workers,
     )
     # The loader reads texts only with a tokenizer; any tokenizer will do.

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lit_het.cli import prepare
+from lit_het.cli import prepare, scenes
 from lit_het.cli.classify import add_checkpoint
 from lit_het.cli.embed import parse_part
 from lit_het.cli.prepare import SHARDS_STAY, positive
@@ -52,10 +52,14 @@ def add_to(commands: Any) -> None:
         metavar="MEMBER",
         help="member with one or more captions that every sample must have, such as txt or json/caption; default: none",
     )
-    check.add_argument(
+    pixels_or_text = check.add_mutually_exclusive_group()
+    pixels_or_text.add_argument(
         "--source",
         metavar="MEMBER",
         help="check texts to translate in place of images: the member that holds them, such as txt or json/en",
+    )
+    pixels_or_text.add_argument(
+        "--masks", action="store_true", help="every sample must have masks of panoptic segmentation that fit its image"
     )
     check.add_argument(
         "--labels",
@@ -73,7 +77,7 @@ def add_to(commands: Any) -> None:
     _add_select(actions)
     _add_dedup(actions)
     _add_filter(actions)
-    _add_scenes(actions)
+    scenes.add_to(actions)
     prepare.add_to(actions)
 
 
@@ -268,24 +272,6 @@ def _add_corrupt(actions: Any) -> None:
     corrupt.set_defaults(command=_corrupt, name="data corrupt", if_stopped=SHARDS_STAY)
 
 
-def _add_scenes(actions: Any) -> None:
-    scenes = actions.add_parser(
-        "scenes",
-        allow_abbrev=False,
-        help="draw scenes of glyphs with masks of panoptic segmentation",
-        description="Writes OUTPUT/train and OUTPUT/test: symbols of ten kinds over four textures, with masks as those "
-        "of COCO, to train a small model of panoptic segmentation.",
-    )
-    scenes.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
-    scenes.add_argument("--train", type=positive, default=20_000, metavar="N", help="images; default: %(default)s")
-    scenes.add_argument("--test", type=positive, default=1_000, metavar="N", help="images; default: %(default)s")
-    scenes.add_argument(
-        "--size", type=positive, default=64, metavar="P", help="pixels along each side; default: %(default)s"
-    )
-    scenes.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    scenes.set_defaults(command=_scenes, name="data scenes")
-
-
 def _index(options: argparse.Namespace, _: list[str]) -> None:
     for pattern in options.shards:
         require_shards(pattern)
@@ -306,6 +292,7 @@ def _check(options: argparse.Namespace, _: list[str]) -> None:
         options.captions,
         labels=None if options.labels is None else ClassIndex(str(options.labels) if options.labels.name else None),
         source=options.source,
+        masks=options.masks,
         checksum=options.checksum,
         output=options.output,
     )
@@ -318,13 +305,6 @@ def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
 
     of_writer = WriteOptions(options.samples_per_shard, options.workers)
     corrupt(options.shards, options.output, options.corruptions, options.severities, options.seed, of_writer)
-
-
-def _scenes(options: argparse.Namespace, _: list[str]) -> None:
-    from lit_het.apps.data import draw_scenes
-    from lit_het.data_pipelines.scenes import SceneConfig
-
-    draw_scenes(SceneConfig(options.size, options.train, options.test, seed=options.seed), options.output)
 
 
 def _select(options: argparse.Namespace, _: list[str]) -> None:

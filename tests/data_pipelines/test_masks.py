@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_het.cli.main import main
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.images.augment import HorizontalFlip, RandomAffine
 from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessing, RandomCrop, Training, whole
@@ -156,6 +157,18 @@ def test_masks_that_do_not_fit_are_rows_that_are_left_out(tmp_path: Path, cause:
     loader = Loader(write(tmp_path, [good, stored(places, image, BAD[cause].get("segments"))]))
     assert next(loader.epoch()).valid.tolist() == [True, False, False, False]
     assert any(cause in text for text in loader.faults.examples.values())
+
+
+def test_data_check_lists_masks_that_do_not_fit(tmp_path: Path):
+    places = blocks(40, 56, 8)
+    image = encoded(COLOURS[places], "PNG")
+    write(tmp_path, [stored(places, image), stored(places, image, SEGMENTS_INFO[1:])])
+    check = ["data", "check", str(tmp_path), "--output", str(tmp_path / "faults.json")]
+    assert main(check) == 0
+    assert main([*check, "--masks"]) == 1
+    [fault] = json.loads((tmp_path / "faults.json").read_text())
+    assert (fault["cause"], fault["count"]) == ("pixels without a segment", 1)
+    assert "001: pixels without a segment (no segment has the id 70000)" in fault["example"]
 
 
 def test_segments_that_are_no_list_of_objects_are_refused():
