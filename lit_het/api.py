@@ -118,7 +118,7 @@ def embed(
 
     Args:
         tower: directory of a run; or the configuration of a run to be trained, a Python file with it, or the name of a
-            shipped one.
+            shipped one; or ``transformers:FOLDER`` or ``transformers:hf://owner/model``, by PyTorch.
         output: the folder or address to write to.
         data: shards; empty for those of the configuration.
         dtype: type of the stored embeddings: ``float16``, ``bfloat16`` or ``float32``.
@@ -139,15 +139,21 @@ def embed(
     first, count = (arguments.whole(number, "part") for number in numbers)
     for name, value in {"texts": texts, "tokens": tokens, "logits": logits}.items():
         arguments.flag(value, name)
+    from lit_het.apps.embed import TRANSFORMERS, captions, images
+
+    options = images.EmbedOptions(shards, dtype, crops, (first, count), tokens, logits)
     source = None
     if isinstance(tower, ExperimentConfig):
         config = tower
+    elif str(tower).startswith(TRANSFORMERS):
+        from lit_het.apps.embed.torch_tower import embed_by_torch
+
+        embed_by_torch(str(tower), (), output, options, texts=texts)
+        return
     else:
         source = Path(arguments.path(tower, "tower"))
         if not source.is_dir():
             source = locate_config(source)
         config = parse_tower(source)
-    from lit_het.apps.embed import captions, images
-
     work = captions.embed_captions if texts else images.embed
-    work(source, config, output, images.EmbedOptions(shards, dtype, crops, (first, count), tokens, logits))
+    work(source, config, output, options)

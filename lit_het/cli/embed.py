@@ -4,15 +4,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_het.apps.embed import TRANSFORMERS
 from lit_het.cli.train import ALLOW_BAD_SAMPLES
 from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.paths import locate_config, require_run, require_shards
 
 if TYPE_CHECKING:
     from lit_het.apps.embed.images import EmbedOptions
-
-TRANSFORMERS = "transformers:"
-"""Before the folder or address of a model that PyTorch computes."""
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -107,9 +105,7 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
     if of_transformers:
         from lit_het.apps.embed.torch_tower import embed_by_torch
 
-        if options.texts:
-            raise UserError("--tower transformers:... embeds images; leave out --texts")
-        embed_by_torch(options.tower.removeprefix(TRANSFORMERS), flags, options.output, _how(options))
+        embed_by_torch(options.tower, flags, options.output, _how(options), texts=options.texts)
         return
     from lit_het.configs.parsing import parse_tower
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import lit_het
 from lit_het.apps.embed.images import EmbedOptions
 from lit_het.apps.embed.images import embed as embed_by_jax
 from lit_het.configs import quickstart_lit_het_xl
@@ -229,11 +230,20 @@ def test_pickles_code_of_a_repository_and_missing_files_are_one_line(torch, save
 
 def test_what_such_a_tower_does_not_have_is_one_line(saved, refused, capsys, tmp_path):
     folder, _ = saved("vit")
-    assert "leave out --tokens and --logits" in refused(folder, "--tokens")
-    assert "leave out --texts" in refused(folder, "--texts")
+    for flag in ("--texts", "--tokens", "--logits"):
+        assert "stores pooled embeddings of images; leave out --texts, --tokens and --logits" in refused(folder, flag)
     assert "--data.preprocessing.filter is what the model of" in refused(folder, "--data.preprocessing.filter", "area")
     line = refusal(capsys, "embed", "--tower", f"transformers:{folder}", "--output", tmp_path / "e")
     assert "name those to embed with --data" in line
+    with pytest.raises(UserError, match="leave out --texts"):
+        lit_het.embed(f"transformers:{folder}", tmp_path / "e", data=("a.tar",), texts=True)
+
+
+def test_a_program_stores_the_embeddings_that_the_command_does(saved, data, tmp_path):
+    folder, _ = saved("vit")
+    expected = rows(embedded(folder, data, tmp_path / "command", *FLOAT32))
+    lit_het.embed(f"transformers:{folder}", tmp_path / "program", data=(str(data / "train"),), dtype="float32")
+    np.testing.assert_array_equal(rows(tmp_path / "program"), expected)
 
 
 def test_without_pytorch_the_extra_is_named(saved, refused, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from lit_het.apps.embed import TRANSFORMERS
 from lit_het.apps.embed.images import EmbedOptions, addresses_of, store, whole_data
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
@@ -34,19 +35,25 @@ _CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json", 
 _BATCH_SIZE = 64
 
 
-def embed_by_torch(address: str, flags: Sequence[str], output: str, options: EmbedOptions) -> None:
+def embed_by_torch(
+    name: str, flags: Sequence[str], output: str, options: EmbedOptions, *, texts: bool = False
+) -> None:
     """Writes the embeddings of all images, and says how a training names the tower.
 
     Args:
-        address: a folder of transformers, or ``hf://owner/model``.
+        name: ``transformers:`` and a folder, or ``hf://owner/model``.
         flags: ``--data...`` of the configuration.
         output: the folder to write to: a local path or an fsspec address.
         options: how; without tokens and logits.
+        texts: whether texts are to be embedded, which is refused.
     """
-    if options.tokens or options.logits:
-        raise UserError("--tower transformers:... stores pooled embeddings; leave out --tokens and --logits")
+    if texts or options.tokens or options.logits:
+        raise UserError(
+            f"--tower {TRANSFORMERS}... stores pooled embeddings of images; leave out --texts, --tokens and --logits"
+        )
     if not options.shards:
-        raise UserError("--tower transformers:... has no shards of its own; name those to embed with --data")
+        raise UserError(f"--tower {TRANSFORMERS}... has no shards of its own; name those to embed with --data")
+    address = name.removeprefix(TRANSFORMERS)
     tower = TorchTower(address)
     default = ExperimentConfig(
         run_dir=Path(),
