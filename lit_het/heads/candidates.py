@@ -15,20 +15,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.heads.logits_config import SampledSoftmax
 from lit_het.types import MASKED, LogitSamples
 
 
+_PARTS = 4096
+"""Equal parts of the logarithm of classes, of which one is drawn, then a place in it."""
+
+
 def draw(config: SampledSoftmax, num_classes: int, key: Key[Array, ""]) -> Int[Array, " c"]:
     """Returns the draws of a step, in ascending order and with repetitions."""
     if config.distribution == "uniform":
         return jnp.sort(jax.random.randint(key, (config.num_candidates,), 0, num_classes))
-    # The inverse of the distribution function log(c + 1) / log(k + 1); rounding may reach k.
-    share = jax.random.uniform(key, (config.num_candidates,))
-    found = jnp.exp(share * math.log(num_classes + 1)).astype(jnp.int32) - 1
-    return jnp.sort(jnp.clip(found, 0, num_classes - 1))
+    # The inverse of the distribution function log(c + 1) / log(k + 1). A share of one float32 would miss two of five
+    # rare classes of a million: it is a part, whose power float64 computes, and a place within the part.
+    of_part, of_place = jax.random.split(key)
+    part = jax.random.randint(of_part, (config.num_candidates,), 0, _PARTS)
+    place = jax.random.uniform(of_place, (config.num_candidates,))
+    whole = jnp.asarray(np.exp(np.arange(_PARTS) / _PARTS * math.log(num_classes + 1)), jnp.float32)
+    found = whole[part] * jnp.exp(place * (math.log(num_classes + 1) / _PARTS))
+    # Rounding may reach k.
+    return jnp.sort(jnp.clip(found.astype(jnp.int32) - 1, 0, num_classes - 1))
 
 
 def log_inclusion(config: SampledSoftmax, num_classes: int, classes: Int[Array, " n"]) -> Float[Array, " n"]:

@@ -339,31 +339,10 @@ def test_a_hierarchy_has_probabilities_that_sum_to_one_and_no_empty_cluster(k):
     np.testing.assert_allclose(outcomes[:, 0, 0], head.over_temperature(X)[:, k - 1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("distribution", ["uniform", "log_uniform"])
-def test_classes_are_drawn_as_often_as_the_correction_says(distribution):
-    config, k, steps = SampledSoftmax(20, distribution), 50, 10_000
-    draws = jax.vmap(lambda key: candidates.draw(config, k, key))(jax.random.split(KEY, steps))
-    found = np.mean((np.asarray(draws)[:, :, None] == np.arange(k)).any(axis=1), axis=0)
-    expected = np.exp(candidates.log_inclusion(config, k, jnp.arange(k)))
-    # Each share is within five standard deviations.
-    assert np.all(np.abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / steps))
-
-
 def test_with_all_classes_among_the_candidates_the_loss_is_that_of_the_full_softmax():
     few, full = (trained(deterministic(layer))[1] for layer in (SampledSoftmax(10_000), DenseLogits()))
     for x, y in zip(*(jax.tree.leaves(run(X, LABEL, VALID)) for run in (few, full)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
-
-
-def test_a_sampled_softmax_starts_with_the_parameters_of_a_dense_layer_at_the_same_paths():
-    dense, sampled = (
-        parameters.flatten(nnx.to_pure_dict(nnx.state(het_xl(layer).build(D, K, nnx.Rngs(0)))))
-        for layer in (DenseLogits(), SampledSoftmax())
-    )
-    assert dense.keys() == sampled.keys()
-    for path, leaf in dense.items():
-        np.testing.assert_array_equal(sampled[path], leaf)
 
 
 @pytest.mark.parametrize("layer", BUILT_IN, ids=str)
@@ -378,30 +357,3 @@ def test_training_computes_no_logits_of_all_classes(layer):
     compiled = jax.jit(jax.grad(value)).lower(params, jax.ShapeDtypeStruct((b, D), jnp.float32)).compile()
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 4 * b * k
-
-
-@pytest.mark.parametrize("distribution", ["uniform", "log_uniform", "log_uniform without correction"])
-def test_the_expected_gradient_vanishes_where_the_logits_are_those_of_the_true_probabilities(distribution, monkeypatch):
-    distribution, _, without = distribution.partition(" ")
-    if without:
-        monkeypatch.setattr(candidates, "log_inclusion", lambda config, k, classes: jnp.zeros(classes.shape))
-    k, steps, b = 20, 20_000, 8
-    p = np.random.default_rng(0).dirichlet(np.ones(k))
-    labels = jnp.asarray(np.random.default_rng(1).choice(k, size=(steps, b), p=p))
-    head = deterministic(SampledSoftmax(8, distribution)).build(2, k, nnx.Rngs(0))
-    head.logits.kernel[...] = jnp.zeros((2, k))
-    head.logits.bias[...] = jnp.asarray(TAU * np.log(p), jnp.float32)
-    graph, params = nnx.split(head)
-
-    def of_bias(rows):
-        label, key = rows
-
-        def value(params):
-            return SoftmaxCrossEntropy()(nnx.merge(graph, params)(jnp.zeros((b, 2)), key), label).loss
-
-        return jax.grad(value)(nnx.to_pure_dict(params))["logits"]["bias"]
-
-    rows = labels, jax.random.split(KEY, steps)
-    gradients = np.asarray(jax.jit(lambda rows: jax.lax.map(of_bias, rows, batch_size=500))(rows), np.float64)
-    mean, error = gradients.mean(axis=0), gradients.std(axis=0) / math.sqrt(steps)
-    assert np.all(np.abs(mean) < 5 * error + 1e-3) == (not without)
