@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Int, Key
 from lit_het.heads.logits_config import SampledSoftmax
 from lit_het.types import MASKED, LogitSamples
 
-
 _PARTS = 4096
 """Equal parts of the logarithm of classes, of which one is drawn, then a place in it."""
 

@@ -23,6 +23,18 @@ def _number(text: str) -> float:
     return value
 
 
+def _positive(text: str) -> float:
+    if (value := _number(text)) == 0:
+        raise ValueError(text)
+    return value
+
+
+def _threshold(text: str) -> float:
+    if (value := _number(text)) < 4:
+        raise ValueError(text)
+    return value
+
+
 def _decay(text: str) -> float:
     if not 0 <= (value := float(text)) < 1:
         raise ValueError(text)
@@ -48,20 +60,25 @@ def _one_of(**choices: Any) -> _Kind:
 
 
 _DECAY, _NUMBER = _Kind(_decay, "at least 0 and less than 1"), _Kind(_number, "a number of 0 or more")
+# Without it, what has no gradient becomes NaN.
+_EPSILON = _Kind(_positive, "a number above 0")
+# Of the length of the average, by whose distance from 4 the variance is corrected (Liu et al. 2020, RAdam, Eq. 5).
+_THRESHOLD = _Kind(_threshold, "a number of 4 or more")
 _SWITCH = _one_of(true=True, false=False)
 _TYPE = _one_of(float32="float32", bfloat16="bfloat16")
 _MODE = _one_of(hard="hard", smooth="smooth", refined="refined")
 _PRECONDITIONING = _one_of(frobenius="frobenius", spectral="spectral", aol="aol", schatten="schatten")
 _BETAS = {"b1": _DECAY, "b2": _DECAY}
-_MOMENTS = {**_BETAS, "eps": _NUMBER}
+_MOMENTS = {**_BETAS, "eps": _EPSILON}
 _ADAM = {**_MOMENTS, "eps_root": _NUMBER}
-_ROOTS = {"decay": _DECAY, "eps": _NUMBER, "initial_scale": _NUMBER, "eps_in_sqrt": _SWITCH, "bias_correction": _SWITCH}
+_ROOTS = {"decay": _DECAY, "eps": _EPSILON, "initial_scale": _NUMBER}
+_ROOTS |= {"eps_in_sqrt": _SWITCH, "bias_correction": _SWITCH}
 _CORRECTED = {"bias_correction_mu": _SWITCH, "bias_correction_nu": _SWITCH}
-_MUON = {"ns_steps": _Kind(_steps, "a whole number from 1 to 100"), "beta": _DECAY, "eps": _NUMBER, "mu_dtype": _TYPE}
+_MUON = {"ns_steps": _Kind(_steps, "a whole number from 1 to 100"), "beta": _DECAY, "eps": _EPSILON, "mu_dtype": _TYPE}
 
 TABLE: dict[str, dict[str, _Kind]] = {
     "scale_by_acprop": _ADAM,
-    "scale_by_adadelta": {"rho": _DECAY, "eps": _NUMBER},
+    "scale_by_adadelta": {"rho": _DECAY, "eps": _EPSILON},
     "scale_by_adam": {**_ADAM, "mu_dtype": _TYPE, "nesterov": _SWITCH},
     "scale_by_adamax": _MOMENTS,
     "scale_by_adan": {**_ADAM, "b3": _DECAY},
@@ -75,9 +92,9 @@ TABLE: dict[str, dict[str, _Kind]] = {
         **{"nesterov": _SWITCH, "adaptive": _SWITCH, "preconditioning": _PRECONDITIONING, "consistent_rms": _NUMBER},
         **{"adam_b1": _DECAY, "adam_b2": _DECAY, "adam_eps_root": _NUMBER},
     },
-    "scale_by_radam": {**_ADAM, "threshold": _NUMBER, "nesterov": _SWITCH},
+    "scale_by_radam": {**_ADAM, "threshold": _THRESHOLD, "nesterov": _SWITCH},
     "scale_by_rms": _ROOTS,
-    "scale_by_rss": {"initial_accumulator_value": _NUMBER, "eps": _NUMBER},
+    "scale_by_rss": {"initial_accumulator_value": _NUMBER, "eps": _EPSILON},
     "scale_by_sign": {},
     "scale_by_simplified_ademamix": {**_ADAM, "alpha": _NUMBER},
     "scale_by_stddev": _ROOTS,

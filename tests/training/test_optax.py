@@ -192,7 +192,8 @@ def test_flags_and_json_hold_a_rule_with_its_arguments(tmp_path):
         ("scale_by_lion", ("b1",), "'b1': b1 must be at least 0 and less than 1"),
         ("scale_by_lion", ("learning_rate=1",), "'learning_rate=1' is no argument of scale_by_lion; it takes b1, b2"),
         ("scale_by_lion", ("b1=0.9", "b1=0.8"), "b1 is given twice"),
-        ("scale_by_adam", ("eps=nan",), "eps must be a number of 0 or more"),
+        ("scale_by_adam", ("eps_root=nan",), "eps_root must be a number of 0 or more"),
+        ("scale_by_radam", ("threshold=3",), "threshold must be a number of 4 or more"),
         ("scale_by_adam", ("mu_dtype=int8",), "mu_dtype must be float32|bfloat16"),
         ("scale_by_muon", ("ns_steps=2.5",), "ns_steps must be a whole number from 1 to 100"),
         ("scale_by_sign", ("b1=0.9",), "'b1=0.9' is no argument of scale_by_sign; it takes none"),
@@ -204,6 +205,15 @@ def test_what_is_no_rule_is_one_line_with_the_one_to_take(name, arguments, line)
         parsed(*FLAGS, name, *flags)
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name, arguments in TABLE.items() if "eps" in arguments])
+def test_what_would_make_nan_of_no_gradient_is_refused(name):
+    with pytest.raises(UserError, match="eps must be a number above 0"):
+        Optax(name, ("eps=0",))
+    params, _ = params_and_gradients(1)
+    found, _ = trained(Optimizer(Optax(name)).build(SCHEDULE, RUN), params, [jax.tree.map(jnp.zeros_like, params)] * 2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
 def test_a_rule_without_a_name_is_one_line():

@@ -35,9 +35,7 @@ _CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json", 
 _BATCH_SIZE = 64
 
 
-def embed_by_torch(
-    name: str, flags: Sequence[str], output: str, options: EmbedOptions, *, texts: bool = False
-) -> None:
+def embed_by_torch(name: str, flags: Sequence[str], output: str, options: EmbedOptions, *, texts: bool = False) -> None:
     """Writes the embeddings of all images, and says how a training names the tower.
 
     Args:
