@@ -68,6 +68,7 @@ ROWS = (
     Row("lit_decoder_so400m", "v5e-4"),
     Row("imagenet21k_het_xl", "v5e-64"),
     Row("imagenet21k_het_xl:tower=resnet152", "v5e-64"),
+    Row("imagenet21k_het_xl:data_set=jft300m", "v5e-64"),
     Row("fine_tune_imagenet", "v5e-8"),
     Row("fine_tune_imagenet", "v5e-16"),
     Row("fine_tune_experts", "v5e-8"),
