@@ -148,6 +148,8 @@ def _png(image: Any) -> bytes:
     from PIL import Image
 
     if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 and not (image.min() >= 0 and image.max() <= 1):
+            raise ValueError("floats beyond [0, 1]")  # of 255 levels all would be white
         array = image if image.dtype == np.uint8 else np.round(image * 255).clip(0, 255).astype(np.uint8)
         image = Image.fromarray(array)
     content = io.BytesIO()

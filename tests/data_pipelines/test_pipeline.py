@@ -117,6 +117,10 @@ def test_a_sample_without_a_caption_is_an_invalid_row(shards):
             lambda shards: of(shards).map(lambda sample: {**sample, "txt": object()}),
             "txt is object, which is no content",
         ),
+        (
+            lambda shards: of(shards).decode("rgb").map(lambda sample: {**sample, "jpg": 255 * sample["jpg"]}),
+            "jpg is ndarray, which is no content of a shard",
+        ),
         (lambda shards: iter(of(shards)), "can be iterated again and again"),
         (lambda shards: 3, "can be iterated again and again, and int cannot"),
     ],
