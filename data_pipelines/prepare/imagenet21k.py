@@ -173,9 +173,11 @@ def _index(tars: Sequence[Path], skip_broken: bool) -> _Images:
     tar, wnid, part, rank, offset, size = (np.frombuffer(column, column.typecode) for column in columns)
     ranks, counts = np.unique(rank, return_counts=True)
     if (counts > 1).any():
-        first, other = (tars[int(tar[row])] for row in np.flatnonzero(rank == ranks[counts > 1][0])[:2])
-        twice = int(wnid[rank == ranks[counts > 1][0]][0])
-        raise UserError(f"{other}: has an image of n{twice:08d} that is in {first}, too; keep one of them")
+        pair = np.flatnonzero(rank == ranks[counts > 1][0])[:2].tolist()
+        first, other = (tars[int(tar[row])] for row in pair)
+        with _open(other) as file:
+            name = PurePosixPath(_name_at(file, int(offset[pair[1]]))).name
+        raise UserError(f"{other}: has {name}, which is {'there' if other == first else f'in {first}'}, too; keep one")
     # By class and name, so that labels, splits and order do not depend on how the tars were packed.
     order = np.lexsort((rank, wnid))
     return _Images(tars, *(column[order] for column in (tar, wnid, part, rank, offset, size)))
@@ -266,9 +268,13 @@ def _split(
 
 def _sample(path: Path, file: IO[bytes], offset: int, size: int) -> Sample:
     # pread, as the file may be larger than what buffered reading would skip fast.
+    return Sample(os.pread(file.fileno(), size, offset), f"{path}: {_name_at(file, offset)}")
+
+
+def _name_at(file: IO[bytes], offset: int) -> str:
+    """Returns the name of the member whose content is at an offset."""
     header = os.pread(file.fileno(), _NAME_BYTES, max(0, offset - _HEADER_BYTES))
-    name = header.partition(b"\0")[0].decode("utf-8", "replace")
-    return Sample(os.pread(file.fileno(), size, offset), f"{path}: {name}")
+    return header.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _open(path: Path) -> IO[bytes]:
