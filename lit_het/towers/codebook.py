@@ -41,10 +41,12 @@ class Codebook(nnx.Module):
         self.counts = nnx.Param(jnp.ones(config.num_words, jnp.float32))
 
     def words(self) -> Float[Array, "k d"]:
-        """Returns the words, unit vectors without a gradient."""
+        """Returns the words, unit vectors without a gradient; zeros of those that have no vectors."""
         sums, counts = (jax.lax.stop_gradient(x[...].astype(jnp.float32)) for x in (self.sums, self.counts))
-        means = sums / counts[:, None]
-        return means / jnp.linalg.norm(means, axis=1, keepdims=True)
+        # A word that was not used for so long that its count is 0 is the zero vector, and not NaN.
+        tiny = jnp.finfo(jnp.float32).tiny
+        means = sums / jnp.maximum(counts[:, None], tiny)
+        return means / jnp.maximum(jnp.linalg.norm(means, axis=1, keepdims=True), tiny)
 
 
 def quantized(

@@ -49,6 +49,18 @@ def test_words_are_unit_vectors_of_means_without_a_gradient():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(gradient)))
 
 
+def test_words_that_have_no_vectors_left_are_zeros_that_no_other_vector_is_lost_to():
+    config = CodebookConfig(4, 3, momentum=0.0, least_count=10.0)  # no half would count as used
+    before = Counted(jnp.ones(4), jnp.asarray(WORDS[:4]))
+    batch = Counted(jnp.asarray([3.0, 0, 0, 2]), jnp.asarray(WORDS[:4]) * jnp.asarray([[3.0], [0], [0], [2]]))
+    book = codebook.Codebook(config, nnx.Rngs(0))
+    book.counts[...], book.sums[...] = followed(before, batch, config, KEY)
+    words = book.words()
+    np.testing.assert_allclose(np.linalg.norm(words, axis=1), [1, 0, 0, 1], rtol=1e-6)
+    _, numbers = quantized(jnp.asarray(WORDS[None, [0, 3]]), words)
+    np.testing.assert_array_equal(numbers, [[0, 3]])
+
+
 def test_counts_and_sums_are_those_of_valid_rows():
     valid, numbers = np.array([True, False, True, True]), nearest()
     counts, sums = np.zeros(5), np.zeros((5, 3))
