@@ -4,7 +4,10 @@ As in the authors' code it is not BiT's: blocks are norms after convolutions, ``
 still with standardised weights and group norm, and zeros surround an image as TensorFlow's "SAME" puts them.
 """
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -32,6 +35,9 @@ class StemBlock(nnx.Module):
         self.reduce = NormedConv(size_in, size, 1, 1, dtype, rngs)
         self.mix = NormedConv(size, size, 3, stride, dtype, rngs)
         self.expand = NormedConv(size, 4 * size, 1, 1, dtype, rngs)
+        # Blocks begin as their shortcuts, as in the authors' code.
+        scale: Any = self.expand.norm.scale
+        scale[...] = jnp.zeros(4 * size)
         self.shortcut = NormedConv(size_in, 4 * size, 1, stride, dtype, rngs) if projected else None
 
     def __call__(self, x: Float[Array, "b h_in w_in c_in"]) -> Float[Array, "b h_out w_out c_out"]:

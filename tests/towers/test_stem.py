@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,14 @@ def test_the_stem_equals_that_of_transformers(params, output):
     with torch.no_grad():
         expected = bit(torch.tensor(PIXELS.transpose(0, 3, 1, 2))).last_hidden_state.numpy()
     np.testing.assert_allclose(output, expected.transpose(0, 2, 3, 1), rtol=1e-3, atol=3e-4)
+
+
+def test_a_block_begins_as_its_shortcut():
+    stem: Any = build(nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 4, 4, 128)), jnp.float32)
+    np.testing.assert_allclose(stem.first1(x), np.maximum(stem.first1.shortcut(x), 0), atol=1e-6)
+    assert not np.any(stem.blocks0.expand.norm.scale)
+    assert np.all(stem.root.norm.scale[...] == 1)
 
 
 NAMES = {"weight": "scale", "bias": "bias"}
