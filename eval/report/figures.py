@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFor
 from lit_het.eval.metrics.calibration import ReliabilityCurve
 from lit_het.eval.metrics.significance import Estimate
 from lit_het.eval.report.canvas import INK, LINE, MUTED, SERIES, WIDTH_INCHES, canvas, framed, stacked_canvas
-from lit_het.eval.report.page import NUM_COLOURS, Html, legend, side_by_side
+from lit_het.eval.report.page import NOTHING, NUM_COLOURS, Html, legend, side_by_side
 
 # Bins of reliability diagrams with so few examples are faded: their accuracy says little.
 _FEW, _FADED = 2, 0.3
@@ -151,7 +151,8 @@ def plot(
     if as_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(xlabel=x_label, ylabel=y_label)
-    return framed(title, figure, caption, legend({name: line.colour for name, line in lines.items()}))
+    names = {name: line.colour for name, line in lines.items() if [*lines] != [title]}
+    return framed(title, figure, caption, legend(names) if names else NOTHING)
 
 
 def dots(title: str, values: Mapping[str, Estimate], *, chance: float | None = None, as_share: bool = False) -> Html:
@@ -296,7 +297,9 @@ def _spread_costs(axes: Axes, costs: Sequence[float]) -> None:
 
 def _make_logarithmic(axes: Axes) -> None:
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_ylim()
+    # Within a power of ten there may be one of three numbers, by which nothing can be read.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.5, *range(2, 10))))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

@@ -350,7 +350,8 @@ def _frontier(options: argparse.Namespace, _: list[str]) -> None:
     multiples = budgets.multiples_of(config, options.heads, options.multiple)
     pair = None if law is None else (law, centre)
     found = frontier.points(start, amounts, s, multiples, weights=weights, config=config, law=pair)
-    frontier.write(found, start, loss, options.output)
+    warning = "" if law is None else fits.disagreement(law, centre)
+    frontier.write(found, start, loss, options.output, warning)
     print(f"page: {options.output}")
 
 

@@ -1,6 +1,7 @@
 """``lit-het shape``: means of metrics, whole shapes, frontiers, and shapes of equal compute."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from lit_het import parameters
 from lit_het.cli.main import main
 from lit_het.configs import experiment
+from lit_het.eval.report.tables import NO_FIGURE
 from lit_het.search import grid_runs
 from lit_het.search.shape import sweeps
 from lit_het.search.shape.fits import law_of
@@ -63,24 +65,39 @@ def test_the_error_of_a_whole_shape_is_predicted(fitted, capsys):
 
 def test_the_frontier_has_shapes_parameters_and_errors_over_compute(fitted, classifier, tmp_path, capsys):
     star, _ = fitted
-    page, start = tmp_path / "page.html", ["--start", "width=32", "depth=2", "mlp=64", "--start-compute", "1"]
-    command = ["shape", "frontier", "--budgets", "1..100:3", *start, "--output", str(page), "--multiple", "8"]
+    page, start = tmp_path / "page.html", ["--start", "width=32", "depth=2", "mlp=64", "--start-compute", "1e11"]
+    command = ["shape", "frontier", "--budgets", "1e11..1e13:3", *start, "--output", str(page), "--multiple", "8"]
     flags = ["--weights", "width=0.5", "depth=0.25", "mlp=0.25", "--config", str(classifier)]
     assert main([*command, *flags, "--exponents", str(star)]) == 0
     told, text = capsys.readouterr().out, page.read_text()
     s = json.loads((star / "fit.json").read_text())["exponents"]
     wide = 8 * round(32 * 100 ** (0.5 * s["width"]) / 8)
-    largest = next(line for line in told.splitlines() if " 100 GFLOP" in line)
+    largest = next(line for line in told.splitlines() if " 1e+13 GFLOP" in line)
     assert f"width {wide}," in largest
     config = sweeps.with_shape(experiment.load_module_config(classifier), {"width": 32, "depth": 2, "mlp": 64})
     tower = config.task.build().shapes["image_tower"]
-    assert f"{parameters.count(tower) / 1e6:.1f} M" in next(line for line in told.splitlines() if " 1 GFLOP" in line)
-    for title in ("Width", "Depth", "Mlp", "Parameters", "Error over compute", "Error over parameters"):
+    assert f"{parameters.count(tower) / 1e6:.1f} M" in next(
+        line for line in told.splitlines() if " 1e+11 GFLOP" in line
+    )
+    for title in ("Width", "Depth", "MLP", "Parameters", "Error over compute", "Error over parameters"):
         assert title in text
+    assert "width 32 to" in text
     assert main(command) == 0
     assert "Parameters" not in page.read_text(), "without a configuration there is none to count"
     assert "sum of 1" in fails_with(capsys, *command, "--weights", "width=1")
     assert "--budgets 1..0:3: write LOW..HIGH:N" in fails_with(capsys, *command, "--budgets", "1..0:3")
+
+
+def test_a_frontier_has_no_error_below_zero_and_warns_of_a_law_whose_dimensions_disagree(fitted, tmp_path, capsys):
+    star, _ = fitted
+    page, start = tmp_path / "page.html", ["--start", "width=32", "depth=2", "mlp=64", "--start-compute", "1"]
+    flags = ["--exponents", str(star), "--output", str(page)]
+    assert main(["shape", "frontier", "--budgets", "1..100:3", *start, *flags]) == 0
+    told = capsys.readouterr().out
+    assert next(line for line in told.splitlines() if " 100 GFLOP" in line).split()[-1] == NO_FIGURE
+    assert re.search(r"warning: Eq. 3 has ξ = -.*, not both above 0: dimensions disagree", told)
+    assert "dimensions disagree" in page.read_text()
+    assert "Error over compute" not in page.read_text()
 
 
 def test_deviations_have_equal_compute(classifier, tmp_path, capsys):

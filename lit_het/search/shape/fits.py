@@ -151,11 +151,17 @@ def prediction(path: Path, shape: Mapping[str, float], compute: float) -> list[s
     for name, value in {"compute": compute, **shape}.items():
         if not 0 < value < math.inf:
             raise UserError(f"{name} {value:g} must be above 0 and finite")
-    found, (xi, epsilon) = float(law.whole(shape, compute, centre)), law.constants(centre)
+    found, warning = float(law.whole(shape, compute, centre)), disagreement(law, centre)
     lines = [f"{shown_shape(shape)} at {compute:.4g} GFLOP: {loss} {found:.4g} by Eq. 3"]
-    if not min(xi, epsilon) > 0:
-        lines.append(f"warning: Eq. 3 has ξ = {xi:.3g} and ε = {epsilon:.3g}, not both above 0: dimensions disagree")
-    return lines
+    return [*lines, f"warning: {warning}"] if warning else lines
+
+
+def disagreement(law: Law, centre: Mapping[str, float]) -> str:
+    """Returns what speaks against Eq. 3 with the constants that the dimensions give, or nothing."""
+    xi, epsilon = law.constants(centre)
+    if min(xi, epsilon) > 0:
+        return ""
+    return f"Eq. 3 has ξ = {xi:.3g} and ε = {epsilon:.3g}, not both above 0: dimensions disagree"
 
 
 def _varied(sweep: sweeps.Sweep) -> set[str]:
