@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, overload
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from PIL import Image
 
 from lit_het import arguments, sharding
@@ -20,17 +19,16 @@ from lit_het.errors import UserError
 from lit_het.eval.answers import BATCH_SIZE, answer, features_of, noise_ranks
 from lit_het.eval.evaluation import Record, read_records
 from lit_het.eval.metrics.names import calibrated_by
-from lit_het.eval.predictions import BLOCK_SIZE, image_quantity, samples_of
+from lit_het.eval.predictions import samples_of
 from lit_het.eval.sets.recognition import embed_texts
 from lit_het.models.candidates import candidates
 from lit_het.models.images import BinaryFile, ImageLike, Images
 from lit_het.models.opening import Run, open_run
 from lit_het.models.results import Classification, Classifications, classification
-from lit_het.models.writing import shown, translations, write_in_batches
+from lit_het.models.writing import quantity_of, shown, translations, write_in_batches
 from lit_het.paths import require_weights
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
-from lit_het.tasks.quantities import Quantity
 from lit_het.texts import GenerationConfig, TextWriter, Written
 from lit_het.training.directory import checkpoint_dir
 from lit_het.weights.importing import ImportOptions, open_imported, require_no_options
@@ -97,6 +95,7 @@ class Model:
 
     def __repr__(self) -> str:
         kind = "classifier" if self._model.text is None else "image-text model"
+        kind = kind if self._model.mask_classes is None else "model of masks"
         kind = "decoder" if self.run.config.task.writes_text else kind
         return f"<Model {self.run.run_dir}: {kind}, step {self.run.step:,}, {self.calibration}>"
 
@@ -197,8 +196,8 @@ class Model:
         """
         task: Any = self.run.task
         if not task.config.embeds_texts:
-            return self._quantity(None, images)
-        return task.embeddings_of(self._quantity(quantities.embeddings, images))
+            return quantity_of(self._model, None, self._images(images))
+        return task.embeddings_of(quantity_of(self._model, quantities.embeddings, self._images(images)))
 
     def encode_texts(self, texts: str | Sequence[str]) -> Float[np.ndarray, "*n d"]:
         """Returns the unit embedding of each text, with Gaussian embeddings as in `encode_images`.
@@ -231,7 +230,21 @@ class Model:
         Raises:
             UserError: an image cannot be decoded, or the model has no head.
         """
-        return self._quantity(quantities.noise_norm, images)
+        return quantity_of(self._model, quantities.noise_norm, self._images(images))
+
+    def segment(self, images: ImageLike | Sequence[ImageLike]) -> Int[np.ndarray, "*n size size 2"]:
+        """Returns masks: the class of each pixel, from 1 with 0 for void, and the number of its instance, 0 for none.
+
+        Classes are those of ``categories.json``, in order. A mask has the size of the model's images, and shows what
+        its preprocessing leaves of them.
+
+        Args:
+            images: one image (the result is ``[size size 2]``) or several (``[n size size 2]``).
+
+        Raises:
+            UserError: an image cannot be decoded, or the model predicts no masks.
+        """
+        return quantity_of(self._model, quantities.masks, self._images(images))
 
     def caption(
         self,
@@ -366,22 +379,9 @@ class Model:
         Raises:
             UserError: there is no token, the Hub cannot be reached, or it refuses.
         """
-        from lit_het.weights.exporting import write_portable
-        from lit_het.weights.publishing import push
+        from lit_het.weights.exporting import push_portable
 
-        with tempfile.TemporaryDirectory() as folder:
-            write_portable(self.run, Path(folder), arguments.text(repository, "repository"), licence)
-            push(Path(folder), repository)
-
-    def _quantity(self, quantity: Quantity | None, images: Any) -> np.ndarray:
-        """Computes a quantity of each image in blocks; None for the features of the tower."""
-        read = self._images(images)
-        found = np.stack(list(shown(features_of(self._model.features, read, len(read)), len(read))))
-        if quantity is not None:
-            # A power of two, so that calls with similar numbers of images share a compiled function.
-            block_size = min(BLOCK_SIZE, 1 << (len(found) - 1).bit_length())
-            found = image_quantity(self._model, quantity, found, block_size)
-        return found.reshape(found.shape[1:]) if read.is_single else found
+        push_portable(self.run, arguments.text(repository, "repository"), licence)
 
     def _images(self, images: Any) -> Images:
         if self.run.config.task.reads == "text":

@@ -1,4 +1,4 @@
-"""Texts of a decoder in batches, and translations, for `lit_het.models.model`."""
+"""Texts of a decoder in batches, translations, and quantities of images, for `lit_het.models.model`."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,9 +12,13 @@ from lit_het.console import Bar
 from lit_het.data_pipelines.texts.tokenizers import SentencePieceTokenizer
 from lit_het.errors import UserError
 from lit_het.eval.answers import BATCH_SIZE, features_of
-from lit_het.eval.predictions import samples_of
+from lit_het.eval.predictions import BLOCK_SIZE, image_quantity, samples_of
+from lit_het.models.images import Images
 from lit_het.models.opening import Run
+from lit_het.tasks import quantities
+from lit_het.tasks.quantities import Quantity
 from lit_het.texts import GenerationConfig, TextWriter, Written
+from lit_het.types import EvaluatedModel
 
 
 def write_in_batches(
@@ -80,3 +84,21 @@ def shown(rows: Iterable[Real[np.ndarray, " f"]], count: int, what: str = "image
         for row in rows:
             yield row
             bar.advance(1)
+
+
+def quantity_of(model: EvaluatedModel, quantity: Quantity | None, images: Images) -> np.ndarray:
+    """Returns a quantity of each image in blocks, or of the one; None for the features of the tower.
+
+    Raises:
+        UserError: only some models have it.
+    """
+    if quantity is quantities.masks and model.mask_classes is None:
+        raise UserError("the model predicts no masks; take a run of panoptic segmentation (SegmentationConfig)")
+    if quantity is not quantities.masks and model.mask_classes is not None:
+        raise UserError("the model predicts masks, and has neither embeddings nor noise; use segment")
+    found = np.stack(list(shown(features_of(model.features, images, len(images)), len(images))))
+    if quantity is not None:
+        # A power of two, so that calls with similar numbers of images share a compiled function.
+        block_size = min(BLOCK_SIZE, 1 << (len(found) - 1).bit_length())
+        found = image_quantity(model, quantity, found, block_size)
+    return found.reshape(found.shape[1:]) if images.is_single else found

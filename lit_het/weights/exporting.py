@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import tempfile
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -266,3 +267,10 @@ def _vit(tower: ImageTowerConfig) -> ViTConfig:
         what = "a ResNet" if isinstance(tower, ResNetConfig) else "a tower of which only embeddings are stored"
         raise UserError(f"{what} cannot be exported; only a ViT can")
     return tower
+
+
+def push_portable(run: Run, repository: str, licence: str | None) -> None:
+    """Uploads what `write_portable` writes to a model repository, see `lit_het.weights.publishing.push`."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_portable(run, Path(folder), repository, licence)
+        push(Path(folder), repository)

@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+import lit_het
 from lit_het import parameters
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_upstream, scene_oracle, scene_panoptic
 from lit_het.data_pipelines.scenes import SceneConfig, write_scenes
 from lit_het.data_pipelines.shards.loader import Loader
+from lit_het.errors import UserError
 from lit_het.models.opening import open_run
 from lit_het.tasks import quantities
 from lit_het.tasks.mask_oracle import MaskOracleConfig
@@ -120,6 +122,25 @@ def test_stage_2_has_the_oracle_of_stage_1_and_predicts_masks(root):
     assert found.dtype == np.int32
     assert found.min() >= 0
     assert (found.max(axis=(0, 1, 2)) <= (14, 9)).all()
+
+
+def test_a_program_gets_the_masks_of_its_images(root):
+    run, model = open_run(root / "panoptic"), lit_het.load(root / "panoptic")
+    (batch,) = Loader(dataclasses.replace(run.config.data, shards=(str(root / "data" / "test"),))).epoch(4)
+    assert batch.image is not None
+    predictor = run.model()
+    expected = predictor(quantities.masks, np.asarray(predictor.features.extract(batch.image))[None])
+    np.testing.assert_array_equal(model.segment(batch.image), expected)
+    np.testing.assert_array_equal(model.segment(batch.image[0]), expected[0])
+    assert "model of masks" in repr(model)
+    for other in (model.encode_images, model.noise):
+        with pytest.raises(UserError, match="the model predicts masks, and has neither embeddings nor noise"):
+            other(batch.image)
+
+
+def test_other_models_have_no_masks(upstream):
+    with pytest.raises(UserError, match="the model predicts no masks; take a run of panoptic segmentation"):
+        lit_het.load(upstream).segment(np.zeros((8, 8, 3), np.uint8))
 
 
 def test_a_moved_oracle_is_named_by_a_flag(root, capsys, tmp_path):
