@@ -88,12 +88,17 @@ class ClassificationOptions(HeadOptions):
                 f"{field}.loss.likelihood = {loss.likelihood!r} reads all classes, and {field}.head.get_logits = "
                 f"{type(self.get_logits).__name__} trains with few; set likelihood to 'samples'"
             )
-        num_samples = None if self.sampling is None else self.sampling.num_samples
-        if (loss.likelihood != "samples") != (num_samples == 0):
+        if self.sampling is None:
+            if loss.likelihood != "samples":
+                raise UserError(
+                    f"{field}.loss.likelihood = {loss.likelihood!r} needs a head with noise, and {type(self).__name__} "
+                    "has none; set it to 'samples'"
+                )
+        elif (loss.likelihood != "samples") != (self.sampling.num_samples == 0):
             raise UserError(
                 f"{field}.loss.likelihood = {loss.likelihood!r} does not fit {field}.head.sampling.num_samples = "
-                f"{num_samples}: likelihoods without samples need a head with noise and num_samples = 0, and 'samples' "
-                "at least 1"
+                f"{self.sampling.num_samples}: likelihoods without samples need num_samples = 0, and 'samples' at "
+                "least 1"
             )
 
     def build(self, feature_size: int, num_classes: int, rngs: "nnx.Rngs") -> "ClassificationHead":

@@ -315,9 +315,6 @@ def _sizes(jaxpr):
 
 
 REFUSED = {
-    "a head without noise": lambda: ClassificationConfig(
-        head=DeterministicConfig(), loss=SoftmaxCrossEntropy(likelihood="delta")
-    ),
     "samples with a loss without": lambda: ClassificationConfig(loss=SoftmaxCrossEntropy(likelihood="delta")),
     "no samples with a loss of samples": lambda: ClassificationConfig(head=HetXLConfig(sampling=NONE)),
 }
@@ -327,6 +324,11 @@ REFUSED = {
 def test_a_likelihood_that_does_not_fit_the_head_is_refused(build):
     with pytest.raises(UserError, match=r"task.loss.likelihood = .* does not fit task.head.sampling.num_samples"):
         build()
+
+
+def test_a_likelihood_of_noise_is_refused_for_a_head_without():
+    with pytest.raises(UserError, match="'delta' needs a head with noise, and DeterministicConfig has none"):
+        ClassificationConfig(head=DeterministicConfig(), loss=SoftmaxCrossEntropy(likelihood="delta"))
 
 
 @pytest.mark.parametrize("kind", [HetConfig, HetHConfig, HetXLConfig])
