@@ -28,7 +28,7 @@ def test_a_file_of_the_user_comes_before_a_shipped_configuration(tmp_path, monke
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match=r"no configuration file lit_so.*lit_so400m_het_xl, lit_so400m_sigmoid"):
         paths.locate_config(Path("lit_so"))
-    with pytest.raises(UserError, match="one: glyph_evaluations, linear_probe_imagenet, quickstart_evaluations$"):
+    with pytest.raises(UserError, match=r"one: glyph_evaluations, linear_probe_imagenet, quickstart_evaluations$"):
         paths.locate_config(Path("lit_so400m_het_xl"), "get_evaluations")
     assert not {"__init__", "experiment", "glyph_evaluations"} & {*paths.shipped_configs()}
 
