@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from typing import Any
 
 import jax
 import numpy as np
@@ -116,13 +117,13 @@ def test_views_are_the_random_crops_of_an_epoch(tmp_path):
         Image.fromarray(random.integers(0, 256, (9, 9, 3), np.uint8)).save(buffer, "png")
         samples.append({"__key__": f"s{number}", "png": buffer.getvalue()})
     write_shards(tmp_path, samples)
-    crop = {"crop": InceptionCrop(), "augmentations": (HorizontalFlip(),)}
+    crop: Any = {"crop": InceptionCrop(), "augmentations": (HorizontalFlip(),)}
     loader = Loader(LoaderConfig((str(tmp_path),), image_size=6, **crop), has_captions=False)
     [epoch] = loader.epoch(12, num_crops=3)
-    crops = epoch.image.reshape(4, 3, 6, 6, 3)
+    crops = np.reshape(epoch.image, (4, 3, 6, 6, 3))
     chosen = [(np.array([2, 0, -1]), np.array([1, 2, 0])), (np.array([3]), np.array([0]))]
     first, second = loader.views(2, lambda number: chosen[number])
-    np.testing.assert_array_equal(first.image[:2], [crops[2, 1], crops[0, 2]])
+    np.testing.assert_array_equal(np.asarray(first.image)[:2], [crops[2, 1], crops[0, 2]])
     np.testing.assert_array_equal(first.valid, [True, True, False])
     np.testing.assert_array_equal(second.image, crops[3, :1])
     assert len(np.unique(crops.reshape(12, -1), axis=0)) == 12
@@ -132,7 +133,8 @@ def test_stored_embeddings_and_images_of_any_shape_have_no_random_crops(numbers,
     tower = make_encoder(np.eye(12), ("x",)).features
     opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
     clean = opened.features(tower)
+    stored: Any = object()
     opened.loader.config = dataclasses.replace(opened.loader.config, preprocessing=Preprocessing(patches=Patches(1, 4)))
     assert_refused("the tower takes images of any shape; leave out --crops", Views, opened, clean, tower, OPTIONS)
-    opened.loader.stored = object()
+    opened.loader.stored = stored
     assert_refused("not of stored embeddings; leave out --embeddings", Views, opened, clean, tower, OPTIONS)
