@@ -120,7 +120,7 @@ def test_views_are_the_random_crops_of_an_epoch(tmp_path):
     crop: Any = {"crop": InceptionCrop(), "augmentations": (HorizontalFlip(),)}
     loader = Loader(LoaderConfig((str(tmp_path),), image_size=6, **crop), has_captions=False)
     [epoch] = loader.epoch(12, num_crops=3)
-    crops = np.reshape(epoch.image, (4, 3, 6, 6, 3))
+    crops = np.asarray(epoch.image).reshape(4, 3, 6, 6, 3)
     chosen = [(np.array([2, 0, -1]), np.array([1, 2, 0])), (np.array([3]), np.array([0]))]
     first, second = loader.views(2, lambda number: chosen[number])
     np.testing.assert_array_equal(np.asarray(first.image)[:2], [crops[2, 1], crops[0, 2]])
