@@ -28,13 +28,19 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         vocabulary_size=ORACLE.codebook.num_words + 1,
         length=ORACLE.code_length,
         encoder=dataclasses.replace(BLOCKS, causal=True),
+        # Fixed positions here and in the tower: learned ones find each word's place in the image only after 4,000 steps.
+        positions="sinusoidal",
         dropout=0.0,
     )
     return ExperimentConfig(
         run_dir=root / "panoptic",
         task=SegmentationConfig(
             image_tower=ViTConfig(
-                IMAGE_SIZE, patch_size=8, encoder=dataclasses.replace(BLOCKS, depth=4), pooling="none"
+                IMAGE_SIZE,
+                patch_size=8,
+                encoder=dataclasses.replace(BLOCKS, depth=4),
+                pooling="none",
+                positions="sine_cosine",
             ),
             decoder=decoder,
             oracle=ORACLE,
@@ -45,9 +51,9 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         ),
         data=scene_oracle.data(root),
         calibration=None,
-        length=Duration(4500),
+        length=Duration(3000),
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-5),
-        schedule=Schedule(learning_rate=1e-3, warmup=Duration(100)),
-        cadence=Cadence(log_steps=25, save_steps=1500),
+        schedule=Schedule(learning_rate=2e-3, warmup=Duration(100)),
+        cadence=Cadence(log_steps=25, save_steps=1000),
         evaluations=(PanopticConfig(ImageSet("scenes", str(root / "data"))),),
     )

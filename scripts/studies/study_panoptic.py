@@ -56,7 +56,7 @@ COMMAND = "python -m scripts.studies.study_panoptic --seeds 0 1 2 --results docs
 # Minutes are those of a method's own training: of UViM those of stage II.
 FIGURES = ("pq", "sq", "rq", "things/pq", "stuff/pq", "parameters (M)", "minutes")
 # As many parameters as both stages, and about as long a training as both together.
-DEPTH, STEPS = 12, 5000
+DEPTH, STEPS = 12, 2500
 
 
 class PixelClassifier(nnx.Module):
