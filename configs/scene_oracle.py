@@ -26,7 +26,7 @@ ORACLE = OracleConfig(
     num_classes=14,
     num_instances=9,  # a scene has at most 6 things and crowds
     code_length=64,  # a word for each patch: with 16 words instances take longer to be told apart
-    # Few words, as stage II has to tell them apart: with 256 it did not learn to look at the image in 4,500 steps.
+    # Few words, as stage II has to tell them apart.
     # A word counts as unused after 22 batches without it, not 460 as in the paper: at first all vectors are alike, and
     # nothing is learned before their word is split.
     codebook=CodebookConfig(num_words=48, size=32, momentum=0.9),
@@ -39,7 +39,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
     """Returns the run; ``root / "data"`` contains the scenes."""
     return ExperimentConfig(
         run_dir=root / "oracle",
-        # Without code dropout: with it, a third of the quality is missing after so few steps.
+        # Code dropout slows stage I: after 175 steps the loss is 1.8 in place of 1.3.
         task=MaskOracleConfig(ORACLE, code_dropout="none"),
         data=data(root),
         calibration=None,

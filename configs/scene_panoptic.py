@@ -28,7 +28,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         vocabulary_size=ORACLE.codebook.num_words + 1,
         length=ORACLE.code_length,
         encoder=dataclasses.replace(BLOCKS, causal=True),
-        # Fixed positions here and in the tower: learned ones find each word's place in the image only after 4,000 steps.
+        # Fixed, here and in the tower: with learned ones the loss is 1.4 after 1,500 steps in place of 1.2.
         positions="sinusoidal",
         dropout=0.0,
     )
