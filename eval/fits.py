@@ -83,6 +83,11 @@ class LinearProbeOptions:
         require_at_least(0, self, "mixup")
         require_at_least(1, self, "images_per_step")
 
+    @property
+    def random_crops(self) -> tuple[Crop, ...]:
+        """The crops for which the tower sees all images again."""
+        return tuple(crop for crop in self.crops if crop != "whole")
+
     def num_steps(self, num_images: int) -> int:
         """Returns the total of the counts passed to ``advance``: the steps of all epochs and crops of the grid."""
         num_train = num_images - self.num_minival(num_images)

@@ -10,6 +10,7 @@ on the host in their own precision, and are copied to the device a few steps at 
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,6 +51,11 @@ class ProbeSetting:
     epochs: int
     accuracy: float
     loss: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the training did not diverge."""
+        return math.isfinite(self.loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +124,7 @@ def train_linear_probe(
                 accuracy, loss = _evaluate(features, labels, minival, kernel, bias)
                 setting = ProbeSetting(crop, rate, decay, epochs, accuracy, loss)
                 grid.append(setting)
-                if np.isfinite(loss) and (best is None or (accuracy, -loss) > (best[0].accuracy, -best[0].loss)):
+                if setting.is_finite and (best is None or (accuracy, -loss) > (best[0].accuracy, -best[0].loss)):
                     best = setting, kernel, bias
     if best is None:
         raise UserError("linear probe: no setting has a finite loss; check the features, or lower the learning rates")

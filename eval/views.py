@@ -97,7 +97,7 @@ class Views:
     def __init__(self, opened: OpenSet, clean: Features, tower: ImageFeatures, options: LinearProbeOptions):
         self._clean, self._tower, self._options, self._name = clean, tower, options, opened.config.name
         self._loaders: dict[Crop, Loader] = {
-            crop: opened.augmented(_RANDOM[crop], options.seed) for crop in options.crops if crop in _RANDOM
+            crop: opened.augmented(_RANDOM[crop], options.seed) for crop in options.random_crops
         }
 
     def __call__(self, crop: Crop, plan: Plan) -> Iterator[Examples]:

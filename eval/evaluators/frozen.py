@@ -1,13 +1,17 @@
 """Evaluates the features of an image tower: few-shot classification and the linear probe."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import scipy
+from jaxtyping import Int
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.shards.portions import ALL
+from lit_het.data_pipelines.shards.storage import read_lines
+from lit_het.data_pipelines.texts.prompts import CANDIDATES_FILE
 from lit_het.errors import UserError, pluralize
 from lit_het.eval.evaluation import Drawing, Evaluation, of_part
 from lit_het.eval.features import Features
@@ -15,9 +19,11 @@ from lit_het.eval.few_shot import as_trained, few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.linear_probe import LinearProbe, train_linear_probe
 from lit_het.eval.metrics import scores
+from lit_het.eval.metrics.calibration import check_labels
 from lit_het.eval.metrics.classes import merge_candidates, relabelled_accuracy
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
+from lit_het.eval.report.naming import is_reserved
+from lit_het.eval.sets import ImageSet, have_same_shards, require_one_label, require_other_split
 from lit_het.eval.sets.folders import parse_set
 from lit_het.eval.sets.open_sets import OpenSet, Sets
 from lit_het.eval.sets.recognition import read_larger
@@ -36,6 +42,16 @@ class OtherSet:
 
     opened: OpenSet
     groups: tuple[tuple[int, ...], ...]
+
+    def require_trained(self, model: EvaluatedModel, classes: Int[np.ndarray, " c"]) -> None:
+        """Checks that every class with images has training images; ``classes`` of the probe have some."""
+        for label in np.unique(self.opened.features(model.features).labels):
+            check_labels(label[None], len(self.groups))
+            if not np.isin(self.groups[label], classes).any():
+                raise UserError(
+                    f"{self.opened.config.name}: class {self.opened.class_names[label]!r} has images, but no training "
+                    "image; train on all classes, or leave the set out of --others"
+                )
 
     def predictions(self, probe: LinearProbe, model: EvaluatedModel) -> Predictions:
         """Returns predictions among the set's own classes."""
@@ -100,7 +116,9 @@ class Probe:
     others: tuple[OtherSet, ...] = ()
 
     def check(self, model: EvaluatedModel) -> None:
-        """Accepts any model: every model has an image tower."""
+        """Accepts any model, as every model has an image tower, if there are images for the crops."""
+        if self.fit.random_crops:
+            self.train.require_crops()
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.metrics.scores` for the probe that is best on minival, and its setting.
@@ -111,6 +129,8 @@ class Probe:
         train, test = self.train.features(model.features), self.test.features(model.features)
         classes = np.unique(train.labels)
         as_trained(test.labels, classes, "linear-probe")
+        for other in self.others:  # before the training, which may take long
+            other.require_trained(model, classes)
         probe = self._trained(model, train)
         predictions = _predictions(probe, model, test)
         found, errors = scores.figures(predictions)
@@ -128,8 +148,8 @@ class Probe:
         crop = setting.pop("crop")
         found |= {f"best/{name}": float(value) for name, value in setting.items()}
         for kind in self.fit.crops if len(self.fit.crops) > 1 else ():
-            of_kind = (setting.accuracy for setting in probe.grid if setting.crop == kind)
-            found[f"best/accuracy_{kind}_crop"] = max(of_kind)
+            if of_kind := [one.accuracy for one in probe.grid if one.crop == kind and one.is_finite]:
+                found[f"best/accuracy_{kind}_crop"] = max(of_kind)
         drawing = Drawing(texts={"crop": [crop]})
         return Evaluation("linear_probe", self.test.config.name, found, errors, chance, lambda: drawing)
 
@@ -167,25 +187,49 @@ def open_others(places: Sequence[str], train: OpenSet, test: OpenSet, sets: Sets
     """Opens the further test sets of a probe, ``NAME=FOLDER`` or ``FOLDER``.
 
     Raises:
-        UserError: two sets have one name, or a class of a set is none of the training images.
+        UserError: a set has the name of another or of a part of the figures, or the training images; or a class of a
+            set is none of theirs, or several.
     """
-    names, found = train.class_names, dict[str, OtherSet]()
+    found = dict[str, OtherSet]()
     like = dataclasses.replace(test.config, split=ImageSet.split, portion=ALL, embeddings=None)
     for place in places:
         opened = sets.open(parse_set(place, like))
-        name, labels = opened.config.name, opened.class_names
+        name = opened.config.name
         if name in (*found, test.config.name):
             raise UserError(f"two sets have the name {name}; give each its own name, NAME=DIR")
-        larger = read_larger(opened.config.directory, labels)
-        if larger is not None and larger.num_classes == len(names):
-            groups = larger.groups
-        elif unknown := [label for label in labels if label not in names]:
-            raise UserError(
-                f"{name}: class {unknown[0]!r} is none of {train.config.name}; write candidates.txt and classes.json "
-                f"beside its {like.names_file}, as lit-het data prepare does, or leave it out of --others"
-            )
-        else:
-            # Equal lists are the same classes in the same order, where several may share a name.
-            groups = tuple((number if labels == names else names.index(label),) for number, label in enumerate(labels))
-        found[name] = OtherSet(opened, groups)
+        if is_reserved(name):
+            raise UserError(f"{name} is the name of other figures; give the set of --others another, NAME=DIR")
+        if have_same_shards(opened.config, train.config):
+            raise UserError(f"{name}: these are the training images of the probe; leave them out of --others")
+        found[name] = OtherSet(opened, _groups(opened, train))
     return tuple(found.values())
+
+
+def _groups(opened: OpenSet, train: OpenSet) -> tuple[tuple[int, ...], ...]:
+    """Returns the classes of the training images that count as each class of a set, see `open_others`."""
+    names, labels, name = train.class_names, opened.class_names, opened.config.name
+    larger = read_larger(opened.config.directory, labels)
+    if larger is not None and larger.num_classes == len(names):
+        candidates = read_lines(f"{opened.config.directory}/{CANDIDATES_FILE}")
+        if candidates != names and sorted(candidates) == sorted(names):
+            raise UserError(
+                f"{name}: its candidates.txt has the classes of {train.config.name} in another order, and would count "
+                f"others; write it in the order of {train.config.directory}/{train.config.names_file}"
+            )
+        return larger.groups
+    if labels == names:  # the same classes in the same order, where several may share a name
+        return tuple((number,) for number in range(len(names)))
+    ways_out = (
+        f"write candidates.txt and classes.json beside its {opened.config.names_file}, as lit-het data prepare does"
+    )
+    if larger is not None:
+        ways_out = f"take a candidates.txt of the {len(names)} classes of the probe, and not of {larger.num_classes}"
+    times, own = collections.Counter(names), collections.Counter(labels)
+    for label in labels:
+        if times[label] != 1 or own[label] > 1:
+            what = "not a single one" if label in times else "none"
+            raise UserError(
+                f"{name}: class {label!r} is {what} of {train.config.name}; {ways_out}, or leave it out of --others"
+            )
+    position = {known: number for number, known in enumerate(names)}
+    return tuple((position[label],) for label in labels)

@@ -177,6 +177,11 @@ def is_rank_of_calibrated(path: str) -> bool:
     return part == "calibrated" and figure in _OF_RANKS
 
 
+def is_reserved(part: str) -> bool:
+    """Returns whether a part has a meaning of its own, so that no set among the parts can have its name."""
+    return part in ("best", *_PARTS) or part.startswith(("member_", "severity_"))
+
+
 def place_of_kind(kind: str) -> int:
     """Returns the index of a kind in the order of reports; unknown kinds come last."""
     return list(KINDS).index(kind) if kind in KINDS else len(KINDS)

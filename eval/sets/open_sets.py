@@ -129,18 +129,22 @@ class OpenSet:
         assert image is not None
         return [data.preprocessing.picture(one) for one in image]
 
-    def augmented(self, crop: InceptionCrop | RandomCrop, seed: int) -> Loader:
-        """Returns a loader of the same samples whose views are random crops, flipped at random."""
+    def require_crops(self) -> None:
+        """Checks that images can be cropped."""
         if self.loader.stored is not None:
             raise UserError(
                 f"{self.config.name}: random crops are of images, not of stored embeddings; leave out --embeddings"
             )
-        data = self.loader.config
-        if data.preprocessing.patches is not None:
+        if self.loader.config.preprocessing.patches is not None:
             raise UserError(
                 f"{self.config.name}: random crops are squares, and the tower takes images of any shape; leave out "
                 "--crops"
             )
+
+    def augmented(self, crop: InceptionCrop | RandomCrop, seed: int) -> Loader:
+        """Returns a loader of the same samples whose views are random crops, flipped at random."""
+        self.require_crops()
+        data = self.loader.config
         return Loader(
             dataclasses.replace(data, crop=crop, augmentations=(HorizontalFlip(),), seed=seed), has_captions=False
         )

@@ -1,12 +1,15 @@
 """Few-shot classification and the linear probe, on shards."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lit_het.eval.evaluators import frozen
 from lit_het.eval.few_shot import few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
+from lit_het.eval.linear_probe import LinearProbe, ProbeSetting
 from lit_het.eval.suite import FewShotConfig, LinearProbeConfig, OutOfDistributionConfig
 from tests.eval.fake_model import FakeModel
 from tests.refusals import assert_refused
@@ -171,10 +174,93 @@ def test_a_probe_is_trained_on_random_views_and_tested_on_several_sets_with_the_
     assert "best/crop" not in found.figures
 
 
-def test_other_sets_need_names_of_their_own_and_classes_of_the_training_images(splits, sets, write_set):
+def test_other_sets_need_names_of_their_own_and_single_classes_of_the_training_images(
+    splits, sets, write_set, tmp_path
+):
     other = write_set("other", [{"cls": 0}], ("low", "middle"))
-    for others, message in (
-        ((other.directory,), "other: class 'middle' is none of numbers"),
-        ((f"numbers={other.directory}",), "two sets have the name numbers; give each its own name"),
+    twice = write_set("twice", [{"cls": 0}], ("low", "low"))
+    of_three = write_set("of_three", [{"cls": 0}], ("any",))
+    (tmp_path / "of_three" / "candidates.txt").write_text("low\nhigh\nmiddle\n")
+    (tmp_path / "of_three" / "classes.json").write_text('{"any": ["low", "high"]}')
+    turned = write_set("turned", [{"cls": 0}], ("any",))
+    (tmp_path / "turned" / "candidates.txt").write_text("high\nlow\n")
+    (tmp_path / "turned" / "classes.json").write_text('{"any": ["high"]}')
+    for place, message in (
+        (other.directory, "other: class 'middle' is none of numbers .train.; write candidates.txt and classes.json"),
+        (twice.directory, "twice: class 'low' is not a single one of numbers"),
+        (
+            of_three.directory,
+            "'any' is none of numbers .train.; take a candidates.txt of the 2 classes .*, and not of 3",
+        ),
+        (turned.directory, "turned: its candidates.txt has the classes of numbers .train. in another order"),
+        (f"numbers={other.directory}", "two sets have the name numbers; give each its own name"),
+        *((f"{name}={splits.directory}", f"{name} is the name of other fig") for name in ("best", "calibrated")),
+        (f"member_1={splits.directory}", "member_1 is the name of other figures; give the set of --others another"),
+        (f"again={splits.directory}/train", "again: these are the training images of the probe; leave them out"),
     ):
-        assert_refused(message, LinearProbeConfig(splits, others=others).build, sets)
+        assert_refused(message, LinearProbeConfig(splits, others=(place,)).build, sets)
+
+
+def test_a_class_name_that_two_classes_share_is_matched_only_in_equal_lists(splits, sets, write_set, tmp_path):
+    names = ("low", "crane", "crane")
+    write_set("cranes", [{"cls": number % 3} for number in range(12)], names, split="train")
+    cranes = write_set("cranes", [{"cls": number % 3} for number in range(12)], names)
+    same = write_set("same", [{"cls": 2}], names)
+    [other] = LinearProbeConfig(cranes, others=(same.directory,)).build(sets).others
+    assert other.groups == ((0,), (1,), (2,))
+    some = write_set("some", [{"cls": 1}], ("low", "crane"))
+    message = "some: class 'crane' is not a single one of cranes"
+    assert_refused(message, LinearProbeConfig(cranes, others=(some.directory,)).build, sets)
+
+
+def test_classes_of_other_sets_add_the_probabilities_of_theirs_among_all_that_count(sets, encoder, write_set, tmp_path):
+    names = ("a", "b", "c", "d")
+    write_set("four", [{"cls": number % 4} for number in range(12)], names, split="train")
+    four = write_set("four", [{"cls": number % 4} for number in range(12)], names)
+    two = write_set("two", [{"cls": number % 2} for number in range(5)], ("b or d", "c"))
+    (tmp_path / "two" / "candidates.txt").write_text("".join(f"{name}\n" for name in names))
+    (tmp_path / "two" / "classes.json").write_text('{"b or d": ["d", "b"], "c": 2}')
+    [other] = LinearProbeConfig(four, others=(two.directory,)).build(sets).others
+    kernel, bias = np.array([[0.3, -0.2, 0.1, 0.5]]), np.array([0.0, 1.0, -0.5, -1.0])
+    best = ProbeSetting("whole", 0.1, 0.0, 1, 1.0, 1.0)
+    found = other.predictions(LinearProbe(kernel, bias, best, (best,)), encoder)
+    # The images are the numbers 0 to 4; "a" counts in neither class.
+    odds = np.exp(np.arange(5)[:, None] * kernel + bias)
+    expected = np.stack([odds[:, 1] + odds[:, 3], odds[:, 2]], axis=1) / odds[:, 1:].sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.exp(found.log_probabilities), expected, rtol=1e-5)
+    np.testing.assert_array_equal(found.labels, np.arange(5) % 2)
+
+
+def test_images_of_other_sets_have_classes_with_training_images(write_set, sets, encoder, monkeypatch):
+    names = ("zero", "one", "two")
+    write_set("few", [{"cls": number % 2} for number in range(12)], names, split="train")
+    few = write_set("few", [{"cls": number % 2} for number in range(12)], names)
+    fine = write_set("fine", [{"cls": 0}, {"cls": 1}], names)
+    bad = write_set("bad", [{"cls": 1}, {"cls": 1}], ("one", "two"))
+    fit = LinearProbeOptions((0.1,), (0.0,), (1,))
+    found = LinearProbeConfig(few, fit=fit, others=(fine.directory, bad.directory)).build(sets)
+    monkeypatch.setattr(frozen, "train_linear_probe", None)  # it is refused before the training
+    assert_refused("bad: class 'two' has images, but no training image; train on all classes", found, encoder)
+
+
+def test_crops_of_what_has_none_are_refused_before_images_are_read(splits, sets, encoder):
+    probe = LinearProbeConfig(splits, fit=LinearProbeOptions(crops=("whole", "random"))).build(sets)
+    probe.check(encoder)
+    loader: Any = probe.train.loader
+    loader.stored = "embeddings"
+    assert_refused("not of stored embeddings; leave out --embeddings", probe.check, encoder)
+    dataclasses.replace(probe, fit=LinearProbeOptions()).check(encoder)
+
+
+def test_a_crop_whose_settings_all_diverge_has_no_accuracy(splits, sets, encoder, monkeypatch):
+    def setting(crop, accuracy, loss):
+        return ProbeSetting(crop, 0.1, 0.0, 1, accuracy, loss)
+
+    best = setting("whole", 0.5, 2.0)
+    grid = (best, setting("whole", np.nan, np.nan), setting("random", 0.9, np.inf))
+    probe = LinearProbe(np.ones((1, 2)), np.zeros(2), best, grid)
+    monkeypatch.setattr(frozen, "train_linear_probe", lambda *_: probe)
+    fit = LinearProbeOptions(crops=("whole", "random"))
+    figures = LinearProbeConfig(splits, fit=fit).build(sets)(encoder).figures
+    assert figures["best/accuracy_whole_crop"] == 0.5
+    assert "best/accuracy_random_crop" not in figures
