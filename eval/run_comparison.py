@@ -18,7 +18,10 @@ WITHOUT_TITLES = "A", "B"
 # Settings that change no figure, except for mixtures of experts, where images of a batch compete for slots.
 _WITHOUT_EFFECT = ("data.batch_size", "data.embeddings")
 # Settings that are paths. Every seed may have its own data folder, so only the last component of a path must agree.
-_PATHS = ("data.directory", "names.candidates", "names.classes", "relabels", "corrupted", "near", "far", "reference")
+_PATHS = (
+    *("data.directory", "names.candidates", "names.classes", "relabels", "corrupted", "near", "far", "others"),
+    "reference",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,9 +108,9 @@ def test_single_runs_are_compared_without_a_test(seeds: Path, capsys: pytest.Cap
 
 
 def test_seeds_may_have_data_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    settings = {"data": {"directory": "/data/a/pets"}, "near": ["a"]}
+    settings = {"data": {"directory": "/data/a/pets"}, "near": ["a"], "others": ["r=/data/a/r"]}
     runs = [write_run(tmp_path / f"run{seed}", [zero_shot()], settings=settings) for seed in range(4)]
-    elsewhere = {"data": {"directory": "/elsewhere/pets/"}, "near": ["x/a"]}
+    elsewhere = {"data": {"directory": "/elsewhere/pets/"}, "near": ["x/a"], "others": ["r=/elsewhere/r"]}
     moved = write_run(tmp_path / "moved", [zero_shot()], settings=elsewhere)
     text = shown(capsys, [*runs[:2], moved], runs[2:])
     assert "Runs were evaluated on different folders of the same name: pets" in text
