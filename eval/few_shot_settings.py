@@ -75,6 +75,8 @@ def _mean_of_seeds(runs: Sequence[Accuracies]) -> Accuracies:
 
 def _check_like(first: SavedRun, run: SavedRun) -> None:
     ours, theirs = _records(first), _records(run)
+    if not run.config:
+        raise UserError(f"{run.directory} has no config.json, which tells settings from seeds; leave the run out")
     if not theirs:
         raise UserError(f"{run.directory} has no few-shot evaluation; run lit-het few-shot --checkpoint first")
     if differing := sorted(ours.keys() ^ theirs.keys()):

@@ -86,6 +86,10 @@ def test_runs_with_other_sets_shots_or_settings_are_refused_in_one_line(methods,
         pets, cars, fit=3, data={"name": "cars"}
     )
     assert "other3 has no few-shot evaluation; run lit-het few-shot --checkpoint first" in refused(zero_shot())
+    nameless = write_run(tmp_path / "nameless", [pets, cars])
+    (nameless / "config.json").unlink()
+    said = fails_with(capsys, "compare", first, nameless, "--few-shot")
+    assert "nameless has no config.json, which tells settings from seeds; leave the run out" in said
     assert "name must end in .md, .csv, .json" in fails_with(
         capsys, "compare", first, "--few-shot", "--output", "table.html"
     )
