@@ -6,19 +6,21 @@ import shutil
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lit_het.apps.benchmark import thousand
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.data_pipelines.shards.index import ShardIndex
-from lit_het.data_pipelines.shards.writing import expand
+from lit_het.data_pipelines.shards.writing import expand, write_shards
 from lit_het.search import grid_runs
 from lit_het.training.loop import NonFinite
 from lit_het.training.train import Watch
 from tests import tiny
 from tests.cli.conftest import last_line, refusal
 from tests.cli.test_benchmark import write_set
+from tests.refusals import assert_refused
 
 SMALL = (
     *("--data.image-size", 32, "--data.batch-size", 16, "--data.threads", 1, "--data.crop", "none"),
@@ -209,7 +211,7 @@ def test_what_is_no_task_of_a_thousand_images_is_named_and_the_others_go_on(upst
         f"dtd: {folder}/dtd/train has 999 images; VTAB-1k takes 800 and 200",
         f"svhn: {folder}/svhn/train has 900 images, and its validation split 100; VTAB-1k takes 800 and 200",
         f"cifar100: {folder}/cifar100 has no folder train with shards, of which VTAB-1k trains on 1,000 images; export",
-        f"eurosat: the first 800 images of {folder}/eurosat/train are of 8 of 17 classes; write its shards in random",
+        f"eurosat: the 800 images of {folder}/eurosat/train from number 0 are of 8 of 17 classes, or sorted by class",
     ):
         assert f"lit-het: {line}" in said
     assert said.splitlines()[-1] == (
@@ -222,6 +224,27 @@ def test_what_is_no_task_of_a_thousand_images_is_named_and_the_others_go_on(upst
     write_task(folder / "pets", train=1200)
     assert main(told) == 1
     assert f"pets: {tmp_path}/vtab/images/pets holds images of another set; delete it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("split", "labels", "num_classes", "count"),
+    [
+        ("train", np.arange(1200) // 900, 2, 1),
+        ("train", np.arange(1200) // 200, 6, 4),
+        ("val", np.zeros(200, int), 2, 1),
+        ("val", np.arange(200) // 34, 6, 6),
+    ],
+)
+def test_images_that_are_sorted_by_class_are_refused_also_of_few_classes(split, labels, num_classes, count, tmp_path):
+    folder, generator = tmp_path / "pcam", np.random.default_rng(0)
+    mixed = {name: generator.permutation(np.arange(1200) % num_classes) for name in ("train", "val")}
+    for name, of_split in {**mixed, split: labels}.items():
+        samples = ({"__key__": str(number), "jpg": b"", "cls": int(one)} for number, one in enumerate(of_split))
+        write_shards(folder / name, samples)
+    (folder / "classnames.txt").write_text("".join(f"class {one}\n" for one in range(num_classes)))
+    message = f"images of {folder}/{split} from number 0 are of {count} of {num_classes} classes, or sorted by class"
+    assert_refused(message, thousand.write_thousand, "pcam", str(folder), tmp_path / "images")
+    assert not (tmp_path / "images").exists()
 
 
 def test_two_processes_may_copy_the_same_images(sets, tmp_path, monkeypatch):

@@ -7,13 +7,15 @@ on; without either, the last 200 images of what is there.
 
 import dataclasses
 import glob
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lit_het.data_pipelines.labels import ClassIndexLabels
 from lit_het.data_pipelines.labels_config import CLASS_NAMES_FILE
+from lit_het.data_pipelines.shards import urls
 from lit_het.data_pipelines.shards.index import ShardIndex
 from lit_het.data_pipelines.shards.storage import Unreadable, content_or_raise, read_lines
 from lit_het.data_pipelines.shards.writing import IMAGE, expand, matching, write_shards
@@ -57,6 +59,11 @@ class Images:
     chosen: range
 
     @property
+    def folder(self) -> str:
+        """The address of the split."""
+        return urls.parent(self.index.summaries[0].address)
+
+    @property
     def source(self) -> dict[str, Any]:
         """Identifies the images."""
         return {"samples": self.index.digest, "first": self.chosen.start, "count": len(self.chosen)}
@@ -88,13 +95,9 @@ def write_thousand(name: str, directory: str, folder: Path) -> int:
     try:
         with completed_folder(folder) as partial:
             for split, images in found.items():
-                seen = set[int]()
+                seen = list[int]()
                 write_shards(partial / split, _samples(images, labels, seen))
-                if split == TRAIN and 2 * len(seen) < len(names):
-                    raise UserError(
-                        f"the first {NUM_TRAIN} images of {directory}/{_TRAIN_SPLIT} are of {len(seen)} of "
-                        f"{pluralize(len(names), 'class')}; write its shards in random order"
-                    )
+                _check_order(split, images, seen, len(names))
             (partial / CLASS_NAMES_FILE).write_text("".join(f"{one}\n" for one in names), "utf-8")
             (partial / _SOURCE).write_text(source, "utf-8")
     except OSError:
@@ -137,14 +140,25 @@ def _index(name: str, directory: str, split: str) -> ShardIndex | None:
     return ShardIndex(expand(data.shards), _MEMBERS)
 
 
-def _samples(images: Images, labels: ClassIndexLabels, seen: set[int]) -> Iterator[dict[str, Any]]:
+def _check_order(split: str, images: Images, seen: Sequence[int], num_classes: int) -> None:
+    """Raises a `UserError` for the labels of images that are sorted by class, or of few of the classes."""
+    count = len(set(seen))
+    # Of images in random order, each class is hardly one run. The 200 need not have most of the classes.
+    if count == sum(1 for _ in itertools.groupby(seen)) or (split == TRAIN and 2 * count < num_classes):
+        raise UserError(
+            f"the {len(seen)} images of {images.folder} from number {images.chosen.start} are of {count} of "
+            f"{pluralize(num_classes, 'class')}, or sorted by class; write its shards in random order"
+        )
+
+
+def _samples(images: Images, labels: ClassIndexLabels, seen: list[int]) -> Iterator[dict[str, Any]]:
     """Yields the samples to write, and adds their labels to ``seen``."""
     for start in range(0, len(images.chosen), _IMAGES_PER_READ):
         block = images.chosen[start : start + _IMAGES_PER_READ]
         for number, contents in zip(block, images.index.read(block, _MEMBERS), strict=True):
             try:
                 image, label = map(content_or_raise, contents)
-                seen.add(labels.encode(label))
+                seen.append(labels.encode(label))
             except Unreadable as error:
                 raise UserError(f"{images.index.shard(number)}: {images.index.key(number)}: {error}") from error
             # Keys may begin anew in every shard; the content decides the format of an image.
