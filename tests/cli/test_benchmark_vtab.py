@@ -204,6 +204,7 @@ def test_what_is_no_task_of_a_thousand_images_is_named_and_the_others_go_on(upst
     write_set(folder, "cifar100")
     by_class = write_task(folder / "eurosat")
     (by_class / "classnames.txt").write_text("".join(f"class {number}\n" for number in range(17)))
+    shutil.rmtree(write_task(folder / "sun397") / "test")
     told = command(upstream, folder, tmp_path / "vtab", "--grid", "length=2")
     assert main(told) == 1
     said = capsys.readouterr().err
@@ -212,13 +213,16 @@ def test_what_is_no_task_of_a_thousand_images_is_named_and_the_others_go_on(upst
         f"svhn: {folder}/svhn/train has 900 images, and its validation split 100; VTAB-1k takes 800 and 200",
         f"cifar100: {folder}/cifar100 has no folder train with shards, of which VTAB-1k trains on 1,000 images; export",
         f"eurosat: the 800 images of {folder}/eurosat/train from number 0 are of 8 of 17 classes, or sorted by class",
+        f"sun397: {folder}/sun397 has no folder test with shards, to test on; export it as well",
     ):
         assert f"lit-het: {line}" in said
     assert said.splitlines()[-1] == (
-        "lit-het: 4 sets could not be evaluated: cifar100, dtd, svhn, eurosat; the same command evaluates these again"
+        "lit-het: 5 sets could not be evaluated: cifar100, dtd, sun397, svhn, eurosat; the same command evaluates "
+        "these again"
     )
+    assert [path.name for path in stub] == ["pets_seed0"]
     found = content(tmp_path / "vtab")
-    assert (list(found["tasks"]), list(found["failed"])) == (["pets"], ["cifar100", "dtd", "svhn", "eurosat"])
+    assert (list(found["tasks"]), list(found["failed"])) == (["pets"], ["cifar100", "dtd", "sun397", "svhn", "eurosat"])
     # Another set in the place of one is refused, not mixed with it.
     shutil.rmtree(folder / "pets")
     write_task(folder / "pets", train=1200)

@@ -55,6 +55,17 @@ def test_an_image_is_mixed_with_the_one_before_by_one_weight_of_each_batch(numbe
     assert (found.features[:, :, 0] != PLAN.images).any()
 
 
+def test_views_have_the_means_of_all_members_of_an_ensemble_and_no_variances(numbers, make_encoder):
+    def extract(view: np.ndarray) -> np.ndarray:
+        number = view[:, 0, 0, :1].astype(np.float32)
+        return np.concatenate([number, 1e3 + number, 10 - number, 2e3 + number], axis=1)
+
+    tower = dataclasses.replace(make_encoder(np.eye(12), ("x",)).features, num_members=2)
+    tower = dataclasses.replace(tower, extract=extract, mean_size=1)
+    found = read(numbers, tower, dataclasses.replace(OPTIONS, mixup=0.0))
+    np.testing.assert_array_equal(found.features, np.stack([PLAN.images, 10 - PLAN.images], axis=-1))
+
+
 def test_the_weights_are_the_larger_parts_of_draws_from_beta(numbers, make_encoder):
     opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
     tower = make_encoder(np.eye(12), ("x",)).features

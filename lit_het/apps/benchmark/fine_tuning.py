@@ -16,7 +16,7 @@ import numpy as np
 
 from lit_het.apps.benchmark.page import Page
 from lit_het.apps.benchmark.running import check_failures, sets_in, write_page
-from lit_het.apps.benchmark.thousand import NUM_TRAIN, NUM_VALIDATION, TRAIN, VALIDATION, write_thousand
+from lit_het.apps.benchmark.thousand import NUM_TRAIN, NUM_VALIDATION, TRAIN, VALIDATION, require_test, write_thousand
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.flags import with_flags
@@ -176,7 +176,8 @@ class _Tower:
 
 def _tuned(name: str, directory: str, tower: _Tower, output: Path, protocol: Protocol) -> Tuned | None:
     """Returns what was measured on a task; None while other processes train its runs."""
-    images = output / "images" / name
+    images, test = output / "images" / name, ImageSet(name, directory)
+    require_test(test)
     num_classes = write_thousand(name, directory, images)
     config, planned = _settings_of(name, tower, output, num_classes, protocol)
     choosing = output / "choosing" / name
@@ -190,7 +191,7 @@ def _tuned(name: str, directory: str, tower: _Tower, output: Path, protocol: Pro
     whole = dataclasses.replace(
         best,
         data=dataclasses.replace(best.data, shards=(str(images / TRAIN), str(images / VALIDATION))),
-        evaluations=(ZeroShotConfig(ImageSet(name, directory)),),
+        evaluations=(ZeroShotConfig(test),),
     )
     runs = [grid_runs.plan_run(whole, dict(setting), name, seed, output) for seed in dict.fromkeys(protocol.seeds)]
     tested = _trained(runs, output, name, f"testing {name}")

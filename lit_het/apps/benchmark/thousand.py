@@ -69,6 +69,13 @@ class Images:
         return {"samples": self.index.digest, "first": self.chosen.start, "count": len(self.chosen)}
 
 
+def require_test(data: ImageSet) -> None:
+    """Raises a `UserError` if a set has no complete test split, which is read only after all trainings."""
+    if not _has_shards(data):
+        raise UserError(f"{data.directory} has no folder {data.split} with shards, to test on; export it as well")
+    check_complete(data)
+
+
 def write_thousand(name: str, directory: str, folder: Path) -> int:
     """Copies the 1,000 images of a task to ``train800`` and ``val200`` of a folder, unless they are there.
 
@@ -134,10 +141,14 @@ def choose(name: str, directory: str) -> dict[str, Images]:
 def _index(name: str, directory: str, split: str) -> ShardIndex | None:
     """Returns the labelled images of a split; None if it has no shards."""
     data = ImageSet(name, directory, split)
-    if not matching(f"{glob.escape(data.shards)}/*.tar"):
+    if not _has_shards(data):
         return None
     check_complete(data)
     return ShardIndex(expand(data.shards), _MEMBERS)
+
+
+def _has_shards(data: ImageSet) -> bool:
+    return bool(matching(f"{glob.escape(data.shards)}/*.tar"))
 
 
 def _check_order(split: str, images: Images, seen: Sequence[int], num_classes: int) -> None:
