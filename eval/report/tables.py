@@ -155,6 +155,8 @@ def in_markdown(text: str) -> str:
 def evaluation_table(measured: Mapping[str, Record]) -> Table:
     """Returns a table of one evaluation, with a column per run; for a single run, with a column per part.
 
+    Parts with other chance levels have rows of their own.
+
     Args:
         measured: the records of the evaluation, by run name.
     """
@@ -172,7 +174,7 @@ def evaluation_table(measured: Mapping[str, Record]) -> Table:
     by_place = {place: path for path, place in places.items()}
     show = _CellBuilder(measured, by_place, plain)
     is_turned = len(parts) > len(figures)
-    if len(measured) > 1:
+    if len(measured) > 1 or show.has_several_chances(parts, figures):
         columns = (*show.chance_column, *measured)
         rows = show.grouped_by_figure(parts, figures) if is_turned else show.grouped_by_part(parts, figures)
     elif is_turned:
@@ -220,6 +222,10 @@ class _CellBuilder:
     def chance_column(self) -> tuple[str, ...]:
         """The heading of the chance column; empty if no figure has a chance level."""
         return (CHANCE,) if any(record.chance for record in self.measured.values()) else ()
+
+    def has_several_chances(self, parts: Sequence[str], figures: Sequence[str]) -> bool:
+        """Whether a figure has other chance levels in other parts: sets of a linear probe have classes of their own."""
+        return any(len({self._chance(part, figure).text for part in parts} - {""}) > 1 for figure in figures)
 
     def grouped_by_part(self, parts: Sequence[str], figures: Sequence[str]) -> list[Row]:
         rows = []

@@ -203,7 +203,10 @@ def table(evaluation: Evaluation) -> tuple[Table, list[str]]:
         for figure in figures
     ]
     columns = (*(part or "value" for part in parts), "chance")
-    return plain_table(title, columns, rows), [*filter(None, [evaluation.calibrated])]
+    notes = []
+    if any(evaluation.chance.get(path.rpartition("/")[2], level) != level for path, level in evaluation.chance.items()):
+        notes = [f"chance is that of {evaluation.name}: other sets have other numbers of classes, see lit-het report"]
+    return plain_table(title, columns, rows), [*notes, *filter(None, [evaluation.calibrated])]
 
 
 def evaluate_suite(

@@ -1,6 +1,7 @@
 """`lit-het evaluate` and the siblings of `lit-het zero-shot`, on trained runs."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import re
@@ -105,6 +106,13 @@ def printed(errors: Mapping[str, float], *parts: str) -> str:
 def test_a_table_without_space_for_errors_says_where_they_are():
     assert "standard errors: see the run's folder or lit-het report" in printed({"clean/top1": 0.1}, "clean", "fog/1")
     assert "standard errors" not in printed({}, "clean", "fog/1")
+
+
+def test_a_table_of_sets_with_other_numbers_of_classes_says_whose_chance_it_has():
+    figures = {f"{part}{name}": 0.5 for part in ("", "few/") for name in ("top1", "nll", "ece")}
+    found = Evaluation("linear_probe", "many", figures, {}, {"top1": 0.1, "few/top1": 0.5})
+    assert table(found)[1] == ["chance is that of many: other sets have other numbers of classes, see lit-het report"]
+    assert table(dataclasses.replace(found, chance={"top1": 0.1, "few/top1": 0.1}))[1] == []
 
 
 def test_the_evaluations_of_a_run_are_those_of_its_configuration(run, shapes, capsys):

@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import io
 import math
 import re
@@ -20,7 +21,7 @@ from lit_het.eval.report.grids import Mark, mark_of
 from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.page import Html, Section, configuration, img, render_page
 from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
-from lit_het.eval.report.tables import plain_table
+from lit_het.eval.report.tables import evaluation_table, plain_table
 from lit_het.eval.report.texts import token
 
 
@@ -54,6 +55,17 @@ def test_only_the_better_value_is_bold_and_chance_stands_beside_it():
     table = comparison_table(compared(pets=(record(), record(top1=0.6))), "Results").html()
     assert re.findall("<strong>(.*?)</strong>", table) == ["60.0% ± 1.0"]
     assert '<td class="chance">10.0%</td><td>50.0% ± 1.0</td><td><strong>60.0% ± 1.0</strong></td>' in table
+
+
+def test_sets_with_other_numbers_of_classes_have_chance_levels_of_their_own():
+    figures = {"top1": 0.5, "nll": 1.0, "few/top1": 0.9, "few/nll": 0.1}
+    level = {"top1": 0.1, "nll": 2.3, "few/top1": 0.5, "few/nll": 0.7}
+    found = Record("linear_probe", "many", figures, {}, level, 1, {}, Drawing())
+    rows = evaluation_table({"run": found}).markdown()
+    assert "| top-1 accuracy | 10.0% | 50.0% |" in rows
+    assert "| top-1 accuracy | 50.0% | 90.0% |" in rows
+    same = dataclasses.replace(found, chance={name: level[name.removeprefix("few/")] for name in level})
+    assert "| top-1 accuracy | 10.0% | 50.0% | 90.0% |" in evaluation_table({"run": same}).markdown()
 
 
 @pytest.mark.parametrize(
