@@ -1,6 +1,7 @@
 """Options of the fits to frozen features: few-shot classification and the linear probe."""
 
 import dataclasses
+import math
 from typing import Literal, TypeAlias, get_args
 
 from lit_het.errors import UserError, require_at_least, require_choice
@@ -74,13 +75,17 @@ class LinearProbeOptions:
                 raise UserError(f"linear probe: {name} is empty; name at least one")
             if len({*values}) < len(values):
                 raise UserError(f"linear probe: {name} = {values} names a value twice; leave one out")
-            if least is not None and min(values) < least:
-                raise UserError(f"linear probe: {name} = {min(values)} must be at least {least}")
+            for value in values if least is not None else ():
+                if not least <= value < math.inf:
+                    raise UserError(f"linear probe: {name} = {value} must be at least {least}, and finite")
+        for name in ("mixup", "initial_bias"):
+            if not math.isfinite(getattr(self, name)):
+                raise UserError(f"linear probe: {name} = {getattr(self, name)} must be finite")
         if not 0 < self.minival < 1:
             raise UserError(f"linear probe: minival = {self.minival} must lie between 0 and 1")
         if unknown := [crop for crop in self.crops if crop not in get_args(Crop)]:
             raise UserError(f"linear probe: crops = {unknown[0]!r} must be one of {', '.join(get_args(Crop))}")
-        require_at_least(0, self, "mixup")
+        require_at_least(0, self, "mixup", "seed")
         require_at_least(1, self, "images_per_step")
 
     @property

@@ -286,6 +286,7 @@ def test_wrong_arguments_are_refused_before_an_image_is_copied(upstream, sets, t
     for flags, problem in (
         (("--optimiser", 1), "--optimiser"),
         (("--task.image-tower.image-size", 48), "--task.image-tower.image-size 48: give --data.image-size, which"),
+        (("--seeds", 0, -1), "--seeds -1: seeds are at least 0"),
         (("--grid", "length"), "--grid length: write FIELD=VALUE,VALUE"),
         (("--config", config_file), "does not accept 'task=dtd'; it accepts no arguments"),
     ):

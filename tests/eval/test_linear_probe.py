@@ -1,6 +1,7 @@
 """The linear probe against plain NumPy, and its invariances."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -198,6 +199,10 @@ def test_invalid_training_inputs_are_one_line_errors():
     [
         ({"learning_rates": ()}, "learning_rates is empty"),
         ({"weight_decays": (-1.0,)}, "weight_decays = -1.0 must be at least 0"),
+        ({"learning_rates": (0.1, math.nan)}, "learning_rates = nan must be at least 0.0, and finite"),
+        ({"initial_bias": math.nan}, "initial_bias = nan must be finite"),
+        ({"mixup": math.inf}, "mixup = inf must be finite"),
+        ({"seed": -1}, "seed = -1 must be at least 0"),
         ({"epochs": (0,)}, "epochs = 0 must be at least 1"),
         ({"minival": 1.0}, "minival = 1.0 must lie between 0 and 1"),
         ({"crops": ()}, "crops is empty"),

@@ -62,6 +62,11 @@ class Protocol:
     seeds: Sequence[int] = (0,)
     flags: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        # Those after the first would be found only after the grid.
+        if min(self.seeds) < 0:
+            raise UserError(f"--seeds {min(self.seeds)}: seeds are at least 0")
+
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
