@@ -15,6 +15,7 @@ from lit_het.data_pipelines.images.transforms import InceptionCrop, Preprocessin
 from lit_het.data_pipelines.shards.loader import Loader
 from lit_het.data_pipelines.shards.writing import write_shards
 from lit_het.eval.fits import LinearProbeOptions
+from lit_het.eval.sets.folders import unlabelled
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.views import Examples, Plan, Views
 from lit_het.patches_config import Patches
@@ -103,16 +104,32 @@ def test_devices_processes_and_batches_of_the_tower_change_no_view(
     np.testing.assert_array_equal(features.reshape(PLAN.images.shape), expected.features[:, :, 0])
 
 
-def test_a_view_that_cannot_be_read_is_left_out_and_not_mixed(numbers, make_encoder, monkeypatch):
-    tower = make_encoder(np.eye(12), ("x",)).features
-    opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
-    views, make = Views(opened, opened.features(tower), tower, OPTIONS), Loader._read
+def without_three(monkeypatch):
+    """Image 3 cannot be read any more."""
+    make = Loader._read
 
-    def without_three(self, samples, positions):
+    def read(self, samples, positions):
         batch = make(self, samples, positions)
         return dataclasses.replace(batch, valid=batch.valid & (np.asarray(samples) != 3))
 
-    monkeypatch.setattr(Loader, "_read", without_three)
+    monkeypatch.setattr(Loader, "_read", read)
+
+
+def test_images_that_evaluation_cannot_read_are_in_no_view(numbers, make_encoder, monkeypatch):
+    without_three(monkeypatch)
+    plan = dataclasses.replace(PLAN, images=np.minimum(PLAN.images, 10))
+    tower = make_encoder(np.eye(12), ("x",)).features
+    found = read(numbers, tower, dataclasses.replace(OPTIONS, mixup=0.0), plan)
+    readable = np.delete(np.arange(12), 3)
+    np.testing.assert_array_equal(found.features[:, :, 0], readable[plan.images])
+    np.testing.assert_array_equal(found.labels[:, :, 0], readable[plan.images] % 3)
+
+
+def test_a_view_that_cannot_be_read_is_left_out_and_not_mixed(numbers, make_encoder, monkeypatch):
+    tower = make_encoder(np.eye(12), ("x",)).features
+    opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
+    views = Views(opened, opened.features(tower), tower, OPTIONS)
+    without_three(monkeypatch)
     found = Examples(*map(np.concatenate, zip(*views("random", PLAN), strict=True)))
     np.testing.assert_array_equal(found.weights.sum(axis=2) == 0, PLAN.images == 3)
     after = np.roll(PLAN.images, 1, axis=1) == 3
@@ -121,15 +138,37 @@ def test_a_view_that_cannot_be_read_is_left_out_and_not_mixed(numbers, make_enco
     np.testing.assert_array_equal(found.features[after, 0], PLAN.images[after])
 
 
-def test_views_are_the_random_crops_of_an_epoch(tmp_path):
+@pytest.fixture
+def noise(tmp_path):
+    """A folder with four images of which all crops differ."""
     random, samples = np.random.default_rng(0), []
     for number in range(4):
         buffer = io.BytesIO()
         Image.fromarray(random.integers(0, 256, (9, 9, 3), np.uint8)).save(buffer, "png")
         samples.append({"__key__": f"s{number}", "png": buffer.getvalue()})
-    write_shards(tmp_path, samples)
+    write_shards(tmp_path / "noise", samples)
+    return tmp_path / "noise"
+
+
+def test_every_epoch_has_crops_of_its_own(noise, make_encoder):
+    opened = Sets(6, Preprocessing(), lambda: "a tower").open(unlabelled(str(noise)))
+    tower = dataclasses.replace(
+        make_encoder(np.eye(4), ("x",)).features, extract=lambda view: np.asarray(view, np.float32).reshape(-1, 108)
+    )
+    # Two epochs of two batches.
+    plan = Plan(np.array([[0, 1], [2, 3], [3, 1], [0, 2]]), 2, 4)
+    options = LinearProbeOptions(crops=("inception",), mixup=0.0)
+    [found] = Views(opened, opened.features(tower), tower, options)("inception", plan)
+    [epoch] = opened.augmented(InceptionCrop(), options.seed).epoch(8, num_crops=2)
+    crops = np.asarray(epoch.image).reshape(4, 2, 108)
+    np.testing.assert_array_equal(found.features[:2], crops[plan.images[:2], 0])
+    np.testing.assert_array_equal(found.features[2:], crops[plan.images[2:], 1])
+    assert (crops[:, 0] != crops[:, 1]).any(axis=1).all()
+
+
+def test_views_are_the_random_crops_of_an_epoch(noise):
     crop: Any = {"crop": InceptionCrop(), "augmentations": (HorizontalFlip(),)}
-    loader = Loader(LoaderConfig((str(tmp_path),), image_size=6, **crop), has_captions=False)
+    loader = Loader(LoaderConfig((str(noise),), image_size=6, **crop), has_captions=False)
     [epoch] = loader.epoch(12, num_crops=3)
     crops = np.asarray(epoch.image).reshape(4, 3, 6, 6, 3)
     chosen = [(np.array([2, 0, -1]), np.array([1, 2, 0])), (np.array([3]), np.array([0]))]
