@@ -10,7 +10,6 @@ class of each pixel of a patch; its instances are the connected regions of a cla
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,6 @@ from lit_het.eval.report.tables import markdown_table
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.sets.open_sets import Sets
 from lit_het.eval.suite import PanopticConfig
-from lit_het.files import write_atomically
 from lit_het.losses.base import weights
 from lit_het.losses.masks import merged, pixel_loss
 from lit_het.models.opening import open_run
@@ -43,16 +41,9 @@ from lit_het.towers.layers import linear
 from lit_het.towers.oracle import Oracle
 from lit_het.training.durations import Duration, RunLength
 from lit_het.types import ImageFeatures
-from scripts.bench.tools import machine
 from scripts.studies import harness
 
 UVIM, ORACLE, CLASSIFIER = "UViM", "oracle of the true masks", "classifier of pixels"
-WHAT = (
-    "Panoptic quality on 1,000 scenes of glyphs of both stages of a small UViM, of its oracle, which is given the true "
-    "masks, and of a classifier of pixels whose instances are the connected regions of a class. Means of seeds ± "
-    "standard errors, in brackets the difference from the classifier, seed by seed."
-)
-COMMAND = "python -m scripts.studies.study_panoptic --seeds 0 1 2 --results docs/results/panoptic.json"
 # Minutes are those of a method's own training: of UViM those of stage II.
 FIGURES = ("pq", "sq", "rq", "things/pq", "stuff/pq", "parameters (M)", "minutes")
 # As many parameters as both stages, and about as long a training as both together.
@@ -209,21 +200,11 @@ def study(options: argparse.Namespace) -> None:
     found = harness.run_cells(methods, measure, options)
     titles, rows = (f"{len(options.seeds)} seeds", *FIGURES), harness.rows_of(found, FIGURES)
     harness.write_tables(options.output / "panoptic.md", markdown_table(titles, rows))
-    if options.results is not None:
-        write_results(options.results, titles, rows)
-
-
-def write_results(path: Path, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes a file of docs/results, with a line for each row."""
-    content = json.dumps({"what": WHAT, "command": COMMAND, "machine": machine(), "columns": titles}, indent=1)
-    lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
-    write_atomically(path, f'{content.removesuffix("}").rstrip()},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study."""
     parser = harness.study_parser(__doc__, "runs/panoptic", steps=10_000, seeds=(0, 1, 2))
-    parser.add_argument("--results", type=Path, metavar="FILE", help="such as docs/results/panoptic.json")
     parser.add_argument("--scenes", type=int, default=20_000, help="images of training; default: %(default)s")
     return harness.run_study("study_panoptic", study, parser.parse_args(arguments))
 
