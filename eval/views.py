@@ -103,12 +103,13 @@ class Views:
     def __call__(self, crop: Crop, plan: Plan) -> Iterator[Examples]:
         """Yields the examples of each chunk of a plan."""
         rows = plan.steps_per_chunk * plan.batch_size
-        batches, spent = self._batches(self._loaders[crop], plan), ReadingTime()
+        shares, spent = self._shares(len(plan.images)), ReadingTime()
+        batches = self._batches(self._loaders[crop], plan, shares)
         found = (block for [block] in stream_features([self._tower], batches, _ignored, self._name, spent))
         # The numbers of rows stand in place of labels, as views that cannot be read are missing.
         for number, blocks in itertools.groupby(found, lambda block: int(block.labels[0]) // rows):
             steps = slice(number * plan.steps_per_chunk, (number + 1) * plan.steps_per_chunk)
-            yield self._examples(blocks, plan.images[steps], number * rows, self._shares(plan)[steps])
+            yield self._examples(blocks, plan.images[steps], number * rows, shares[steps])
 
     def _examples(
         self, blocks: Iterable[Features], images: Int[np.ndarray, "s b"], first: int, shares: Float[np.ndarray, " s"]
@@ -128,17 +129,18 @@ class Views:
             weights.astype(np.float32),
         )
 
-    def _shares(self, plan: Plan) -> Float[np.ndarray, " steps"]:
+    def _shares(self, num_steps: int) -> Float[np.ndarray, " steps"]:
         """Returns the weight of each image in its own mixture, one for each batch, as `lit_het.objectives.mixup`."""
         if not self._options.mixup:
-            return np.ones(len(plan.images))
-        generator = np.random.default_rng((self._options.seed, plan.steps_per_epoch))
-        drawn = generator.beta(self._options.mixup, self._options.mixup, len(plan.images))
+            return np.ones(num_steps)
+        # The first stream of the seed orders the images.
+        generator = np.random.default_rng((self._options.seed, 1))
+        drawn = generator.beta(self._options.mixup, self._options.mixup, num_steps)
         return np.maximum(drawn, 1 - drawn)
 
-    def _batches(self, loader: Loader, plan: Plan) -> Iterator[Batch]:
+    def _batches(self, loader: Loader, plan: Plan, shares: Float[np.ndarray, " steps"]) -> Iterator[Batch]:
         """Yields this process's rows of each batch of the tower, with the numbers of rows as labels."""
-        size, shares = loader.config.batch_size * self._tower.num_shards, self._shares(plan)
+        size = loader.config.batch_size * self._tower.num_shards
         blocks, per_process = plan.blocks(size), rows_per_process(size, jax.process_count())
 
         def rows_of(number: int) -> Int[np.ndarray, " b"]:

@@ -71,7 +71,7 @@ def test_the_weights_are_the_larger_parts_of_draws_from_beta(numbers, make_encod
     opened = Sets(2, Preprocessing(), lambda: "a tower").open(numbers)
     tower = make_encoder(np.eye(12), ("x",)).features
     views = Views(opened, opened.features(tower), tower, dataclasses.replace(OPTIONS, mixup=0.5))
-    shares = views._shares(Plan(np.zeros((20_000, 1), int), 1, 1))
+    shares = views._shares(20_000)
     # Of Beta(1/2, 1/2), the arcsine law, the mean distance from 1/2 is 1/π.
     assert shares.mean() == pytest.approx(0.5 + 1 / np.pi, abs=0.005)
 
@@ -95,7 +95,7 @@ def test_devices_processes_and_batches_of_the_tower_change_no_view(
     of_process = []
     for process in range(processes):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        of_process.append(list(views._batches(views._loaders["random"], PLAN)))
+        of_process.append(list(views._batches(views._loaders["random"], PLAN, views._shares(4))))
     features = np.full(PLAN.images.size, np.nan)
     for batches in zip(*of_process, strict=True):
         for batch in batches:
