@@ -44,9 +44,9 @@ class Codebook(nnx.Module):
         """Returns the words, unit vectors without a gradient; zeros of those that have no vectors."""
         sums, counts = (jax.lax.stop_gradient(x[...].astype(jnp.float32)) for x in (self.sums, self.counts))
         # A word that was not used for so long that its count is 0 is the zero vector, and not NaN.
-        tiny = jnp.finfo(jnp.float32).tiny
-        means = sums / jnp.maximum(counts[:, None], tiny)
-        return means / jnp.maximum(jnp.linalg.norm(means, axis=1, keepdims=True), tiny)
+        means = sums / jnp.where(counts == 0, 1, counts)[:, None]
+        lengths = jnp.linalg.norm(means, axis=1, keepdims=True)
+        return means / jnp.where(lengths == 0, 1, lengths)
 
 
 def quantized(
