@@ -91,7 +91,7 @@ def curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], charts: Sequenc
 
 def _curve_chart(histories: Mapping[str, Sequence[Mapping[str, Any]]], chart: Chart) -> Html:
     figure, axes = canvas(2.5)
-    finals = []
+    finals, drawn = list[str](), list[float]()
     for number, (name, records) in enumerate(histories.items()):
         points = [(record["step"], record[chart.metric]) for record in records if record.get(chart.metric) is not None]
         if points:
@@ -99,10 +99,11 @@ def _curve_chart(histories: Mapping[str, Sequence[Mapping[str, Any]]], chart: Ch
             marker = "o" if len(points) == 1 else None
             axes.plot(steps, values, **_stroke(number), linewidth=1.6, marker=marker)
             finals.append(f"{name} ends at {values[-1]:.4g}")
+            drawn += values
     if not finals:
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=MUTED)
     if chart.logarithmic:
-        _make_logarithmic(axes)
+        _make_logarithmic(axes, drawn)
     axes.set_xlabel("step")
     return framed(chart.title, figure, "; ".join(finals))
 
@@ -145,7 +146,7 @@ def plot(
         else:
             axes.plot(line.x, line.y, **stroke, **marker, linewidth=width, zorder=3 if line.bold else 2)
     if logarithmic:
-        _make_logarithmic(axes)
+        _make_logarithmic(axes, [y for line in lines.values() for y in line.y])
     if ticks is not None:
         axes.set_xticks(list(ticks), list(ticks.values()))
     if as_share:
@@ -295,11 +296,12 @@ def _spread_costs(axes: Axes, costs: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _make_logarithmic(axes: Axes) -> None:
+def _make_logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.set_yscale("log")
-    low, high = axes.get_ylim()
     # Within a power of ten there may be one of three numbers, by which nothing can be read.
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.5, *range(2, 10))))
+    positive = [value for value in values if value > 0]
+    is_narrow = max(positive, default=1) <= 10 * min(positive, default=1)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, *range(2, 10)) if is_narrow else (1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

@@ -191,7 +191,8 @@ def test_its_tokens_are_calibrated_on_other_texts(trained, model, tmp_path, caps
     assert main(["calibrate", str(run), "--data", str(tmp_path / "others")]) == 0
     assert "150 texts" in capsys.readouterr().out
     text = sentences(1)[0]
-    [best, *_], [as_trained, *_] = (one.translate(text) for one in (lit_het.load(run), model))
+    # Greedily: a temperature may change which text of a beam is the best.
+    [best], [as_trained] = (one.translate(text, num_texts=1) for one in (lit_het.load(run), model))
     assert best.text == as_trained.text
     assert best.log_p != as_trained.log_p
 
