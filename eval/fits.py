@@ -69,13 +69,14 @@ class LinearProbeOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("learning_rates", 0.0), ("weight_decays", 0.0), ("epochs", 1), ("crops", None)):
+        for name in ("learning_rates", "weight_decays", "epochs", "crops"):
             values = getattr(self, name)
             if not values:
                 raise UserError(f"linear probe: {name} is empty; name at least one")
             if len({*values}) < len(values):
                 raise UserError(f"linear probe: {name} = {values} names a value twice; leave one out")
-            for value in values if least is not None else ():
+        for name, least in (("learning_rates", 0.0), ("weight_decays", 0.0), ("epochs", 1)):
+            for value in getattr(self, name):
                 if not least <= value < math.inf:
                     raise UserError(f"linear probe: {name} = {value} must be at least {least}, and finite")
         for name in ("mixup", "initial_bias"):

@@ -214,7 +214,7 @@ class Loader:
             start = number * size + process_index * rows
             of_batch = range(start, start + rows)
             places = (i // repeats * self.num_samples // count if i < num_rows else _PADDING for i in of_batch)
-            samples = [_PADDING if place == _PADDING else self.numbers[place] for place in places]
+            samples = self._samples_at(places)
             if not num_crops:
                 return self._read(samples, None)
             return self._read(samples, self._positions_of_crops(samples, [i % repeats for i in of_batch]))
@@ -234,7 +234,7 @@ class Loader:
 
         def read(number: int) -> Batch:
             places, crops = (part.tolist() for part in choose(number))
-            samples = [_PADDING if place == _PADDING else self.numbers[place] for place in places]
+            samples = self._samples_at(places)
             return self._read(samples, self._positions_of_crops(samples, crops))
 
         return self._prefetch(grain.MapDataset.range(count).map(read))
@@ -247,6 +247,10 @@ class Loader:
     def read(self, samples: Sequence[int]) -> Batch:
         """Returns samples by their index in ``epoch``, with the evaluation preprocessing; raises as ``batches``."""
         return self._read([self.numbers[sample] for sample in samples], None)
+
+    def _samples_at(self, places: Iterable[int]) -> list[int]:
+        """Returns samples by their index in ``epoch``."""
+        return [_PADDING if place == _PADDING else self.numbers[place] for place in places]
 
     def _positions_of_crops(self, samples: Sequence[int], crops: Sequence[int]) -> list[int]:
         pairs = zip(samples, crops, strict=True)

@@ -53,8 +53,7 @@ def add_to(commands: Any) -> None:
 
 def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.run)
-    if "://" not in options.data and not Path(options.data).is_dir():
-        raise UserError(f"no folder {options.data}; name the folder above those of the sets with --data")
+    require_sets(options.data)
     if options.experts and options.output is None:
         raise UserError("--experts makes another model of the run; name its page with --output FILE.html")
     output = options.output or options.run / "benchmarks" / f"{options.suite}.html"
@@ -64,3 +63,9 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
 
     how = {name: getattr(options, name) for name in ("prompts", "samples", "pretrained", "experts")}
     benchmark(options.run, options.suite, options.data, output, **how)
+
+
+def require_sets(data: str) -> None:
+    """Checks that the folder above those of the sets exists, unless it is a URL."""
+    if "://" not in data and not Path(data).is_dir():
+        raise UserError(f"no folder {data}; name the folder above those of the sets with --data")

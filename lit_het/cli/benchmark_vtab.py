@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lit_het.cli.benchmark import require_sets
 from lit_het.cli.train import ALLOW_BAD_SAMPLES
 from lit_het.errors import UserError
 from lit_het.paths import locate_config, require_run
@@ -59,8 +60,7 @@ def add_to(commands: Any) -> None:
 
 def _benchmark_vtab(options: argparse.Namespace, flags: list[str]) -> None:
     require_run(options.run)
-    if "://" not in options.data and not Path(options.data).is_dir():
-        raise UserError(f"no folder {options.data}; name the folder above those of the sets with --data")
+    require_sets(options.data)
     if options.output.exists() and not options.output.is_dir():
         raise UserError(f"{options.output} is a file; --output takes a folder")
     config = locate_config(options.config)
